@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 COLOURS = ("#2563b0", "#d9822b", "#2a9d6f", "#b0426a", "#7a5bc0", "#6b7785")
 PEER, REFERENCE = 6, 7  # indices of their colours
 ZOO = "rl-baselines3-zoo"
-PLANNED = (-7.9, "planned play: -7.9")  # docs/results.md, several seats
+PLANNED = (-7.9, "planned play: -7.9")  # benchmarks/notes/learning.md, several seats
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Measure a machine with accelerators in ten minutes: `python experiments/bench.py --gpu`, or `python benchmarks/gpu.py`.
 
   placements       whole runs: inline, served, and apart where there are two accelerators
-  prefetch         whole runs: the next batch is joined during an update, or after it
   float32, bfloat16  whole runs of one placement with each precision of the torso
   updates          SAC's update frame rate, a command for each batch size
   split            policy and critics on two devices against one device and both, where there are two
@@ -83,7 +82,6 @@ def parts(experiment: str, seconds: float, batches: str, folder: Path, options: 
         *map(updates, batches.split(",")),
         Part("float32", run("served", "float32")),
         Part("bfloat16", run("served", "bfloat16")),
-        lever("prefetch"),
         Part("split", (str(HERE / "split.py"), "--here", "--repeats", "3"), accelerators=2),
     ]
 

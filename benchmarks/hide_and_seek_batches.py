@@ -37,7 +37,7 @@ def experiment_of(scale: int, args: argparse.Namespace) -> Experiment:
         made,
         name="hide_and_seek_batches",
         env=dataclasses.replace(made.env, id="hide_and_seek:quadrant", kwargs=kwargs),
-        num_envs=made.num_envs * scale,
+        num_envs=made.envs * scale,
         total_env_steps=args.env_steps,
         placement="serial",
         seed=args.seed,
@@ -72,7 +72,7 @@ def measure(scale: int, args: argparse.Namespace) -> dict[str, Any]:
             updates = int(tag.rpartition("-")[2])
             sides = dict(zip(TEAMS, (random, learned_sides(folder, tag, runs_dir)["seeker"]), strict=True))
             share = duel(experiment.env, sides, EPISODES, 1_000_000)["seen_share"]
-            curve.append((updates * experiment.num_envs * experiment.rollout_length, clock.since_first(updates), share))
+            curve.append((updates * experiment.envs * experiment.rollout_length, clock.since_first(updates), share))
             print(f"x{scale}: {curve[-1][0]:,} env steps, {curve[-1][1]:.0f} CPU s, seen {share:.2f}", flush=True)
             if share >= args.share:
                 break

@@ -1,7 +1,7 @@
 """Keep the results of a finished run: `python benchmarks/keep.py RUN ...` writes benchmarks/results/EXPERIMENT-RUN.json.
 
 Each file holds the outcome, the command, commit, versions and hardware, the configuration, and the evaluation curve: the raw
-numbers behind docs/results.md.
+numbers behind docs/scores.md.
 """
 
 from __future__ import annotations

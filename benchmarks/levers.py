@@ -5,9 +5,7 @@
   batching       latency and rows/s of one inference server under 1 to 16 clients, batching on and off
   inline-served  acting in the actor against acting in a server, by network width: where the curves cross
   placements     whole runs: inline (as IMPALA does it), served (as SEED), apart (decoupled)
-  prefetch       whole runs: the learner's next batch is joined during an update, or after it
   transports     whole runs: shared memory against sockets
-  rows-in-place  actors write rows into the stream's memory, or into separate memory and copy
   slots          environments per group, 1 to 64
 
 Arms alternate (A B, B A, ...); every block's figures, the machine's load and medians go to benchmarks/results/lever-NAME.json.
@@ -126,13 +124,10 @@ def measure_acting(given: argparse.Namespace, record: Record, folder: Path) -> l
     if record.lever == "ring-real":
         base = chosen(given, "ppo_cartpole")
         experiments = system.rings(base, [n for n in (1, 2, 4, 8, 16) if n <= given.largest])
-    elif record.lever == "slots":
+    else:
         experiments = system.slots(
             chosen(given, "ppo_cartpole"), [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= given.widest]
         )
-    else:
-        base = chosen(given, "ppo_pong")
-        experiments = system.switch(base, "actor.rows-in-place", True, False, ("in place", "copied"))
     with system.acting(experiments, given.seconds or 2.0, folder) as arms:
         alternate(record, arms, given.rounds or 3)
     return compared(record, list(experiments))
@@ -148,9 +143,6 @@ def measure_runs(given: argparse.Namespace, record: Record, folder: Path) -> lis
         experiments = system.placements(base, bool(gpus))
         if not gpus:
             notes.append("without an accelerator, apart equals served: both act in a separate process on CPU")
-    elif record.lever == "prefetch":
-        base = chosen(given, "ppo_pong")
-        experiments = system.switch(base, "learner.prefetch", True, False, ("on", "off"))
     else:
         base = chosen(given, "ppo_pong")
         experiments = system.switch(base, "transport", "shared-memory", "zeromq", ("shared memory", "sockets"))
@@ -178,9 +170,7 @@ LEVERS = {
     "batching": measure_batching,
     "inline-served": measure_inline_served,
     "placements": measure_runs,
-    "prefetch": measure_runs,
     "transports": measure_runs,
-    "rows-in-place": measure_acting,
     "slots": measure_acting,
 }
 MAIN = {"batching": "rows_per_s"}

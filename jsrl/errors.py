@@ -30,6 +30,10 @@ class ConfigError(JsrlError):
     """An experiment, option or reference that cannot work."""
 
 
+class NumbersDisagree(ConfigError):
+    """Numbers of an experiment exclude each other, such as environments that its groups do not divide."""
+
+
 class MissingExtra(ConfigError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 
@@ -115,3 +119,8 @@ def nearest_divisors(number: int, wanted: int) -> str:
     below = max((d for d in divisors if d <= wanted), default=None)
     above = min((d for d in divisors if d >= wanted), default=None)
     return " or ".join(str(d) for d in dict.fromkeys((below, above)) if d is not None)
+
+
+def nearest_multiples(number: int, of: int) -> str:
+    """Return the multiples of `of` next to `number`, for messages."""
+    return " or ".join(str(n) for n in dict.fromkeys((number // of * of, -(-number // of) * of)) if n)

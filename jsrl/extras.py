@@ -27,6 +27,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "search": (("optuna",), "hyperparameter search"),
     "ray": (("ray",), "runs on a Ray cluster"),
     "onnx": (("onnx",), "export to ONNX"),
+    "lz4": (("lz4",), "compression between hosts"),
     "notebook": (("ipykernel", "matplotlib"), "notebooks"),
     "docs": (("mkdocs", "material", "mkdocstrings"), "documentation pages"),
 }

@@ -31,6 +31,7 @@ from jsrl.types import (
     EnvSpec,
     GameSpec,
     Tree,
+    changed_leaves,
     leaves,
     named_leaves,
     to_environment,
@@ -108,14 +109,13 @@ class Policy:
         output, core = self.agent.act(params, key, observation, first, core, greedy=greedy)
         return output.action, core
 
-    def save(self, path: str | os.PathLike[str], *, onnx: bool = False) -> list[str]:
+    def save(self, path: str | os.PathLike[str]) -> list[str]:
         """Write the policy to one file that plays without jsrl (docs/export.md); return its parity report, a line per player.
 
         It gives greedy actions and the distribution's parameters. Observation moments are inside; recurrent state is
         input and output.
 
-        Args:
-          onnx: write `policy.onnx` into the file as well.
+        `.onnx` and `.stablehlo` are these files alone; any other name is a zip with StableHLO and a player for numpy.
 
         Raises:
           MissingExtra: onnx is wanted, and its package is not installed.
@@ -126,7 +126,6 @@ class Policy:
             self.agent,
             self.spec,
             self.params,
-            onnx=onnx,
             origin=f"{shown_target(self.spec.name)}, version {version_updates(self.version)}",
         )
 
@@ -212,16 +211,11 @@ def check_leaves(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str
     Raises:
       SnapshotError: one differs; the message names it.
     """
-    for name in dict.fromkeys((*wanted, *found)):
-        saved, built = (
-            f"{tree[name].dtype} {tree[name].shape}" if name in tree else "missing" for tree in (found, wanted)
+    if changed := changed_leaves(found, wanted):
+        raise SnapshotError(
+            f"the params of {where} do not fit: {changed}. The environment's spaces or the agent's code have changed; load it "
+            "with those that trained it."
         )
-        if saved != built:
-            raise SnapshotError(
-                f"the params of {where} do not fit the agent that the run's experiment makes now: {name} is {saved} in the "
-                f"snapshot, and {built} in the agent. The environment's spaces or the agent's code have changed; load it with "
-                "those that trained it."
-            )
 
 
 def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:

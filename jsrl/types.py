@@ -29,7 +29,7 @@ trained on (jsrl.agents.rows has the masks).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -552,6 +552,25 @@ def _rebuild(tree: Tree, remaining: Iterator[Any]) -> Tree:
 def spec_of(tree: Tree) -> Tree:
     """Return the schema of a tree of arrays."""
     return map_tree(lambda leaf: ArraySpec(tuple(leaf.shape), str(leaf.dtype)), tree)
+
+
+def changed_leaves(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the first leaf whose shape or dtype differs, as text: `weights/bias was float32[3] and is float32[4] now`.
+
+    Args:
+      was, now: name -> leaf or its spec. Empty text: none differs.
+    """
+    both = {name: (_layout(was.get(name)), _layout(now.get(name))) for name in (*now, *was)}
+    differing = [name for name, (before, after) in both.items() if before != after]
+    if not differing:
+        return ""
+    before, after = both[differing[0]]
+    more = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
+    return f"{differing[0]} was {before} and is {after} now{more}"
+
+
+def _layout(leaf: Any) -> str:
+    return "absent" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
 
 
 def zeros(spec: Tree) -> Tree:

@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "gymnasium", "ale_py", "envpool", "lbforaging", "mujoco", "pyspiel"},
     ),
     "transport": (
-        {"linux", "rate_limit", "types", "errors", "plain_files"},
+        {"extras", "linux", "rate_limit", "types", "errors", "plain_files"},
         {"numpy", "ml_dtypes", "zmq", "msgspec", "lz4"},
     ),
     "experiment": ({"counted", "field_names", "envs", "types", "errors", "references"}, {"jax"}),
@@ -152,7 +152,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"msgspec", "numpy", "scipy"},
     ),
-    "search": ({"errors", "extras", "file_lock", "launch", "report"}, {"numpy", "optuna"}),
+    "search": ({"errors", "extras", "file_lock", "launch", "report", "runs"}, {"numpy", "optuna"}),
     "chaos": ({"linux", "errors", "launch", "transport", "workers"}, set()),
     "tuning": (
         {"counted", "errors", "experiment", "file_lock", "intervals", "launch", "references", "runs", "workers"},
@@ -726,6 +726,45 @@ def test_exceptions_are_still_needed():
         assert all(any(name.startswith(module) for name in used) for module in modules), (
             f"{file} needs fewer exceptions; shorten the table"
         )
+
+
+# Names of other packages that begin with `_`, each with what to look at when it is gone.
+PRIVATE: dict[str, str] = {
+    "jax._src": "jsrl/parallel.py: forget_pmap frees compiled programs of jax 0.10",
+    "jax._src.pmap._cached_shard_map": "jsrl/parallel.py: forget_pmap frees compiled programs of jax 0.10",
+    "dataclasses._FIELD_INITVAR": "jsrl/references/importing.py: fields that only the constructor takes",
+    "atexit._run_exitfuncs": "jsrl/workers/actor_host.py: a forked child ends as a process of its own does",
+}
+DOCUMENTED = {"os._exit", "sys._current_frames"}
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """Return the dotted private names of other packages that a tree imports or reads."""
+    known: dict[str, str] = {}  # name in the file -> in its package
+    for node in nodes(tree):
+        if isinstance(node, ast.Import):
+            known |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    read = [ast.unparse(node).partition(".") for node in nodes(tree) if isinstance(node, ast.Attribute)]
+    dotted = [*known.values(), *(f"{known[name]}.{rest}" for name, _, rest in read if name in known)]
+    found = (re.match(r"[\w.]*\._[a-zA-Z]\w*", name) for name in dotted if not name.startswith("jsrl."))
+    return {match[0] for match in found if match}
+
+
+def test_private_names_of_libraries_are_known_and_exist():
+    found = set().union(*(private_names(parsed(path)) for path in SOURCES))
+    assert found == PRIVATE.keys() | DOCUMENTED
+    for name, purpose in PRIVATE.items():
+        home, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(home), attribute), f"there is no {name} any more; {purpose}"
+    cache = importlib.import_module("jax._src.pmap")._cached_shard_map
+    assert callable(cache.evict_function), PRIVATE["jax._src.pmap._cached_shard_map"]
+
+
+def test_no_file_of_the_package_has_two_module_names():
+    assert not [path for path in PACKAGE.rglob("*") if path.is_symlink()]
+    assert sorted(path.name for path in (ROOT / "experiments").glob("*.py")) == ["bench.py", "run.py"]
 
 
 # -- experiments ------------------------------------------------------------------------------------------------------

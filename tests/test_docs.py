@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import jsrl
+from benchmarks import tables
 from jsrl.agents.check import check_agent
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
@@ -31,6 +32,7 @@ from jsrl.cli.main import main as jsrl_command
 from jsrl.cli.needs import check_needs
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.extend import check_graph, make_graph
 from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
@@ -40,7 +42,7 @@ from jsrl.workers.kinds import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
-    (ROOT / "docs").rglob("*.md")
+    page for folder in ("docs", "benchmarks/notes") for page in (ROOT / folder).rglob("*.md")
 )
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -66,7 +68,7 @@ def commands(page: Path) -> list[list[str]]:
     found = []
     for line in lines:
         for part in re.split(r"&&|;", line):
-            words = shlex.split(part, comments=True)
+            words = shlex.split(part.partition(" > ")[0], comments=True)
             if words and re.fullmatch(r"(\.venv/bin/)?python3?", words[0]) and len(words) > 1:
                 found.append(words[1:])
             if words and re.fullmatch(r"(\.venv/bin/)?jsrl", words[0]) and len(words) > 1:
@@ -238,7 +240,7 @@ def test_names_of_modules_and_metrics_exist(name: str) -> None:
 def test_python_examples_import_existing_names(name: str) -> None:
     for block in blocks(ROOT / name, "python"):
         for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom):
+            if isinstance(node, ast.ImportFrom) and f"`{node.module}.py`" not in (ROOT / name).read_text():
                 module = importlib.import_module(node.module)
                 for alias in node.names:
                     assert hasattr(module, alias.name), f"{name}: {node.module} has no {alias.name}"
@@ -280,6 +282,23 @@ def test_the_examples_environment_trains(tmp_path: Path) -> None:
     assert returned > 0.0  # arrived, in about the required number of steps; a random walk mostly times out at -10
 
 
+def test_the_tutorials_environment_has_the_two_faults_and_the_mended_one_can_be_docked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = ROOT / "docs" / "tutorial.md"
+    source, _, autopilot, _ = blocks(page, "python")
+    (mend,) = blocks(page, "diff")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "docking.py").write_text(source)
+    assert "no episode ended within 600 steps" in str(jsrl.check_env(jsrl.EnvConfig("docking:Docking")))
+    monkeypatch.delitem(sys.modules, "docking")
+    (tmp_path / "docking.py").write_text(changed_by(mend, source) + "\n")  # a new size, so that Python reads it again
+    exec(compile(autopilot, "autopilot.py", "exec"), {})
+    monkeypatch.delitem(sys.modules, "docking")
+    assert re.search(r"^autopilot: return 67\.7 ± 6\.3$", page.read_text(), re.MULTILINE)
+    assert capsys.readouterr().out == "autopilot: return 67.7 ± 6.3\n"
+
+
 @pytest.mark.slow
 def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
     """The file and the commands of docs/policies.md, shortened; a user's copy in another folder."""
@@ -318,7 +337,20 @@ def test_the_experiments_of_populations_can_start() -> None:
         module: dict[str, Any] = {"__name__": "experiment_of_docs"}
         exec(compile(block, "populations.md", "exec"), module)
         make_plan(dataclasses.replace(module["config"](), placement="serial"), "(not run)", Path("/dev/shm/jsrl"))
-    assert len(given) == 2
+    assert len(given) == 3
+    assert (ROOT / "jsrl" / "configs" / "league_tic_tac_toe.py").read_text() in given
+
+
+def test_the_documented_psro_has_all_its_options() -> None:
+    page = ROOT / "docs" / "populations.md"
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks(page, "python") if "jsrl.PSRO(" in block), names)
+    documented = re.findall(
+        r"^\| `(\w+)` \|", page.read_text().partition("## PSRO")[2].partition("## PBT")[0], re.MULTILINE
+    )
+    options = {field.name for field in dataclasses.fields(names["director"])} - {"greedy"}  # for programs of one's own
+    assert options <= {*documented}, options
+    assert names["experiment"].director.max_population == 10
 
 
 TEMPLATE = ROOT / "jsrl" / "cli" / "project" / "algorithm.py"
@@ -394,6 +426,18 @@ def test_the_documented_graph_with_replay_for_one_of_two_policies_is_valid() -> 
     assert found == {"policy": True, "b": False}
 
 
+def test_the_documented_graph_with_two_relays_is_valid() -> None:
+    (code,) = (block for block in blocks(ROOT / "docs" / "dataflow.md", "python") if "def two_relays" in block)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    e = Experiment(PPOConfig(), placement="inline", num_actors=2, transport="zeromq")
+    graph = names["two_relays"](make_graph(e))
+    check_graph(graph)
+    assert "parameter-server-2 -> actor-1" in str(graph)
+    with pytest.raises(ConfigError, match="the params are in relayed and relayed-2; name the stream"):
+        _ = graph.params
+
+
 @pytest.mark.slow
 def test_documented_python_examples_run(tmp_path: Path) -> None:
     pages = ("operations.md", "environments.md")
@@ -436,7 +480,7 @@ def test_scores_in_readme_are_those_of_the_raw_files() -> None:
             assert float(half) == pytest.approx(final["return_ci95"], abs=rounding), name
             assert f"{outcome['env_steps'] / 1e6:.2f}M" in text, name
             seen += 1
-        if name == "`run.py ppo_cartpole`":
+        if name == "`jsrl run ppo_cartpole`":
             seconds = [[f"{run['outcome']['process_s']:.1f}" for run in group] for group in files]
             assert re.findall(r"([\d.]+) to ([\d.]+) s", text) == [(min(group), max(group)) for group in seconds]
             assert [outcome["final"]["return_mean"] >= 490 for outcome in runs] == [True] * 10
@@ -459,6 +503,23 @@ def test_speeds_in_readme_are_those_of_the_raw_files() -> None:
             assert {LIBRARIES[library] for library in libraries.split(", ")} == set(others), name
             seen += 1
     assert seen == 5
+
+
+def test_tables_of_scores_and_speed_are_made_of_the_raw_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tables.main(["--check"]) == 0, capsys.readouterr().out
+    page = (ROOT / "docs" / "scores.md").read_text()
+    (row,) = [line for line in page.splitlines() if "`ppo_halfcheetah-seed*.json`" in line]
+    assert row.startswith("| HalfCheetah-v5 | PPO | 2,781 ± 3,027 | 1,699; 4,101; 2,544 | 1.0M | 5,819 after 1M")
+    assert "| 2,781 ± 3,027 |" in tables.with_tables(page.replace("2,781", "5,819"))
+
+
+def test_named_raw_files_exist() -> None:
+    raw = ROOT / "benchmarks" / "results"
+    for page in (name for name in PAGE_NAMES if re.match(r"README|docs/(scores|speed|algorithms)|benchmarks/", name)):
+        for span in spans(ROOT / page):
+            if found := re.fullmatch(r"(?:benchmarks/results/)?([\w*-]+\.json)", span):
+                pattern = re.sub("[A-Z]{4,}", "*", found[1])
+                assert pattern == "result.json" or list(raw.glob(pattern)), f"{page} names {span}, which does not exist"
 
 
 def test_page_of_benchmarks_names_every_script() -> None:

@@ -11,7 +11,7 @@ from posixpath import dirname, join, normpath, relpath
 CODE = re.compile(r"(?<!<pre><span></span>)<code>([^<]*)</code>")  # within a line: not a block of code
 WORD = re.compile(r"(?<=[ >])[^\s<>]*-[^\s<>]*(?=[ <])")  # browsers may break a line after any hyphen
 LONGEST_WORD = 40  # longer ones may be split, so that they fit on a phone
-NOTEBOOKS = "notebooks"  # folder in a checkout, and of the pages; an installed jsrl has none
+NOTEBOOKS = "notebooks"  # their folder in the checkout, and that of their pages
 LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s]+)\)")
 
 
@@ -65,9 +65,9 @@ def page_of(name: str, notebook) -> tuple[str, dict[str, bytes]]:
 def on_page_markdown(markdown: str, *, page, config, files) -> str:
     """Return a page's text with links to notebooks' pages, and other links out of the docs written as paths (`jsrl/types.py`).
 
-    A page without headings has no table of contents, so that its tables get the whole width.
+    Pages without headings and pages of wide tables have no table of contents, so that their tables get the whole width.
     """
-    if "\n## " not in markdown:
+    if "\n## " not in markdown or "\n<!-- table " in markdown:
         page.meta["hide"] = ["toc"]
     folder = dirname(page.file.src_uri)
 

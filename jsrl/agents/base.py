@@ -59,7 +59,7 @@ class UpdateOutput(NamedTuple):
 
     Attributes:
       metrics: flat dict of scalars, already reduced over devices.
-      priorities: new priorities of replay [B, ...], or None. If trajectories carry `game`: jsrl.agents.rows.row_scores; the
+      priorities: new priorities of replay [B, ...], or None. If trajectories carry `game`: jsrl.extend.row_scores; the
         agent's config then has `scores_rows = True`, and rows of games that are only scored train nothing (train_only).
     """
 

@@ -21,7 +21,7 @@ from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.rows import acting_mask
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
+from jsrl.field_names import IN_PYTHON, suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import EITHER, Array, Continuous, EnvSpec, Trajectory, Tree
 
@@ -49,7 +49,7 @@ class BCConfig:
 
     learning_rate: float = 1e-3
     schedule: ac.Schedule = "constant"
-    total_updates: int | None = None
+    total_updates: int | None = field(default=None, metadata=IN_PYTHON)
     max_grad_norm: float | None = None
     loss: Literal["log_prob", "mse"] = "log_prob"
     entropy_coef: float = 0.0

@@ -167,8 +167,8 @@ def _near_ties(checked: Checked, params: ActParams, request: Any) -> Any:
     for _ in range(24):
         middle = map_tree(lambda x, y: x + (y - x) / 2 if x.dtype.kind == "f" else x, low, high)
         alike = (choose(middle) == first).all(axis=1)
-        low = map_tree(lambda x, m, a=alike: np.where(spread(a, x), m, x).astype(x.dtype), low, middle)
-        high = map_tree(lambda x, m, a=alike: np.where(spread(a, x), x, m).astype(x.dtype), high, middle)
+        low = map_tree(lambda x, m, a=alike: np.asarray(np.where(spread(a, x), m, x), x.dtype), low, middle)
+        high = map_tree(lambda x, m, a=alike: np.asarray(np.where(spread(a, x), x, m), x.dtype), high, middle)
     return low, is_first, core
 
 
@@ -223,7 +223,8 @@ def act_log_prob(checked: Checked) -> str | None:
         action, log_prob = [], []
         for key in jax.random.split(checked.key, CALLS):
             output, _ = checked.act(params, key, *request)
-            action.append(np.asarray(output.action)), log_prob.append(np.asarray(output.log_prob, np.float64))
+            action.append(np.asarray(output.action))
+            log_prob.append(np.asarray(output.log_prob, np.float64))
         logs = np.stack(log_prob).reshape(CALLS, -1)
         if not logs.any():
             continue

@@ -25,7 +25,7 @@ from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, Updat
 from jsrl.agents.losses import ValueLoss, value_loss
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
+from jsrl.field_names import IN_PYTHON, suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
 from jsrl.types import REPLAY, Array, EnvSpec, Trajectory, Tree
@@ -80,7 +80,7 @@ class DQNConfig:
     epsilon: float = 0.05
     exploration_updates: int | None = None
     ladder_alpha: float = 7.0
-    total_updates: int | None = None
+    total_updates: int | None = field(default=None, metadata=IN_PYTHON)
     normalize_observations: bool = False
     network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden=(128, 128), activation="relu"))
 

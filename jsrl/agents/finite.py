@@ -11,7 +11,7 @@ import numpy as np
 
 from jsrl.agents.base import AgentState, Update, UpdateOutput
 from jsrl.errors import AgentFault, ConfigError
-from jsrl.types import Array, Trajectory, Tree, is_pair, type_names
+from jsrl.types import Array, Trajectory, Tree, changed_leaves, is_pair, type_names
 
 # 0, or NaN where the new state or the priorities are not finite; never reported as metrics
 CHECKS = STATE, PRIORITIES = "state_finite", "priorities_finite"
@@ -49,23 +49,21 @@ def check_layout(what: str, before: Tree, after: Tree) -> None:
     Raises:
       AgentFault: they have not; the message names the first leaf.
     """
-    was, now = ({jax.tree_util.keystr(path): leaf for path, leaf in _paths(tree)} for tree in (before, after))
+    was, now = ({jax.tree_util.keystr(path): _spec(leaf) for path, leaf in _paths(tree)} for tree in (before, after))
     remedy = "keep names, shapes and dtypes, or it would be compiled again each time"
-    for name in [*was, *now]:
-        ours, theirs = (_layout(tree.get(name)) for tree in (was, now))
-        if ours != theirs:
-            raise AgentFault(f"{what}: leaf {name} changed from {ours} to {theirs}; {remedy}")
+    if changed := changed_leaves(was, now):
+        raise AgentFault(f"{what}: {changed}; {remedy}")
     structures = jax.tree.structure(before), jax.tree.structure(after)
     if str(structures[0]) != str(structures[1]):
-        raise AgentFault(f"{what}: the tree changed from {structures[0]} to {structures[1]}; {remedy}")
+        raise AgentFault(f"{what}: the tree was {structures[0]} and is {structures[1]} now; {remedy}")
 
 
 def _paths(tree: Tree) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_leaves_with_path(tree)
 
 
-def _layout(leaf: Any) -> str:
-    return "no leaf" if leaf is None else f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
 
 
 def _check_priorities(priorities: Any, columns: int) -> None:

@@ -24,7 +24,7 @@ from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, value_loss
 from jsrl.agents.returns import Rows, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
-from jsrl.field_names import suggesting
+from jsrl.field_names import IN_PYTHON, suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
 
@@ -60,7 +60,7 @@ class IMPALAConfig:
 
     learning_rate: float = 6e-4
     schedule: ac.Schedule = "constant"
-    total_updates: int | None = None
+    total_updates: int | None = field(default=None, metadata=IN_PYTHON)
     optimizer: ac.OptimizerName = "rmsprop"
     optimizer_eps: float = 1e-5
     max_grad_norm: float | None = 0.5

@@ -29,7 +29,7 @@ from jsrl.agents.minibatches import chunked, flat, minibatches_of, plan_minibatc
 from jsrl.agents.returns import Rows, gae, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.errors import ConfigError, nearest_divisors
-from jsrl.field_names import suggesting
+from jsrl.field_names import IN_PYTHON, suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
 
@@ -80,7 +80,7 @@ class PPOConfig:
 
     learning_rate: float = 3e-4
     schedule: ac.Schedule = "constant"
-    total_updates: int | None = None
+    total_updates: int | None = field(default=None, metadata=IN_PYTHON)
     optimizer: ac.OptimizerName = "adam"
     adam_eps: float = 1e-5
     max_grad_norm: float | None = 0.5

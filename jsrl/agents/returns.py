@@ -14,7 +14,7 @@ All functions take time-major arrays with any trailing axes and obey the tables 
 So an agent's returns are those over its own rows, each with all rewards until its next row. On rows that do not wait,
 `u_t = 0, w_t = v_t`. If the bootstrap of such a row is the value of a waiting row, it is not known, as these values are not
 learned (jsrl.agents.rows). Then the row has no target: it corrects nothing, traces stop there, both masks are 0. So it is for
-the last rows of a batch in games of turns (`margin`, from jsrl.agents.rows.row_margin). Advantages are 0 where the policy mask
+the last rows of a batch in games of turns (`margin`, from jsrl.extend.row_margin). Advantages are 0 where the policy mask
 is 0, and targets are v_t where the value mask is 0 (0 on waiting rows).
 """
 
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
 class Returns(NamedTuple):
     """advantage: [T, ...], 0 where masked. target: [T, ...], the regression target of the value function.
 
-    The masks are those of jsrl.agents.rows.row_masks.
+    The masks are those of jsrl.extend.row_masks.
     """
 
     advantage: Array

@@ -237,8 +237,7 @@ class ChaosRun:
         kind = self._kind(worker)
         if kind is None:
             return False
-        plays = any(port.role == "writes" and "trajectory" in port.schemas for port in kind.ports)
-        return plays or "games" in kind.receives
+        return kind.plays or "games" in kind.receives
 
     def _kind(self, worker: str) -> Kind | None:
         """Return the kind of a worker of the run; None: it is not known."""

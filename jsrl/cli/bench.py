@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.needs import check_used
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.experiment import Experiment
 from jsrl.report.comparison import text_table
 from jsrl.tuning.trial import Limits, Speed, measure
 
@@ -39,32 +38,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, args = parser.parse_known_args(arguments)
     use_working_directory()
     try:
+        if any(word.partition("=")[0] == "--against" for word in args):
+            raise ConfigError(
+                "--against is an option of `python experiments/bench.py NAME`, which needs a checkout of jsrl."
+            )
         if not 0 < own.seconds < float("inf") or own.repetitions < 1:
             raise ConfigError("--seconds must be above 0, and --repetitions at least 1.")
-        print(table(*_speeds(args, own.seconds, own.repetitions)))
+        print(table(_speeds(args, own.seconds, own.repetitions)))
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return show_error(error, 2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def _speeds(args: list[str], seconds: float, repetitions: int) -> tuple[dict[str, list[Speed]], dict[str, str]]:
-    """Return the measurements by placement, and why others cannot run."""
+def _speeds(args: list[str], seconds: float, repetitions: int) -> dict[str, list[Speed]]:
+    """Return the measurements by placement."""
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
     asked = cli.parse(args, load(name))
     check_used(asked, (), "dev bench")
     wanted = (asked.experiment.placement,) if "placement" in asked.given else PLACEMENTS
-    experiments: dict[str, Experiment] = {}
-    refused: dict[str, str] = {}
-    for placement in wanted:
-        try:
-            experiments[placement] = cli.parse([*args, "--placement", placement], load(name)).experiment
-        except ConfigError as error:
-            refused[placement] = str(error)
+    experiments = {one: cli.parse([*args, "--placement", one], load(name)).experiment for one in wanted}
     limits = Limits(seconds=seconds, longest_s=4 * seconds)
     speeds: dict[str, list[Speed]] = {placement: [] for placement in experiments}
     for repetition in range(repetitions):
@@ -72,12 +68,12 @@ def _speeds(args: list[str], seconds: float, repetitions: int) -> tuple[dict[str
             speeds[placement].append(speed := measure(experiment, limits))
             how = speed.error or f"{speed.env_steps_per_s:,.0f} env steps/s"
             print(f"  {repetition + 1}/{repetitions} {placement}: {how}", file=sys.stderr)
-    return speeds, refused
+    return speeds
 
 
-def table(speeds: dict[str, list[Speed]], refused: dict[str, str]) -> str:
-    """Return a row for each placement: medians of its runs, and why a run failed or cannot begin."""
-    rows, notes = [], [f"{placement}: {text}" for placement, text in refused.items()]
+def table(speeds: dict[str, list[Speed]]) -> str:
+    """Return a row for each placement, with medians of its runs, and why runs failed."""
+    rows, notes = list[tuple[str, ...]](), list[str]()
     for placement, every in speeds.items():
         good = [speed for speed in every if not speed.error]
         notes += [f"{placement}: {speed.error}" for speed in every if speed.error]

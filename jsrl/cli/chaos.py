@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jsrl.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.workers.kinds import own_kinds
@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = run_command(args, options.runs_dir, name, hangs=options.hangs > 0)
         card = ChaosRun(command, options.runs_dir, name, settings, sender(options.messages_per_s)).run()
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     print(card.text())
     return 0 if card.passed else 1
 

@@ -18,7 +18,7 @@ from typing import Any
 import tyro
 
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment, PolicyConfig
+from jsrl.experiment import Experiment, PolicyConfig, numbers
 from jsrl.experiment.automatic import with_replays
 from jsrl.experiment.options import (
     ABSENT,
@@ -40,26 +40,30 @@ RUN_OPTIONS = RunOptions()
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A parsed command line: the experiment with its options, the run's options, and the names of the given ones."""
+    """A parsed command line: the experiment with its options, the run's options, and the names of the given ones.
+
+    Attributes:
+      followed: which numbers follow from the given ones, as text.
+    """
 
     experiment: Experiment
     run: Any
     given: frozenset[str] = frozenset()
+    followed: str = ""
 
 
-def _with_plan_file(args: Sequence[str]) -> list[str]:
-    """Return the arguments with `--plan FILE.svg` expanded.
+def _taken_plan_file(arguments: list[str]) -> str | None:
+    """Remove FILE from `--plan FILE.svg` in the arguments, and return it.
 
     Raises:
       ConfigError: the file has another suffix.
     """
-    for index, arg in enumerate(args[:-1]):
-        file = args[index + 1]
+    for index, (arg, file) in enumerate(pairwise(arguments)):
         if arg == "--plan" and file.endswith(".svg"):
-            return [*args[: index + 1], "--plan-file", *args[index + 1 :]]
+            return arguments.pop(index + 1)
         if arg == "--plan" and Path(file).suffix and not file.startswith("-"):
             raise ConfigError(f"--plan draws SVG files, got {file}; give it a name that ends in .svg.")
-    return list(args)
+    return None
 
 
 def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS) -> CommandLine:
@@ -76,7 +80,9 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
     keys: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     args: list[tuple[Option, list[str]]] = []
-    remaining = _with_plan_file(arguments)
+    remaining = list(arguments)
+    if plan_file := _taken_plan_file(remaining):
+        run = dataclasses.replace(run, plan_file=plan_file)
     while remaining:
         token = remaining.pop(0)
         if not token.startswith("--"):
@@ -232,8 +238,11 @@ def _tyro(args: list[tuple[Option, list[str]]], default: Experiment, run: Any) -
         raise ConfigError(f"these options cannot be read together: {[o.name for o, _ in args]}.") from None
     if isinstance(policies := given.get("policies"), _NamedPolicies):
         given["policies"] = policies.plain()
-    experiment = dataclasses.replace(default, **{n: value for n, value in given.items() if n not in of_run})
-    return CommandLine(experiment, dataclasses.replace(run, **{n: value for n, value in given.items() if n in of_run}))
+    run = dataclasses.replace(run, **{n: value for n, value in given.items() if n in of_run})
+    changes = {n: value for n, value in given.items() if n not in of_run}
+    names = {option.name for option, _ in args} | (numbers.ALL if getattr(run, "resume", None) is not None else set())
+    experiment, line = numbers.followed(default, changes, names)
+    return CommandLine(experiment, run, followed=line)
 
 
 class _NamedPolicies(Mapping[str, PolicyConfig]):

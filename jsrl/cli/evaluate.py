@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.cli import command_line, play
-from jsrl.cli.arguments import Parser, user_path
+from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import shown
@@ -63,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write(options.json, facts)
     except JsrlError as error:
         counting.close()
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     except KeyboardInterrupt:
         counting.close()
         what = "games" if options.against or options.tournament else "episodes"

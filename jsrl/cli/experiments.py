@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import jsrl
 import jsrl.configs
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 
 FOLDER = "configs"  # of the working directory: one file per experiment, each with a function `config() -> Experiment`
@@ -56,19 +59,54 @@ def load(name: str) -> Experiment:
     """Return an experiment by its name.
 
     Raises:
-      ConfigError: there is no such file here, it has no function `config`, or the function returns something else.
+      ConfigError: there is no such file here, its code fails, it has no function `config`, or the function returns something
+        else.
     """
     known = files()
     if name not in known:
         raise ConfigError(f"there is no experiment {name!r} here; go to the folder that has {FOLDER}/{name}.py.")
     module, path = known[name]
-    config = getattr(_import(module, path), "config", None)
+    with _one_sentence(path):
+        config = getattr(_import(module, path), "config", None)
     if not callable(config):
         raise ConfigError(f"{path} has no function config(); an experiment's file has one that returns an Experiment.")
-    experiment = config()
+    with _one_sentence(path):
+        experiment = config()
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"config() of {path} returned {type(experiment).__name__}; it must return an Experiment.")
     return experiment
+
+
+@contextlib.contextmanager
+def _one_sentence(path: Path) -> Iterator[None]:
+    """Raise an error of an experiment's file, or of a module beside it, as one sentence with file, line and reason."""
+    try:
+        yield
+    except Exception as error:  # any error of the file's own code: it is shown, and chained
+        if isinstance(error, JsrlError) and type(error) is not ConfigError:
+            raise
+        raise ConfigError(f"{_place(error, path)}: {_reason(error)}") from error
+
+
+def _place(error: Exception, path: Path) -> str:
+    """Return file and line of the last frame that is the user's own, or of a syntax error."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or path}, line {error.lineno or 1}"
+    frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    foreign = (Path(jsrl.__file__).parent, Path(sys.prefix))
+    own = [
+        (file, line)
+        for file, line in frames
+        if file == path or (file.is_relative_to(Path.cwd()) and not any(map(file.is_relative_to, foreign)))
+    ]
+    return f"{own[-1][0]}, line {own[-1][1]}" if own else str(path)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ConfigError):
+        return str(error)
+    text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    return f"{type(error).__name__}: {text}{'' if text.endswith(('.', '?')) else '.'}"
 
 
 def _import(name: str, path: Path) -> ModuleType:
@@ -98,7 +136,7 @@ def summaries() -> dict[str, str]:
 
 def summary(path: Path) -> str:
     """Return the first line of a file's docstring; empty: it has none."""
-    parts = path.read_text().split('"""')
+    parts = path.read_text(errors="replace").split('"""')
     return parts[1].strip().splitlines()[0] if len(parts) > 2 and parts[1].strip() else ""
 
 

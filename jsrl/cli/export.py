@@ -1,11 +1,10 @@
-"""Write a run's snapshot to a file that plays without jsrl: `jsrl export RUN@TAG policy.zip`."""
+"""Write a run's snapshot to a file that plays without jsrl: `jsrl export RUN@TAG policy.onnx`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from jsrl.cli.arguments import Parser, user_path
+from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import shown
 from jsrl.errors import JsrlError
@@ -17,17 +16,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Export and print the parity report."""
     parser = Parser(prog="jsrl export", description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
-    parser.add_argument("file", type=user_path, help="where to write the policy, such as policy.zip")
-    parser.add_argument("--onnx", action="store_true", help="write policy.onnx into the file as well")
+    parser.add_argument(
+        "file", type=user_path, help="NAME.onnx, NAME.stablehlo, or a zip with StableHLO and a numpy player"
+    )
     parser.add_runs_dir()
     options = parser.parse_args(arguments)
     use_working_directory()
     run, tag = split_tag(options.run)
     try:
         with shown(f"exporting {options.run} ..."):
-            report = load_policy(run, tag or "best", runs_dir=options.runs_dir).save(options.file, onnx=options.onnx)
+            report = load_policy(run, tag or "best", runs_dir=options.runs_dir).save(options.file)
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     print("\n".join([f"{options.file}: the greedy policy of {options.run}", *(f"  {line}" for line in report)]))
     return 0

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, show_error
 from jsrl.errors import JsrlError
 
 
@@ -63,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         most = (options.cores, options.memory_mb)
         return join(Path(options.key), options.name, options.patience_s, most, options.drain_s)
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
 
 
 def join(key: Path, name: str, patience_s: float, most: tuple[int, int] = (0, 0), drain_s: float = 30.0) -> int:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jsrl.cli.arguments import show_error
 from jsrl.cli.main import run_parser
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.runs.logs import CONTROLLER, LogReader, log_names, log_path
@@ -37,8 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         show([*reader.new_lines(), *reader.rest()])
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     except KeyboardInterrupt:
         print(file=sys.stderr)
     except BrokenPipeError:  # `jsrl logs RUN | head`

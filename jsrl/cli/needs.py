@@ -25,8 +25,6 @@ NEEDS = {  # option, or the first part of its name -> what it needs: one of thes
     "learner-on": (*ANY_HOSTS, "--hosts-file"),
     "compress": (*ANY_HOSTS, "--encrypt", "--bind"),
     "tune-minutes": ("--tune",),
-    "tune-batch": ("--tune",),
-    "plan-file": ("--plan",),
     "hosts-file": ("--plan",),
     "jobs": ("--seeds",),
 }

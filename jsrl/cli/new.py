@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, show_error
 from jsrl.errors import ConfigError
 
 NAME = "PROJECT"  # replaced by the project's name in copied files
@@ -34,8 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         written = write_project(options.path)
     except (ConfigError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     print("\n".join(f"  {path}" for path in written))
     print(f"Next: cd {shlex.quote(str(options.path))} && {jsrl_command()} run {options.path.resolve().name}")
     return 0

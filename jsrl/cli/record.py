@@ -5,10 +5,9 @@ If several policies play, their first one is recorded. RUN@POLICY/TAG records an
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from jsrl.cli.arguments import Parser, user_path
+from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.record_policy import record_policy
 from jsrl.counted import counted
@@ -48,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         recorded = record_policy(run, options.pop("to"), tag=tag or "best", **options)
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     print(
         f"{counted(recorded.episodes, 'episode')}, return {recorded.return_mean:.1f}, "
         f"{recorded.env_steps:,} env steps, seed {recorded.seed}. {recorded.text}"

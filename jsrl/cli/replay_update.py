@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, show_error
 from jsrl.errors import AgentFault, ConfigError, JsrlError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.graph_file import experiment_of
@@ -192,7 +192,6 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         text = report(replay_update(options.run, options.runs_dir, options.policy))
     except JsrlError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
+        return show_error(error, 2 if isinstance(error, ConfigError) else 1)
     sys.stdout.write(text + "\n")
     return 0

@@ -6,12 +6,10 @@ Of two runs it prints config differences, end metrics and curves.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.arguments import Parser, user_path
-from jsrl.cli.experiments import use_working_directory
+from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.report.comparison import compare_runs
 from jsrl.report.marl_eval import write_marl_eval
@@ -37,7 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--marl-eval", type=user_path, metavar="FILE", help="write the runs in the format of marl-eval instead"
     )
     options = parser.parse_args(arguments)
-    use_working_directory()  # kinds of workers may be there
     try:
         runs = load_runs(options.runs, options.runs_dir)
         if options.marl_eval is not None:
@@ -46,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             text = _write(runs, options)
     except (JsrlError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     print(text)  # outside of the try: `jsrl report RUN | head` is no error
     return 0
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import user_path
+from jsrl.cli.arguments import show_error, user_path
 from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
 from jsrl.cli.hosts import launcher_of
 from jsrl.cli.list import listing
@@ -21,11 +21,10 @@ from jsrl.cli.needs import check_needs
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
-from jsrl.launch.interrupts import remembered
+from jsrl.launch.interrupts import Stopped, remembered
 from jsrl.linux import SHM
 from jsrl.metrics.wandb_sink import WandbSink, kept_names
 from jsrl.runs.groups import Group, find_group
-from jsrl.runs.texts import printable
 
 
 def usage() -> str:
@@ -90,11 +89,10 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
     except JsrlError as error:
         if isinstance(error, AgentFault | EnvironmentFault):  # a user's own code: show where
             traceback.print_exception(error.__cause__ or error)
-        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return 2 if isinstance(error, ConfigError | RecordingError | SpecMismatch) else 1
-    except KeyboardInterrupt:
+        return show_error(error, 2 if isinstance(error, ConfigError | RecordingError | SpecMismatch) else 1)
+    except KeyboardInterrupt as end:
         print("interrupted before the run had begun.", file=sys.stderr)
-        return 130
+        return 0 if isinstance(end, Stopped) else 130
 
 
 def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
@@ -154,6 +152,8 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
         from jsrl.runs.state import is_asked_to_stop
 
     options: RunOptions = asked.run
+    if asked.followed and options.display != "quiet":
+        print(asked.followed)
     sinks = sinks_of(options)
     tuned = fastest(asked)
     if options.plan:
@@ -279,12 +279,10 @@ def fastest(asked: cli.CommandLine) -> Experiment:
             raise ConfigError(
                 "--tune finds settings for a new run, and --resume continues with a run's own; give one of them."
             )
-        minutes, batch = options.tune_minutes, options.tune_batch
-        found = tune(experiment, given=asked.given, minutes=minutes, batch=batch, profiles_dir=options.profiles_dir)
-        return found.experiment
+        return tune(experiment, given=asked.given, minutes=options.tune_minutes).experiment
     own = options.resume is None and options.graph is None  # a profile is for the experiment's own dataflow
     which = options.profile if own or options.profile != AUTO else OFF
-    tuned, line = use_profile(experiment, which, given=asked.given, profiles_dir=options.profiles_dir)
+    tuned, line = use_profile(experiment, which, given=asked.given)
     if line and options.display != "quiet":
         print(line)
     return tuned

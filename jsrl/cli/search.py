@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jsrl.cli import command_line as cli
+from jsrl.cli.arguments import show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.slurm import need_sbatch, submitted
 from jsrl.counted import counted
@@ -69,8 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = resumed(args)
         return asked.go() if asked is not None else begin(args)
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return show_error(error, 2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         print("interrupted before the search had begun.", file=sys.stderr)
         return 130
@@ -307,10 +307,8 @@ def checked_space(asked: cli.CommandLine, default: Experiment) -> list[Range]:
         option = find_option(r.option, known)
         if r.option == "seed":
             raise ConfigError("the seed is not searched; --seeds-per-trial runs each trial with several.")
-        if r.option in ("name", "total-env-steps", "max-minutes", "stop-at-return"):
-            raise ConfigError(
-                f"--vary {r.option}: trials are compared at the same length, and named by the search; vary others."
-            )
+        if r.option in ("total-env-steps", "max-minutes", "stop-at-return"):
+            raise ConfigError(f"--vary {r.option}: trials are compared at the same length; vary others.")
         if option.name in asked.given and not _is_other_key(r.option, option, before.get(option.name)):
             raise ConfigError(f"--{r.option} is given and varied; leave one of them out.")
         for text in r.samples:

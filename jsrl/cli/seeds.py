@@ -32,7 +32,7 @@ from jsrl.search.child import Child
 # Options that the command of each run sets itself, or that were used before.
 OWN = (
     *("seeds", "jobs", "run-name", "runs-dir", "overwrite", "detach", "display"),
-    *("tune", "tune-minutes", "tune-batch", "launcher", "slurm", "ray", "print"),
+    *("tune", "tune-minutes", "launcher", "slurm", "ray", "print"),
 )
 ON_RESUME = {"resume", "jobs", "display", "runs-dir", "detach"}
 CHILD = (sys.executable, "-P", "-m", "jsrl.cli.run_child")
@@ -149,10 +149,11 @@ class Seeds:
     """
 
     def __init__(self, group: Group, at_once: int, display: str, *, hidden: bool) -> None:
-        self._group, self._at_once, self._display = group, at_once, display
+        self._group, self._display = group, display
         self._alone, self._hidden = at_once == 1 and not hidden, hidden
         self._log = RunLog(group.path / "logs" / f"{CONTROLLER}.log")
         self._waiting = [seed for seed in group.seeds if not is_finished(group.folder(seed))]
+        self._at_once = max(1, min(at_once, len(self._waiting)))
         self._running: dict[int, Child] = {}
         self._interrupted = False
         self._look_s = 0.0
@@ -203,7 +204,7 @@ class Seeds:
         self._notify(
             f"seed {seed} {'continues' if args[0] == '--resume' else 'starts'}: {RunFolder(group.folder(seed)).name}"
         )
-        self._running[seed] = Child(command, group.folder(seed), output)
+        self._running[seed] = Child(command, group.folder(seed), output, self._at_once)
 
     def _ended(self, seed: int, child: Child) -> None:
         result = read_result(self._group.folder(seed))

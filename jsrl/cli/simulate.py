@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import Parser, user_path
+from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
@@ -94,8 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hosts is not None:
             _simulate(own, asked.experiment, hosts, path)
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return show_error(error, 2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         print("interrupted; nothing was written.", file=sys.stderr)
         return 130

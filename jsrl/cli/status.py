@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.follow import follow_group, follow_run, moment
 from jsrl.cli.slurm_jobs import state_of, waiting_job
 from jsrl.counted import counted
@@ -72,8 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         print(as_json(facts_of(folder.path)) if options.json else text(folder))
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     except PermissionError as error:
         print(f"{error.filename} belongs to another user, who may let you read it.", file=sys.stderr)
         return 2
@@ -95,8 +94,7 @@ def follow(run: str, runs_dir: Path) -> int:
             )
         follow_run(folder)
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     except KeyboardInterrupt:
         print(f"\ndetached from {run}, which keeps running", file=sys.stderr)
         return 0

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsrl.cli.arguments import show_error
 from jsrl.cli.main import run_parser
 from jsrl.cli.slurm_jobs import ask, state_of, waiting_job
 from jsrl.cli.status import headline, progress, resume_command
@@ -57,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         until = time.monotonic() + options.wait
         return max(wait(one, max(0.0, until - time.monotonic()), options.wait) for one in folders) if folders else 0
     except (JsrlError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     except KeyboardInterrupt:
         print("\nno longer waiting; the run was asked to end", file=sys.stderr)
         return 1

@@ -12,15 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import Parser, user_path
+from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.tuning.tune import advise_from, tune
 
-OF_TUNING = ("tune", "tune-minutes", "tune-batch")
-USED = (*OF_TUNING, "profiles-dir")  # options of `jsrl run` that a tuning uses
+OF_TUNING = ("tune", "tune-minutes")  # options of `jsrl run` that a tuning uses
 
 
 def parser() -> Parser:
@@ -31,6 +30,11 @@ def parser() -> Parser:
         usage="jsrl tune NAME [--option value ...] | --from FILE",
         allow_abbrev=False,
         epilog="All other options are those of `jsrl run NAME`, such as --tune-minutes 5 or --placement inline.",
+    )
+    made.add_argument(
+        "--batch",
+        action="store_true",
+        help="tune the number of environments and the batch as well, which changes what is learned",
     )
     made.add_argument(
         "--from", dest="saved", metavar="FILE", type=user_path, help="only print advice, from saved measurements"
@@ -63,20 +67,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name is None:
             raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
         asked = cli.parse(args, load(name))
-        check_used(asked, USED, "tune")
+        check_used(asked, OF_TUNING, "tune")
         check_folder(own.output, "--output")
         tuned = tune(
             asked.experiment,
             given=asked.given,
             minutes=asked.run.tune_minutes,
             trial_seconds=own.trial_seconds,
-            batch=asked.run.tune_batch,
-            profiles_dir=asked.run.profiles_dir,
+            batch=own.batch,
             output=own.output,
         )
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return show_error(error, 2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         print("interrupted before anything was measured.", file=sys.stderr)
         return 130

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.arguments import Parser
-from jsrl.cli.experiments import use_working_directory
+from jsrl.cli.arguments import Parser, show_error
 from jsrl.errors import ConfigError
 from jsrl.report.server import Server
 
@@ -18,12 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="folder of the runs (default: runs)")
     parser.add_argument("--port", type=int, default=8010, help="port on 127.0.0.1 (0: any that is free)")
     options = parser.parse_args(arguments)
-    use_working_directory()  # kinds of workers may be there
     try:
         server = Server(options.folder, options.port)
     except ConfigError as error:
-        print(f"ConfigError: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     with server:
         print(f"{server.url} shows the runs in {options.folder}; Ctrl-C ends it.", flush=True)
         try:

@@ -33,7 +33,7 @@ def rate(points: np.ndarray, games: np.ndarray, *, anchor: int | None = None, pr
 
     Args:
       points: [P, P], of row against column; draws count 0.5.
-      games: [P, P], symmetric; `jsrl.directors.payoff.Payoff.matrices` gives both.
+      games: [P, P], symmetric; `jsrl.extend.Payoff.matrices` gives both.
       anchor: the player that has 0 points; None: the mean of all is 0.
       prior_games: drawn games against an average player, added for each player, so that ratings of players that
         have won or lost every game are finite. 0: none.

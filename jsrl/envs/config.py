@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
+from jsrl.field_names import IN_PYTHON, suggesting
 from jsrl.references.importing import importable_target
 
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
@@ -39,13 +39,13 @@ class AtariConfig:
     frame_skip: int = 4
     stack: int = 4
     repeat_action_probability: float = 0.0
-    full_action_space: bool = False
+    full_action_space: bool = field(default=False, metadata=IN_PYTHON)
     episodic_life: bool = False
-    noop_max: int = 30
-    fire_reset: bool = True
-    max_frames: int = 108_000
-    screen_size: int = 84
-    num_threads: int = 1
+    noop_max: int = field(default=30, metadata=IN_PYTHON)
+    fire_reset: bool = field(default=True, metadata=IN_PYTHON)
+    max_frames: int = field(default=108_000, metadata=IN_PYTHON)
+    screen_size: int = field(default=84, metadata=IN_PYTHON)
+    num_threads: int = field(default=1, metadata=IN_PYTHON)
 
     def __post_init__(self) -> None:
         for name in ("frame_skip", "stack", "max_frames", "screen_size", "num_threads"):
@@ -82,7 +82,7 @@ class EnvConfig:
         steps inside the wrappers: with one that repeats each action k times, an episode has 1/k as many env steps. To count
         the agent's steps, put `gymnasium.wrappers:TimeLimit` last among the wrappers.
       action_transform: how unclipped actions are mapped to a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh);
-        see jsrl.types.Continuous. `auto`: `rescale` where all bounds are finite, else `clip`.
+        see jsrl.extend.Continuous. `auto`: `rescale` where all bounds are finite, else `clip`.
       backend: `auto` takes the fastest that works; `native` uses the environment's own vector entry point, `sync` a loop over
         single environments, `envpool` EnvPool.
       tasks: one of them is drawn for each episode, as options of its `reset`: a dict unchanged, another JSON value
@@ -109,10 +109,10 @@ class EnvConfig:
     backend: Literal["auto", "sync", "native", "envpool"] = "auto"
     tasks: tuple[Any, ...] = ()
     task_weights: tuple[float, ...] = ()
-    reseed_episodes: bool = False
+    reseed_episodes: bool = field(default=False, metadata=IN_PYTHON)
     on_fault: Literal["auto", "stop", "restart-env", "restart-actor"] = "auto"
     fault_limit: int = 10
-    fault_window_s: float = 600.0
+    fault_window_s: float = field(default=600.0, metadata=IN_PYTHON)
     atari: AtariConfig = AtariConfig()
 
     def __post_init__(self) -> None:

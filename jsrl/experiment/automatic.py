@@ -1,4 +1,4 @@
-"""`--placement auto` and `--num-actors auto`: their values for one machine. Pure: the machine is an argument."""
+"""`auto` in placement, actors and environments: the values for one machine. Pure: the machine is an argument."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ class Machine(NamedTuple):
 def settled(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec]) -> tuple[Experiment, str | None]:
     """Return the experiment with `auto` decided for a machine, and a sentence about it; None: nothing was `auto`.
 
-    Placement: `served` if there is an accelerator and a large network (images, a recurrent core, layers of 512 units or
-    an unknown network), else `inline`. Actors: one per core (one less if actors and learner work at the
-    same time), with at least 8 environments each, as far as groups can be divided evenly. `spec` returns the
-    environment's spec; it is called only if it is needed. A deterministic run on CPU also gets its number of threads:
-    XLA sums in parts, one per thread.
+    Environments: see Experiment.envs. Placement: `served` if there is an accelerator and a large network (images, a
+    recurrent core, layers of 512 units or an unknown network), else `inline`. Actors: one per core (one less if
+    actors and learner work at the same time), with at least 8 environments each, as far as groups can be divided
+    evenly. `spec` returns the environment's spec; it is called only if it is needed. A deterministic run on CPU
+    also gets its number of threads: XLA sums in parts, one per thread.
     """
     chosen: dict[str, str | int] = {}
+    if experiment.num_envs == AUTO:
+        chosen["num-envs"] = experiment.envs
+        experiment = dataclasses.replace(experiment, num_envs=experiment.envs)
     if experiment.placement == AUTO:
         served = machine.accelerators > 0 and has_large_network(experiment, spec)
         experiment = dataclasses.replace(experiment, placement="served" if served else "inline")
@@ -84,7 +87,7 @@ def has_large_network(experiment: Experiment, spec: Callable[[], EnvSpec]) -> bo
 def most_actors(experiment: Experiment, machine: Machine) -> int:
     """Return the largest suitable number of actors that divides the experiment's environments."""
     overlap = experiment.max_policy_lag != 0
-    most = min(machine.cores - overlap, experiment.num_envs // ENVS_PER_ACTOR)
+    most = min(machine.cores - overlap, experiment.envs // ENVS_PER_ACTOR)
     for count in range(most, 1, -1):
         try:
             dataclasses.replace(experiment, num_actors=count)

@@ -118,5 +118,5 @@ def agent_faults(where: str) -> Iterator[None]:
     except Exception as error:
         raise AgentFault(
             f"the agent's {where} raised {type(error).__name__}: {str(error).rstrip('. ')}. Its own traceback shows where; "
-            "jsrl.agents.check.check_agent finds such errors in seconds, in your own process."
+            "jsrl.check_agent finds such errors in seconds, in your own process."
         ) from error

@@ -14,7 +14,7 @@ import typing
 from typing import TYPE_CHECKING
 
 from jsrl.counted import counted
-from jsrl.errors import ConfigError, nearest_divisors
+from jsrl.errors import ConfigError, NumbersDisagree, nearest_divisors, nearest_multiples
 from jsrl.experiment.policies import check_policies, check_seed
 from jsrl.experiment.settings import AUTO, ReplayConfig, learns_from
 from jsrl.types import EITHER, FRESH, REPLAY
@@ -85,9 +85,11 @@ def _check_types(e: Experiment) -> None:
             given = f"({value!r})" if part.__name__ == "EnvConfig" and isinstance(value, str) else "(...)"
             given = "(enabled=False)" if not value and hasattr(part, "enabled") else given
             raise ConfigError(f"{name} is {value!r}; expected {name}={part.__name__}{given}.")
-        if not isinstance(value, numbers.Real | None) and {int, float} & set(kinds) and not _choices(cls).get(name):
+        if not isinstance(value, numbers.Real | None) and {int, float} & set(kinds) and value not in choices:
             what = "text" if isinstance(value, str) else type(value).__name__
-            raise ConfigError(f"{name} is {value!r}, a {what}; expected a number.")
+            raise ConfigError(
+                f"{name} is {value!r}, a {what}; expected {' or '.join(['a number', *filter(None, choices)])}."
+            )
         if isinstance(value, float) and not value.is_integer() and int in kinds and float not in kinds:
             raise ConfigError(f"{name} is {value}; expected a whole number.")
 
@@ -139,21 +141,24 @@ def _choices(cls: type) -> dict[str, tuple[str, ...]]:
 
 def _check_groups(e: Experiment) -> None:
     """Environments form equal groups, actors have equally many of them, and a batch takes whole ones."""
-    if e.num_envs % e.groups:
-        raise ConfigError(
-            f"num_envs={e.num_envs} cannot be split into {e.groups} equal groups; use "
-            f"{'num_actors' if e.num_groups is None else 'num_groups'} {nearest_divisors(e.num_envs, e.groups)}, or num_envs "
-            f"{e.num_envs // e.groups * e.groups or e.groups} or {-(-e.num_envs // e.groups) * e.groups}."
+    if e.envs % e.groups:
+        raise NumbersDisagree(
+            f"num_envs={e.envs} cannot be split into {e.groups} equal groups; use "
+            f"{'num_actors' if e.num_groups is None else 'num_groups'} {nearest_divisors(e.envs, e.groups)}, or num_envs "
+            f"{nearest_multiples(e.envs, e.groups)}."
         )
     if e.groups % e.actors:
-        raise ConfigError(
-            f"{e.groups} groups cannot be divided evenly among {e.actors} actors; use num_actors "
-            f"{nearest_divisors(e.groups, e.actors)}, or a num_groups that is a multiple of {e.actors}."
+        groups = [n for n in range(e.actors, e.envs + 1, e.actors) if e.envs % n == 0]
+        nearest = min(groups, key=lambda n: abs(n - e.groups), default=e.actors)
+        also = "" if groups else f" with num_envs {nearest_multiples(e.envs, e.actors)}"
+        raise NumbersDisagree(
+            f"{e.groups} groups cannot be divided evenly among {counted(e.actors, 'actor')}; use num_actors "
+            f"{nearest_divisors(e.groups, e.actors)}, or num_groups {nearest}{also}."
         )
-    if e.batch_columns % e.group_size or e.batch_columns > e.num_envs:
+    if e.batch_columns % e.group_size or e.batch_columns > e.envs:
         options = [k * e.group_size for k in range(1, e.groups + 1)]
         nearest = min(options, key=lambda n: abs(n - e.batch_columns))
-        raise ConfigError(
+        raise NumbersDisagree(
             f"batch_envs={e.batch_columns} is not a number of whole groups of {e.group_size} environments (of which there "
             f"are {e.groups}); the nearest that works is {nearest}."
         )
@@ -189,7 +194,7 @@ def _check_learns_from(e: Experiment) -> None:
 def _check_positive(e: Experiment) -> None:
     positive = {
         "total_env_steps": e.total_env_steps,
-        "num_envs": e.num_envs,
+        "num_envs": e.envs,
         "rollout_length": e.rollout_length,
         "num_actors": 1 if e.num_actors == "auto" else e.num_actors,
         "batch_envs": e.batch_columns,
@@ -197,7 +202,6 @@ def _check_positive(e: Experiment) -> None:
         "learner.reuse": e.learner.reuse,
         "learner.num_ranks": e.learner.num_ranks,
         "actor.blocks_per_group": e.actor.blocks_per_group,
-        "trace_spans": e.trace_spans,
         "record_limit_mb": e.record_limit_mb,
         "evaluator.num_envs": e.evaluator.num_envs,
         "evaluator.episodes": e.evaluator.episodes,
@@ -314,7 +318,7 @@ def _check_director(e: Experiment) -> None:
     if e.director is None:
         return
     if not all(callable(getattr(e.director, name, None)) for name in ("init", "propose", "report")):
-        raise ConfigError(f"director is {e.director!r}; give a director such as jsrl.directors.pools.PFSP(...).")
+        raise ConfigError(f"director is {e.director!r}; give a director such as jsrl.PFSP(...).")
     if e.recording is not None or e.record is not None:
         option = "recording" if e.recording is not None else "record"
         raise ConfigError(f"{option} is for runs without a director; leave one of them out.")
@@ -324,7 +328,7 @@ def _check_devices_and_lag(e: Experiment) -> None:
     devices = e.learner.num_devices if e.learner.split == "none" else None
     columns, each = e.batch_columns // e.learner.num_ranks, " of each rank" if e.learner.num_ranks > 1 else ""
     if devices is not None and (devices < 1 or columns % devices):
-        raise ConfigError(
+        raise NumbersDisagree(
             f"a batch of {columns} environments{each} cannot be split over learner.num_devices={devices}; use "
             f"{nearest_divisors(columns, max(1, devices))} devices, or a batch that is a multiple."
         )
@@ -332,18 +336,18 @@ def _check_devices_and_lag(e: Experiment) -> None:
         raise ConfigError(f"inference.device is {e.inference.device!r}; use auto, cpu, or an index such as gpu:1.")
     if e.max_policy_lag is not None and e.max_policy_lag < 0:
         raise ConfigError(f"max_policy_lag is {e.max_policy_lag}; use 0 (synchronous), a positive number, or None.")
-    if e.order == "by_group" and e.batch_columns != e.num_envs:
-        raise ConfigError(
+    if e.order == "by_group" and e.batch_columns != e.envs:
+        raise NumbersDisagree(
             f"learner.order=by_group takes one trajectory of every group, but batch_envs={e.batch_columns} is not "
-            f"num_envs={e.num_envs}; use learner.order=fifo, or make them equal."
+            f"num_envs={e.envs}; use learner.order=fifo, or make them equal."
         )
     if e.max_policy_lag == 0 and e.order != "by_group" and not e.has_replay_workers:
-        raise ConfigError(
+        raise NumbersDisagree(
             "max_policy_lag=0 (synchronous) needs batches of one trajectory of every group: batch_envs equal to num_envs "
             "and learner.order auto or by_group. Otherwise allow a lag of at least 1."
         )
     if e.deterministic and e.order != "by_group":
-        raise ConfigError(
+        raise NumbersDisagree(
             "deterministic mode takes the groups in order: use batch_envs equal to num_envs and learner.order auto or "
             "by_group. (Serial placement is deterministic with any order.)"
         )
@@ -393,13 +397,13 @@ def _check_ranks(e: Experiment) -> None:
             f"{given[0]}. Leave one of them out."
         )
     if e.num_actors != "auto" and e.actors % ranks:
-        raise ConfigError(
+        raise NumbersDisagree(
             f"{counted(e.actors, 'actor')} cannot be divided evenly among learner.num_ranks={ranks}; use num_actors "
             f"{max(1, e.actors // ranks) * ranks}, or another multiple."
         )
     if e.num_actors != "auto" and e.batch_columns % (ranks * e.group_size):
         nearest = -(-e.batch_columns // (ranks * e.group_size)) * ranks * e.group_size
-        raise ConfigError(
+        raise NumbersDisagree(
             f"a batch of {e.batch_columns} environments cannot be divided among learner.num_ranks={ranks} in whole groups "
             f"of {e.group_size}; use batch_envs {nearest}, or a larger num_groups."
         )
@@ -448,16 +452,16 @@ def _check_replay(e: Experiment, r: ReplayConfig) -> None:
     if r.kind == "device":
         _check_device_replay(e, r)
     elif r.num_replays > e.actors:
-        raise ConfigError(
+        raise NumbersDisagree(
             f"replay.num_replays={r.num_replays}, but only {counted(e.actors, 'actor')} can feed them; use at most that."
         )
 
 
 def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:
     if e.order != "by_group":
-        raise ConfigError(
+        raise NumbersDisagree(
             f"replay.kind=device keeps a column for each environment, so batches hold all of them in order; leave batch_envs "
-            f"({e.batch_columns} of {e.num_envs}) and learner.order ({e.learner.order}) out, or use replay.kind=host."
+            f"({e.batch_columns} of {e.envs}) and learner.order ({e.learner.order}) out, or use replay.kind=host."
         )
     if r.num_replays > 1:
         raise ConfigError(
@@ -466,7 +470,7 @@ def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:
     if r.samples_per_insert is not None and r.updates_per_call is not None:
         asked = r.samples_per_insert * e.rows_per_update / r.batch_size
         if round(asked) != r.updates_per_call:
-            raise ConfigError(
+            raise NumbersDisagree(
                 f"replay.updates_per_call={r.updates_per_call}, but samples_per_insert={r.samples_per_insert:g} asks for "
                 f"{asked:g} updates per batch of {e.rows_per_update} env steps; leave one of them out."
             )
@@ -485,8 +489,9 @@ def check_supervision(e: Experiment) -> None:
             raise ConfigError(f"deadlines.{name} is infinite, so a run might never end; give a number of seconds.")
     if e.restart < 0:
         raise ConfigError(f"restart is {e.restart}; it must be 0 (the first death ends the run) or more.")
-    for name, value in dataclasses.asdict(e.supervision).items():
-        if value is not None and not value >= 0:
+    limits = dataclasses.asdict(e.supervision)
+    for name, value in (limits | {f"restarts.{kind}": n for kind, n in limits.pop("restarts").items()}).items():
+        if not isinstance(value, int | float) or not value >= 0:
             raise ConfigError(f"supervision.{name} is {value}; it must be 0 or more.")
     if not e.supervision.window_s > 0:
         raise ConfigError(f"supervision.window_s is {e.supervision.window_s}; it must be above 0.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment.checks import check, leaves_host, split_bind, whole_numbers
+from jsrl.experiment.numbers import fitting_envs
 from jsrl.experiment.policies import PolicyConfig
 from jsrl.experiment.settings import (
     AUTO,
@@ -30,7 +32,7 @@ from jsrl.experiment.settings import (
     VideoConfig,
     decided_replay,
 )
-from jsrl.field_names import suggesting
+from jsrl.field_names import IN_PYTHON, suggesting
 
 PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
 
@@ -59,7 +61,7 @@ class Experiment:
     agent: Any = None
     """A config such as PPOConfig (its class names its factory), or an AgentReference."""
     env: EnvConfig = field(default_factory=EnvConfig)
-    name: str = "experiment"
+    name: str = field(default="experiment", metadata=IN_PYTHON)
     """Name of the experiment; its runs go to RUNS_DIR/NAME."""
     total_env_steps: int = 1_000_000
     """Stop after training on this many env steps (whole updates)."""
@@ -71,8 +73,8 @@ class Experiment:
     seed: int = 0
     """Seed of environments, acting and learning; evaluations use other seeds."""
 
-    num_envs: int = 16
-    """Number of environments, over all actors."""
+    num_envs: int | Literal["auto"] = AUTO
+    """Number of environments, over all actors. auto: 16, or the nearest number that actors, groups and batches divide."""
     rollout_length: int = 128
     """Rows T of a trajectory."""
     batch_envs: int | None = None
@@ -109,14 +111,12 @@ class Experiment:
     """Maximum restarts of each dead or hung worker within supervision.window-s."""
     record: str | None = None
     """Write every trajectory of the actors to this folder, for `recording` to read; None: nothing is written."""
-    record_limit_mb: int = 10_000
+    record_limit_mb: int = field(default=10_000, metadata=IN_PYTHON)
     """Stop recording at this many MiB, over all actors; the run continues."""
     recording: str | None = None
     """Learn from the trajectories in this folder, without actors; num_envs is then the number of windows in a batch."""
     trace: bool = False
     """Write trace.json for ui.perfetto.dev: a timeline of every thread of every worker."""
-    trace_spans: int = 200_000
-    """Maximum spans in a trace, divided among the workers; the newest are kept (about 100 bytes a span)."""
 
     actor: ActorConfig = field(default_factory=ActorConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
@@ -155,26 +155,29 @@ class Experiment:
         """Return the meaning of the placement; `auto` counts as inline until `automatic.settled` decides it at the start."""
         return PLACEMENTS["inline" if self.placement == AUTO else self.placement]
 
+    @functools.cached_property
+    def envs(self) -> int:
+        """Return the number of environments, with `auto` decided."""
+        return fitting_envs(self) if self.num_envs == AUTO else self.num_envs
+
     @property
     def groups(self) -> int:
         """Return the number of groups of environments."""
         if self.num_groups is not None:
             return self.num_groups
         if self.deterministic:
-            return math.gcd(self.num_envs, 4)
+            return math.gcd(self.envs, 4)
         # As few groups as possible: batches are whole groups, actors host whole groups; served ones need two each,
         # so that one steps while the other waits for its actions.
-        fewest = math.lcm(self.num_envs // math.gcd(self.num_envs, self.batch_columns), self.actors)
+        fewest = math.lcm(self.envs // math.gcd(self.envs, self.batch_columns), self.actors)
         return (
-            2 * fewest
-            if self.where.has_servers and fewest == self.actors and self.num_envs % (2 * fewest) == 0
-            else fewest
+            2 * fewest if self.where.has_servers and fewest == self.actors and self.envs % (2 * fewest) == 0 else fewest
         )
 
     @property
     def group_size(self) -> int:
         """Return the environments B_g of one group."""
-        return self.num_envs // self.groups
+        return self.envs // self.groups
 
     @property
     def ring(self) -> int:
@@ -189,7 +192,7 @@ class Experiment:
     @property
     def batch_columns(self) -> int:
         """Return the environments of one update's batch."""
-        return self.num_envs if self.batch_envs is None else self.batch_envs
+        return self.envs if self.batch_envs is None else self.batch_envs
 
     @property
     def rows_per_update(self) -> int:
@@ -276,7 +279,7 @@ class Experiment:
             return "fifo"
         on_device = self.buffer is not None  # columns of its ring are environments
         asked = self.max_policy_lag is not None or self.deterministic or on_device
-        by_group = self.batch_columns == self.num_envs and asked
+        by_group = self.batch_columns == self.envs and asked
         return "by_group" if by_group else "fifo"
 
     @property

@@ -13,12 +13,14 @@ import shutil
 import textwrap
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jsrl.errors import ConfigError
+from jsrl.experiment.numbers import ALL, followed
 from jsrl.experiment.settings import AUTO
-from jsrl.field_names import ELSEWHERE
+from jsrl.field_names import IN_PYTHON, elsewhere
 from jsrl.references.reference import is_equal
 
 
@@ -63,18 +65,14 @@ class SlurmOptions:
     """Cores of each actor host."""
     account: str | None = None
     """Account of both jobs."""
-    qos: str | None = None
-    """Quality of service of both jobs."""
     time: str | None = None
     """Time limit of both jobs, as sbatch takes it."""
-    constraint: str | None = None
-    """Features of the nodes of both jobs."""
     container: str | None = None
     """OCI container bundle in which both jobs run; it has the Python of the login node under the same path."""
     setup: str | None = None
     """Shell commands before jsrl, such as `module load cuda`; JSRL_ADDRESS=IP there sets the address that other hosts use."""
     extra: tuple[str, ...] = ()
-    """Further options of sbatch for both jobs, without their dashes: exclusive mem=0."""
+    """Further options of sbatch for both jobs, without their dashes: exclusive mem=0 qos=high constraint=a100."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,9 @@ class RunOptions:
     detach: bool = False
     """Start the run in the background, and return; `jsrl status`, `jsrl logs` and `jsrl stop` reach it."""
     plan: bool = False
-    """Print the workers, streams and memory of the run, and do not run."""
-    plan_file: str | None = None
-    """Draw the plan to this SVG file as well; `--plan graph.svg` is short for it."""
+    """Print the workers, streams and memory of the run, and do not run; `--plan graph.svg` also draws them."""
+    plan_file: str | None = dataclasses.field(default=None, metadata=IN_PYTHON)
+    """With --plan FILE.svg: that file."""
     hosts_file: str | None = None
     """With --plan: show on which hosts of this JSON file the workers would run; the first entry is the host of `jsrl run`."""
     listen: str | None = None
@@ -159,22 +157,20 @@ class RunOptions:
     """With --seeds: how many run at once."""
     profile: str = "auto"
     """Settings that a tuning found: auto (those of this machine and experiment, if any), none, or a file."""
-    profiles_dir: str | None = None
-    """Folder of profiles (default: JSRL_PROFILES, else the user's cache)."""
     tune: bool = False
     """Find this machine's fastest settings first, keep them as its profile, and run with them."""
     tune_minutes: float = 3.0
     """With --tune: time for the tuning, in minutes."""
-    tune_batch: bool = False
-    """With --tune: tune the number of environments and the batch as well, which changes what is learned."""
 
 
 ABSENT = "(absent)"  # an option that one of two experiments does not have
+UNREADABLE = "a value that only a config in Python can give"
 WHETHER_REPLAY = typing.Literal["auto"] | None  # of --replay; --replay.NAME gives its settings
 INDENT = " " * 8  # of an option's text
 COMMON = (
     ("how long", ("total-env-steps", "max-minutes", "stop-at-return", "seed", "seeds")),
-    ("what", ("env.id", "env.kwargs.KEY", "num-envs", "rollout-length", "batch-envs", "max-policy-lag")),
+    ("what", ("env.id", "env.kwargs.KEY", "num-envs", "rollout-length", "batch-envs", "max-policy-lag",
+              "replay.capacity", "replay.batch-size", "replay.samples-per-insert")),
     (
         "algorithm",
         ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.entropy-coef",
@@ -182,42 +178,64 @@ COMMON = (
     ),
     ("where", ("placement", "num-actors", "num-inference-servers", "transport", "learner.num-devices", "deterministic",
                "restart", "tune")),
-    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan")),
+    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan",
+                 "video.enabled", "wandb.enabled")),
 )  # fmt: skip
+CHAPTERS = {  # of the options without a part
+    "how long": ("total-env-steps", "max-minutes", "stop-at-return", "seed", "seeds", "jobs"),
+    "data": ("num-envs", "rollout-length", "batch-envs", "max-policy-lag", "replay", "record", "recording"),
+    "where": ("placement", "num-actors", "num-groups", "num-inference-servers", "transport", "bind", "encrypt", "compress",
+              "deterministic", "restart", "graph", "profile", "tune", "tune-minutes"),
+    "the run": ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan", "trace", "hooks",
+                "sinks"),
+    "other hosts": ("listen", "hosts", "launcher", "num-hosts", "min-hosts", "join-key", "join-s", "keep-here", "learner-on",
+                    "host-python", "hosts-file", "print"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its name without dashes, type, default, and help text."""
+    """One option: its name without dashes, type, default, help text, and whether the command line offers it."""
 
     name: str
     kind: Any
     default: Any
     text: str
+    offered: bool = True
 
 
-def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
-    """Return every option of a config value (a dataclass instance), by name."""
+def offered_options(*values: Any) -> dict[str, Option]:
+    """Return the options of config values that the command line offers, by name."""
+    return {name: option for value in values for name, option in options_of(value).items() if option.offered}
+
+
+def options_of(value: Any, prefix: str = "", offered: bool = True) -> dict[str, Option]:
+    """Return every option of a config value (a dataclass instance), by name.
+
+    `offered`: the command line has those that it can read, and that are not `in_python`.
+    """
     options: dict[str, Option] = {}
     cls: type = type(value)
     texts, hints = field_texts(cls), type_hints(cls)
     for field in dataclasses.fields(value):
         name = f"{prefix}{field.name.replace('_', '-')}"
-        default = getattr(value, field.name)
+        default, here = getattr(value, field.name), offered and field.metadata != IN_PYTHON
         if hasattr(value, "buffer") and field.name == "replay":
             default = value.buffer
-            options[name] = Option(name, WHETHER_REPLAY, None if default is None else AUTO, texts[field.name])
+            options[name] = Option(name, WHETHER_REPLAY, None if default is None else AUTO, texts[field.name], here)
             if default is None:
                 continue
         if (dataclasses.is_dataclass(default) and not isinstance(default, type) and hints[field.name] is not Any) or (
             field.name in ("agent", "director") and dataclasses.is_dataclass(default)
         ):
-            options |= options_of(default, f"{name}.")
+            options |= options_of(default, f"{name}.", here)
         elif field.name == "policies" and isinstance(default, dict) and default:
             for policy, config in default.items():
-                options |= options_of(config, f"{name}.{policy.replace('_', '-')}.")
+                options |= options_of(config, f"{name}.{policy.replace('_', '-')}.", here)
         else:
-            options[name] = Option(name, hints[field.name], default, texts.get(field.name, ""))
+            kind = hints[field.name]
+            here = here and field.name not in ("agent", "director", "policies")  # empty: only Python can give one
+            options[name] = Option(name, kind, default, texts.get(field.name, ""), here)
     return options
 
 
@@ -272,44 +290,64 @@ def find_option(name: str, options: dict[str, Option]) -> Option:
     Raises:
       ConfigError: there is none; the message gives its name here, or the nearest names.
     """
-    if name in options:
+    if name in options and options[name].offered:
         return options[name]
     for known in options.values():
         if name.startswith(known.name + ".") and isinstance(known.default, dict):
             return known
-    usual = ELSEWHERE.get(name) or ELSEWHERE.get(name.rpartition(".")[2])
-    if usual in options and usual != name:
-        raise ConfigError(f"there is no option --{name}; here it is called --{usual}.")
+    if text := usual_name(name, options):
+        raise ConfigError(f"there is no option --{name}; {text}")
+    if name in options:
+        raise ConfigError(
+            f"there is no option --{name}: set {name.replace('-', '_')} of the Experiment in a config in Python "
+            "(configs/NAME.py)."
+        )
     off = options.get(name.partition(".")[0]) or options.get(name.rpartition(".")[0])
-    of_policies = [known for known in options if known.startswith("policies.") and known.endswith(f".{name}")]
-    if of_policies:
-        raise ConfigError(f"there is no option --{name}: each policy has its own: --{' or --'.join(of_policies)}.")
     if off is not None and off.default is None and "." in name and "agent" in {n.partition(".")[0] for n in options}:
         raise ConfigError(f"there is no option --{name}: this experiment has no {off.name}.")
     hint = " or ".join(f"--{n}" for n in nearest(name, options))
     raise ConfigError(f"there is no option --{name}; {f'did you mean {hint}?' if hint else '--help-all lists all.'}")
 
 
+def usual_name(name: str, options: dict[str, Option]) -> str:
+    """Return what to give instead of an option of another library or of each policy, as text; empty: nothing is known."""
+    entries = elsewhere(name)
+    meant = [entry for entry in entries if entry.here in options]
+    if meant:
+        note = f" ({meant[0].note})" if meant[0].note else ""
+        return f"here it is called --{meant[0].here}{note}."
+    for here in (name, *(entry.here for entry in entries)):
+        if own := [known for known in options if known.startswith("policies.") and known.endswith(f".{here}")]:
+            return f"each policy has its own: --{' or --'.join(own)}."
+    if not entries:
+        return ""
+    absent = " or ".join(f"--{entry.here}" for entry in entries)
+    return f"it would be {absent}, which this experiment does not have." if entries[0].here else entries[0].note
+
+
 def nearest(name: str, options: dict[str, Option]) -> list[str]:
     """Return the names of at most two options that look like `name`, with or without the part before their last dot."""
+    options = {known: option for known, option in options.items() if option.offered}
+    if same := [known for known in options if known.rpartition(".")[2] == name]:
+        return same[:2]
     tails = {known.rpartition(".")[2]: known for known in reversed(list(options))}
     near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
     near += [tails[t] for t in difflib.get_close_matches(name.rpartition(".")[2], tails, n=2, cutoff=0.6)]
     return list(dict.fromkeys(near))[:2]
 
 
-def with_changes(experiment: Any, changes: dict[str, Any]) -> Any:
-    """Return an experiment with other values of the fields in `changes`.
+def with_changes(experiment: Any, changes: dict[str, Any], *, follow: bool = True) -> tuple[Any, str]:
+    """Return an experiment with other values of the fields in `changes`, and a line about numbers that follow from them.
 
     Raises:
       ConfigError: it has no such field; the message gives its name here, or the nearest names.
     """
     for name in changes.keys() - {f.name for f in dataclasses.fields(experiment)}:
         option, options = name.replace("_", "-"), options_of(experiment)
-        usual = [ELSEWHERE[option]] if ELSEWHERE.get(option) in options else nearest(option, options)
+        usual = [entry.here for entry in elsewhere(option) if entry.here in options][:1] or nearest(option, options)
         hint = f"; did you mean {' or '.join(usual).replace('-', '_')}?" if usual else "."
         raise ConfigError(f"an experiment has no field {name!r}{hint}")
-    return dataclasses.replace(experiment, **changes)
+    return followed(experiment, changes, {name.replace("_", "-") for name in changes} if follow else ALL)
 
 
 def is_sequence(kind: Any) -> bool:
@@ -326,9 +364,10 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
 
 def type_text(kind: Any, name: str) -> str:
     """Return an option's type for help texts; `name` is the option's."""
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
+    simple = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
     if typing.get_origin(kind) is typing.Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+        names = [str(choice) for choice in typing.get_args(kind)]
+        return names[0] if len(names) == 1 else "one of " + ", ".join(names)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return " or ".join(type_text(member, name) for member in reversed(alternatives(kind)))
     if is_sequence(kind):
@@ -336,7 +375,7 @@ def type_text(kind: Any, name: str) -> str:
         return f"a list such as {example}"
     if kind is dict or typing.get_origin(kind) is dict:
         return f"a JSON object, or keys one by one: --{name}.KEY VALUE"
-    return names.get(kind, "a value that only a config in Python can give")
+    return simple.get(kind, UNREADABLE)
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
@@ -350,30 +389,50 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 
 def short_help(default: Any, usage: str, names: dict[str, str]) -> str:
     """Return the help of about 40 lines: usage, experiments, and the common options."""
-    options = options_of(default) | options_of(RunOptions())
+    options = offered_options(default, RunOptions())
     lines = [usage, "", *textwrap.wrap("experiments: " + ", ".join(names), _width(), subsequent_indent="  ")]
     for title, members in COMMON:
         lines += ["", f"{title}:"]
         for name in members:
             if name == "env.kwargs.KEY":
-                lines.append(f"  --{name:<24} {'':<13} a keyword argument of the environment")
+                lines.append(f"  --{name:<26} {'':<13} A keyword argument of the environment")
             elif name in options:
                 lines.append(_option_line(options[name]))
+        if title == "algorithm" and default.policies:
+            lines.append(
+                f"  each policy has its own: --policies.NAME.agent.gamma, ...; NAME: {', '.join(default.policies)}"
+            )
     lines += ["", "--help-all lists every option."]
     return "\n".join(lines)
 
 
 def full_help(default: Any) -> str:
-    """Return every option with its default, its choices and its whole text, by part of the experiment."""
-    options = options_of(default) | options_of(RunOptions())
-    parts: dict[str, list[Option]] = {"run": []}
+    """Return every option with its default, its choices and its whole text, in chapters."""
+    options = offered_options(default, RunOptions())
+    chapters: dict[str, list[Option]] = {title: [options[name] for name in names] for title, names in CHAPTERS.items()}
+    titles = _titles(default) | _titles(RunOptions())
     for option in options.values():
-        parts.setdefault(option.name.rpartition(".")[0] or "run", []).append(option)
+        if part := option.name.rpartition(".")[0]:
+            chapters.setdefault(f"{part} ({titles[part]})", []).append(option)
     lines: list[str] = []
-    for part, members in parts.items():
-        lines += ["", f"{part}:"]
-        lines += [line for option in members for line in option_lines(option)]
+    for title, members in chapters.items():
+        lines += ["", f"{title}:", *(line for option in members for line in option_lines(option))]
     return "\n".join(lines[1:])
+
+
+def _titles(value: Any, name: str = "") -> dict[str, str]:
+    """Return a title for each part of a config, from the first line about it: `actor` -> how actors work."""
+    first = re.split(r"[.:(,]", inspect.getdoc(type(value)) or "")[0].strip()
+    parts = value if isinstance(value, Mapping) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    found = {name: first[:1].lower() + first[1:]}
+    for part, inner in parts.items():
+        if (dataclasses.is_dataclass(inner) and not isinstance(inner, type)) or (
+            part == "policies" and isinstance(inner, Mapping)
+        ):
+            found |= _titles(inner, f"{name}.{part}".lstrip(".").replace("_", "-"))
+        if part == "replay" and inner == AUTO and value.buffer is not None:
+            found |= _titles(value.buffer, f"{name}.{part}".lstrip("."))
+    return found
 
 
 def option_lines(option: Option) -> list[str]:
@@ -386,12 +445,16 @@ def option_lines(option: Option) -> list[str]:
 def _option_line(option: Option) -> str:
     """Return one option as a line of help: its default and the first clause of its text, cut to fit."""
     text = _explained(option, re.split(r"[.;] ", option.text)[0].rstrip("."))
-    return f"  --{option.name:<24} {_shown(option):<13} {textwrap.shorten(text, 76, placeholder=' ...')}".rstrip()
+    begin = f"  --{option.name:<26} {_shown(option):<13} "
+    return (begin + textwrap.shorten(text, max(30, 118 - len(begin)), placeholder=" ...")).rstrip()
 
 
 def _explained(option: Option, text: str) -> str:
-    """Return the text with the choices that it does not mention."""
+    """Return the text as a sentence, with the choices that it does not mention."""
     choices = typing.get_args(option.kind) if typing.get_origin(option.kind) is typing.Literal else ()
+    first = re.split(r"[ ,:]", text)[0]
+    if first.isalpha() and first not in (*choices, str(option.default)):
+        text = text[:1].upper() + text[1:]
     if not choices or str(choices[0]) in text:
         return text
     return f"{' | '.join(map(str, choices))}. {text}" if text else " | ".join(map(str, choices))
@@ -399,8 +462,10 @@ def _explained(option: Option, text: str) -> str:
 
 def _shown(option: Option) -> str:
     """Return a default in the form of the command line."""
-    if option.default is None:
-        return "none"
+    if option.default is None or isinstance(option.default, bool):
+        return str(option.default).lower()
+    if option.default in ((), {}):
+        return "empty"
     return ",".join(map(str, option.default)) if isinstance(option.default, tuple) else str(option.default)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
+from jsrl.field_names import IN_PYTHON, suggesting
 from jsrl.types import EITHER, FRESH, REPLAY
 
 AUTO: Final = "auto"
@@ -31,8 +31,6 @@ class ActorConfig:
     """Trajectories that each group may be ahead of the learner; then its actor waits."""
     step_deadline_s: float = 60.0
     """An actor ends with an error when its environment does not return from reset or step within this many seconds."""
-    rows_in_place: bool = True
-    """Write rows directly into the stream's memory; false: into a buffer that is copied when the trajectory is complete."""
 
 
 @suggesting
@@ -68,14 +66,12 @@ class LearnerConfig:
     the batch."""
     split: Literal["none", "actor-critic"] = "none"
     """actor-critic: policy and critics on two devices, which update in parallel and exchange params (sac, td3, ddpg)."""
-    split_lead: int = 2
+    split_lead: int = field(default=2, metadata=IN_PYTHON)
     """Compiled calls by which either side may be ahead of the other; 0: they take turns, as in deterministic runs."""
     order: Literal["auto", "by_group", "fifo", "freshest"] = "auto"
     """Which trajectories form a batch: one of every group, first in, or newest first (older ones are dropped later)."""
     reuse: int = 1
     """Number of updates with each batch."""
-    prefetch: bool = True
-    """Assemble the next batch while an update runs; false: after it, as in serial placement."""
     check_finite: bool = True
     """Stop before publishing when a metric, the params, learner_params or extra contain NaN or infinity. Costs the memory of a
     second state."""
@@ -103,7 +99,7 @@ class ReplayConfig:
     """Env steps inserted before the first update."""
     samples_per_insert: float | None = None
     """Windows sampled per env step inserted (batch_size x updates per env step); None: no limit."""
-    tolerance: float = 0.1
+    tolerance: float = field(default=0.1, metadata=IN_PYTHON)
     """Share of min_size x samples_per_insert by which either side may run ahead (host)."""
     updates_per_call: int | None = None
     """Updates in one compiled call; None: chosen from samples_per_insert (device), or 1."""
@@ -113,9 +109,9 @@ class ReplayConfig:
     """Exponent of priorities: 0 is uniform."""
     beta: float = 0.4
     """Exponent of importance weights at the start."""
-    beta_end: float = 1.0
+    beta_end: float = field(default=1.0, metadata=IN_PYTHON)
     """Exponent of importance weights at total_env_steps; linear in between."""
-    epsilon: float = 1e-6
+    epsilon: float = field(default=1e-6, metadata=IN_PYTHON)
     """Added to each priority, so that every window can be sampled."""
     num_replays: int = 1
     """Number of replay workers (host); the actors' streams are divided among them."""
@@ -164,7 +160,7 @@ class EvaluatorConfig:
     training waits for evaluations, None also limits them to a tenth of its time: long episodes are scored less often."""
     max_steps: int = 30_000
     """Env steps of an episode after which an evaluation, a match or a video is cut, because it seems to have no end."""
-    niceness: int = 5
+    niceness: int = field(default=5, metadata=IN_PYTHON)
     """Niceness of the evaluator's process: 0 (normal priority) to 19 (lowest)."""
     against: tuple[str, ...] = ()
     """Opponents, in environments with seats: frozen players of this run (initial, frozen-3) or RUN@TAG. The score is then the
@@ -186,7 +182,7 @@ class VideoConfig:
     """Greedy episodes in one video."""
     final: bool = True
     """Film the last params after the end. Its time does not count as training."""
-    keep_newest: int = 5
+    keep_newest: int = field(default=5, metadata=IN_PYTHON)
     """Videos kept besides the best one."""
     fps: float | None = None
     """Frames (env steps) per second of video; None: the environment's render_fps, which is real time."""
@@ -213,17 +209,17 @@ class DeadlineConfig:
     rank_s: float = 10.0
     """The same as silence_s and stuck_s in a learner of several ranks; a turn may take ten times the median update if that
     is more."""
-    still_s: float = 60.0
+    still_s: float = field(default=60.0, metadata=IN_PYTHON)
     """Seconds without any step, reply or update after which the run reports what every worker is doing; it continues."""
-    leave_s: float = 10.0
+    leave_s: float = field(default=10.0, metadata=IN_PYTHON)
     """Seconds for a worker to shut down; a tenth of it after Ctrl-C."""
-    snapshot_s: float = 60.0
+    snapshot_s: float = field(default=60.0, metadata=IN_PYTHON)
     """Seconds for the final snapshot."""
-    evaluation_s: float = 3600.0
+    evaluation_s: float = field(default=3600.0, metadata=IN_PYTHON)
     """Seconds of one evaluation or video, after which it is cut; also those of the final evaluation after the training."""
-    hooks_s: float = 10.0
+    hooks_s: float = field(default=10.0, metadata=IN_PYTHON)
     """Seconds that the end of a run waits for hooks."""
-    sinks_s: float = 5.0
+    sinks_s: float = field(default=5.0, metadata=IN_PYTHON)
     """Seconds that the end of a run waits for TensorBoard, Weights & Biases and other sinks of metrics."""
 
 
@@ -241,20 +237,10 @@ class SupervisionConfig:
     memory_margin_mb: int = 1024
     """With transport zeromq: MiB that a listening worker may use beyond its memory after start-up and the declared size of
     its streams and state. A worker above this bound is replaced: a connection may be filling its memory."""
-    actor: int | None = None
-    """Restarts of each actor; None: `restart`."""
-    inference: int | None = None
-    """Restarts of each inference server; None: `restart`."""
-    learner: int | None = None
-    """Restarts of the learner, which continues from its last snapshot; None: `restart`."""
-    replay: int | None = None
-    """Restarts of each replay worker, whose rows are lost unless they are saved; None: `restart`."""
-    evaluator: int | None = None
-    """Restarts of the evaluator; None: `restart`."""
-    video_recorder: int | None = None
-    """Restarts of the video recorder; when they are exhausted, the run continues without it. None: `restart`."""
-    parameter_server: int | None = None
-    """Restarts of the parameter server; None: `restart`."""
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Restarts of each worker of a kind: actor, inference, learner, replay, evaluator, video_recorder, parameter_server, or a
+    kind of your own. Other kinds: `restart`. The learner continues from its last snapshot; a replay worker loses its rows
+    unless they are saved; without a video recorder the run continues."""
 
 
 @suggesting

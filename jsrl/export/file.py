@@ -20,7 +20,7 @@ from jsrl.export.function import PolicyFunction, policy_function
 from jsrl.export.program import Program, reached, trace, without_unused
 from jsrl.types import Continuous, EnvSpec, named_leaves
 
-STABLEHLO, ONNX = "policy.stablehlo", "policy.onnx"
+STABLEHLO = "policy.stablehlo"
 PLATFORMS = ("cpu", "cuda", "tpu")
 _MAIN = "import sys\n\nimport player\n\nprint(player.describe(player.read_contract(sys.argv[0])))\n"
 
@@ -31,42 +31,41 @@ def save(
     spec: EnvSpec,
     params: ActParams,
     *,
-    onnx: bool = False,
     origin: str = "jsrl",
 ) -> list[str]:
     """Write a policy file and return its parity report, one line per player.
 
     Args:
-      agent, spec, params: of the policy. onnx: write `policy.onnx` into the file as well.
-      origin: where the policy comes from, for readers.
+      path: `.onnx` and `.stablehlo` are these files alone; any other name is a zip with StableHLO and the numpy player.
+      agent, spec, params: of the policy. origin: where the policy comes from, for readers.
 
     Raises:
       ExportError: params are not finite, the policy cannot be traced for batches of any size, a player differs from the agent,
-        ONNX is wanted and lacks an operation of the policy, the name ends with .onnx, or the file cannot be written.
+        ONNX is wanted and lacks an operation of the policy, or the file cannot be written.
       MissingExtra: ONNX is wanted, and the package onnx is not installed.
     """
-    if Path(path).suffix == ".onnx":
-        name = Path(path).with_suffix(".zip").name
-        raise ExportError(f"{path}: the policy is a zip file, such as {name}; with --onnx it contains policy.onnx")
     _check_finite(params)
     function, program, why = traced(agent, spec, params)
-    exported = _stablehlo(function)
     steps = parity.rows_of(function, params.moments)
     reference = parity.play(function, parity.of_agent(function), steps)
+    if Path(path).suffix == ".onnx":
+        if program is None:
+            raise ExportError(f"the policy cannot be written as ONNX: {why}; export a .zip or .stablehlo file")
+        content = onnx_file.model(function, program)
+        played = parity.play(function, onnx_file.reference_player(function, content), steps)
+        _write(path, content)
+        return [parity.compare("ONNX", function, played, reference)]
+    exported = _stablehlo(function)
     report = [parity.compare("StableHLO", function, parity.play(function, _of_exported(exported), steps), reference)]
+    if Path(path).suffix == ".stablehlo":
+        _write(path, exported.serialize())
+        return report
     if program is None:
         report.append(f"numpy: not exported: {why}")
     else:
         played = parity.play(function, _of_program(program), steps)
         report.append(parity.compare("numpy", function, played, reference))
-    members = {STABLEHLO: exported.serialize()}
-    if onnx:
-        if program is None:
-            raise ExportError(f"the policy cannot be written as ONNX: {why}; export without ONNX")
-        members[ONNX] = onnx_file.model(function, program)
-        played = parity.play(function, onnx_file.reference_player(function, members[ONNX]), steps)
-        report.append(parity.compare("ONNX", function, played, reference))
-    _write(path, _contract(spec, function, origin, report, why), program, members)
+    _write(path, _packed(_contract(spec, function, origin, report, why), program, exported.serialize()))
     return report
 
 
@@ -167,9 +166,7 @@ def _action(spec: EnvSpec) -> dict[str, Any]:
     return facts
 
 
-def _write(
-    path: str | os.PathLike[str], contract: dict[str, Any], program: Program | None, compiled: dict[str, bytes]
-) -> None:
+def _packed(contract: dict[str, Any], program: Program | None, stablehlo: bytes) -> bytes:
     constants = {} if program is None else program.constants
     little = {i: np.asarray(a, a.dtype.newbyteorder("<")) for i, a in sorted(constants.items())}
     contract["program"] = None if program is None else _as_json(program)
@@ -177,12 +174,16 @@ def _write(
     members = {
         "policy.json": json.dumps(contract, indent=1).encode(),
         "weights.bin": b"".join(a.tobytes() for a in little.values()),
-        **compiled,
+        STABLEHLO: stablehlo,
         "player.py": Path(player.__file__).read_bytes(),
         "__main__.py": _MAIN.encode(),
     }
+    return pack(members)
+
+
+def _write(path: str | os.PathLike[str], content: bytes) -> None:
     try:
-        Path(path).write_bytes(pack(members))
+        Path(path).write_bytes(content)
     except OSError as error:
         raise ExportError(f"cannot write {path}: {error}; choose another place") from error
 

@@ -122,7 +122,7 @@ class _Writer:
             made = WRITERS[op.name](self, op, read)
         else:
             raise ExportError(
-                f"the policy uses the operation {op.name}, which is not written to ONNX; export without --onnx"
+                f"the policy uses the operation {op.name}, which is not written to ONNX; export a .zip or .stablehlo file"
             )
         names = made if isinstance(made, list) else [made]
         self._names.update(zip(op.outputs, names, strict=True))
@@ -191,7 +191,9 @@ def _slice(writer: _Writer, op: Operation, read: list[str]) -> str:
     ends = []
     for stop, size in zip(op.options["stop"], writer.shape(op.inputs[0]), strict=True):
         if stop < 0 and stop != size:
-            raise ExportError("the policy slices its batch, which is not written to ONNX; export without --onnx")
+            raise ExportError(
+                "the policy slices its batch, which is not written to ONNX; export a .zip or .stablehlo file"
+            )
         ends.append(END if stop < 0 else stop)
     axes = list(range(len(ends)))
     return writer.node("Slice", [read[0], *map(writer.constant, (op.options["start"], ends, axes, op.options["step"]))])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -388,8 +388,8 @@ class Graph:
         }
 
     @staticmethod
-    def from_json(tree: Any) -> Graph:
-        """Return the graph from `to_json` (lists may stand for tuples).
+    def from_json(tree: Any, *, decode: Callable[[Any, str], Any] = from_json) -> Graph:
+        """Return the graph from `to_json` (lists may stand for tuples); decode: gives the value of a worker's settings.
 
         Raises:
           ConfigError: it is not a graph; the message names the field.
@@ -398,7 +398,7 @@ class Graph:
             graph = msgspec.convert(tree, Graph)
             _check_fields(tree, Graph, "the graph")
             workers = [
-                dataclasses.replace(worker, settings=from_json(worker.settings, f"{worker.name}.settings"))
+                dataclasses.replace(worker, settings=decode(worker.settings, f"{worker.name}.settings"))
                 for worker in graph.workers
             ]
         except ValueError as error:

@@ -131,7 +131,7 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
         if len(ranks) != own.learner.num_ranks:
             raise ConfigError(
                 f"{learner.name} has {counted(len(ranks), 'rank')} in this graph, but learner.num_ranks is "
-                f"{own.learner.num_ranks}; set it, or change the graph by jsrl.graph.placements.with_ranks."
+                f"{own.learner.num_ranks}; set it, or change the graph by jsrl.extend.with_ranks."
             )
     if len(parts) > 1 and experiment.record is not None:
         raise ConfigError(
@@ -202,7 +202,7 @@ def with_policy(graph: Graph, name: str, groups: Iterable[int], settings: dict[s
     if any(stream.type == "ranks" for stream in graph.streams):
         raise ConfigError(
             "with_policy divides learners of one rank; begin with learner.num_ranks 1, and give each learner its ranks "
-            "afterwards: jsrl.graph.placements.with_ranks."
+            "afterwards: jsrl.extend.with_ranks."
         )
     moved, carried = set(groups), {group for stream in graph.streams for group in stream.groups if _is_of_envs(stream)}
     if not moved or not moved < carried:

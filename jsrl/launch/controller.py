@@ -63,6 +63,7 @@ class Controller:
         self._restarts: list[Restart] = []
         self._finals: dict[str, dict[str, Any]] = {}  # workers with a last task, and the facts of its command
         self._check_s = 0.0
+        self._absent: dict[str, tuple[int, list[int]]] = {}  # learner -> its incarnation, groups it knows as absent
         self._pauses = Pauses()
         self._groups = {w.name: [rank.name for rank in ranks_of(plan.graph, w)] for w in plan.graph.workers}
         self._silence_s = self._silence_limits()
@@ -163,15 +164,32 @@ class Controller:
         self._listen(POLL_S)
         for name, why in self._launcher.moves().items():
             self._move(self._workers[name], why)
-        for worker in self._due_checks():
+        due = self._due_checks()
+        for worker in due:
             if self._session.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
                 self._check(worker)
         self._start_due()
+        if due:
+            self._tell_absent()
         if self._session.line_due:
             usage = self._usage.sample(self._workers.values()) | self._supervision.metrics()
             self._session.hub.receive("controller", "controller", usage)
             self._watchdog.report_standstill(self._deadlines.still_s)
         self._session.tick()
+
+    def _tell_absent(self) -> None:
+        """Tell learners which groups nobody steps now, so that the others make their rows; in deterministic runs they wait."""
+        if self._plan.experiment.is_deterministic:
+            return
+        away = [w.job for w in self._workers.values() if self._kind(w).plays and w.is_absent]
+        samples = [end for job in away for _, end in job.ends if end.stream.type == "samples"]
+        absent = sorted({group for end in samples for group in end.groups})
+        for worker in self._workers.values():
+            told = (worker.job.incarnation, absent)
+            if self._kind(worker).resources.device == "learns" and worker.is_reachable:
+                if self._absent.get(worker.name, (worker.job.incarnation, [])) != told:
+                    self._send_command(worker.name, "absent", groups=absent)
+                self._absent[worker.name] = told
 
     def _due_checks(self) -> list[SupervisedWorker]:
         """Return the workers to check now: all, or none if very many were checked just now."""

@@ -102,7 +102,7 @@ def _check_scored(experiment: Experiment, director: Any) -> None:
         if not getattr(type(policy.agent), "scores_rows", False):
             raise ConfigError(
                 f"{name} needs scores of games, which {agent_name(policy.agent)} does not give; ppo, mappo, ippo, happo and "
-                "impala do (a config of your own says so with `scores_rows = True`, see jsrl.agents.base.UpdateOutput)."
+                "impala do (a config of your own says so with `scores_rows = True`, see jsrl.extend.UpdateOutput)."
             )
 
 

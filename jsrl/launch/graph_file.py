@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from inspect import isfunction
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
@@ -18,9 +18,10 @@ from jsrl.references.reference import from_json, is_equal
 from jsrl.runs.files import read_json, write_json
 from jsrl.runs.runs import RunFolder
 from jsrl.transport.stream import Stream
-from jsrl.workers.kinds import Kind, find_kind, own_kinds
+from jsrl.workers.kinds import Described, Kind, description, find_kind, own_kinds
 
 FILE = "graph.json"  # of a run
+KINDS = "kinds"  # its entry for what reports show of users' kinds
 OWN = "own"  # in place of a function: the experiment's own graph
 Edit: TypeAlias = Graph | Callable[[Graph], Graph] | str
 
@@ -99,14 +100,22 @@ def read_graph(folder: Path) -> Graph:
       ConfigError: its file is missing or damaged.
     """
     try:
-        return Graph.from_json(read_json(folder / FILE))
+        return Graph.from_json(_read(folder)[0])
     except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(f"{folder / FILE} cannot be read: {error}") from error
 
 
 def write_graph(folder: RunFolder, graph: Graph) -> None:
-    """Write a run's graph."""
-    write_json(folder.path / FILE, graph.to_json())
+    """Write a run's graph, with what reports show of a user's kinds of workers."""
+    kinds = {worker.kind: description(graph.kind(worker.name)) for worker in graph.workers if ":" in worker.kind}
+    write_json(folder.path / FILE, graph.to_json() | {KINDS: kinds})
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the JSON form of a run's graph, and of its users' kinds."""
+    tree = read_json(folder / FILE)
+    kinds = tree.pop(KINDS, {}) if isinstance(tree, dict) else {}
+    return tree, kinds if isinstance(kinds, dict) else {}
 
 
 def saved_experiment(folder: RunFolder) -> Experiment:
@@ -153,11 +162,27 @@ def _fields(old: WorkerNode | Stream, new: WorkerNode | Stream) -> str:
 
 
 def graph_of(folder: Path) -> Graph | None:
-    """Return the graph of a run for a report; None: it left none, or it cannot be read (a user's kind is missing)."""
+    """Return the graph of a run; None: it left none, or it cannot be read (a user's kind is missing)."""
     try:
         graph = read_graph(folder)
         return graph if graph.kinds else None
     except ConfigError:
+        return None
+
+
+def plain_graph(folder: Path) -> Graph | None:
+    """Return the graph of a run for a report; None: it left none, or it cannot be read.
+
+    Nothing that the file names is imported: users' kinds are as the file describes them, settings stay JSON values.
+    """
+    try:
+        tree, kinds = _read(folder)
+        graph = Graph.from_json(tree, decode=lambda settings, _: settings)
+        described = {reference: Described.read(reference, facts) for reference, facts in kinds.items()}
+        workers = [dataclasses.replace(w, kind=described.get(w.kind, w.kind.partition(":")[0])) for w in graph.workers]
+        graph = dataclasses.replace(graph, workers=tuple(workers))
+        return graph if graph.kinds else None
+    except (OSError, ValueError, ConfigError):
         return None
 
 
@@ -184,13 +209,13 @@ def experiment_of(folder: RunFolder, policy: str = "") -> Experiment:
 
 
 def workers_of(folder: Path) -> list[WorkerNode]:
-    """Return the workers of a run along the data flow; none if its graph is unknown."""
-    graph = graph_of(folder)
+    """Return the workers of a run along the data flow, for a report; none if its graph is unknown."""
+    graph = plain_graph(folder)
     return [] if graph is None else graph.flow
 
 
 def kinds_of(folder: Path) -> tuple[Kind, ...]:
-    """Return the kinds of a run's workers along the data flow; jsrl's own if that is unknown."""
+    """Return the kinds of a run's workers along the data flow, for a report; jsrl's own if that is unknown."""
     found: dict[str, Kind] = {}
     for worker in workers_of(folder):
         found.setdefault(worker.kind, find_kind(worker.kind))

@@ -19,6 +19,10 @@ AGAIN_S = 0.05  # from a Ctrl-C that cannot take effect to the next one
 NATIVE = (ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_module.__code__)
 
 
+class Stopped(KeyboardInterrupt):
+    """`jsrl stop` ended a run before it had begun."""
+
+
 class Interrupts:
     """Handler of Ctrl-C, SIGTERM and SIGHUP: the first calls `first`, the second raises KeyboardInterrupt.
 

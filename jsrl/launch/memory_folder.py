@@ -15,7 +15,7 @@ from jsrl.errors import ConfigError
 from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import JAX_PROCESS_MB, Plan, memory_mb
 from jsrl.linux import memory_folder
-from jsrl.runs.limits import usable_memory_bytes
+from jsrl.runs.limits import runs_at_once, usable_memory_bytes
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import living_folder, make_folder, remove_unless_living
 from jsrl.workers.kinds import find_kind
@@ -58,14 +58,16 @@ def check_memory(plan: Plan) -> None:
         kind = find_kind(job.kind)
         on_gpu = has_gpus and kind.resources.device == "learns"
         sizes[kind.name] += JAX_PROCESS_MB if on_gpu else memory_mb(plan, job)
-    needed_mb, most_mb = sizes.total(), usable_memory_bytes() >> 20
+    runs = runs_at_once()
+    needed_mb, most_mb = sizes.total(), (usable_memory_bytes() >> 20) // runs
     if needed_mb > most_mb:
         e, counts = plan.experiment, Counter(find_kind(job.kind).name for job in plan.jobs)
         each = ", ".join(f"{counted(counts[name], name)} {size:,}" for name, size in sizes.most_common(3) if size)
         kept = "" if e.buffer is None else f"a smaller --replay.capacity (now {e.buffer.capacity:,}), or "
+        shared, fewer = (f", one of {runs} runs at once", "fewer runs at once, ") if runs > 1 else ("", "")
         raise ConfigError(
-            f"this run needs about {needed_mb:,} MB of memory ({each}), but may use {most_mb:,} MB here. Use {kept}fewer "
-            "environments or actors (--num-envs, --num-actors)."
+            f"this run needs about {needed_mb:,} MB of memory ({each}), but may use {most_mb:,} MB here{shared}. Use {fewer}"
+            f"{kept}fewer environments or actors (--num-envs, --num-actors)."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from jsrl.recordings.video import require_video
 from jsrl.types import EnvSpec, GameSpec, leaves, spec_for_one
 from jsrl.workers.director.sides import Sides, sides_of
 from jsrl.workers.jobs import Job, Schemas, StartPoint
-from jsrl.workers.kinds import Kind, find_kind, value_of
+from jsrl.workers.kinds import Kind, find_kind, own_kinds, value_of
 
 # Measured on CPU, without environments. For forked actors: the private memory of each.
 JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 45, 10
@@ -101,7 +102,7 @@ class Plan:
     def _bytes_beside(self, policy: PolicyPart) -> int:
         """Return the bytes of a policy's windows, params, requests and replies."""
         schemas, own = self.schemas_of[policy.name], policy.experiment
-        rows = own.num_envs * sum(leaf.size_bytes for leaf in leaves(schemas.act))
+        rows = own.envs * sum(leaf.size_bytes for leaf in leaves(schemas.act))
         return replay_stream_bytes(own, schemas) + 3 * schemas.params_bytes + 2 * rows
 
     @property
@@ -139,6 +140,7 @@ def make_plan(
     resolved, changed = resolve(experiment, graph)
     check(resolved)
     check_groups(resolved, experiment)
+    _check_restarts(experiment.supervision.restarts, resolved)
     if experiment.where.has_processes:
         _check_importable(resolved)
     policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
@@ -205,6 +207,15 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
     return dataclasses.replace(plan, jobs=tuple(jobs), keys=keys)
 
 
+def _check_restarts(restarts: Mapping[str, int], graph: Graph) -> None:
+    """Refuse restarts of kinds that do not exist."""
+    known = {kind.prefix for kind in (*own_kinds(), *graph.kinds.values())} if restarts else set()
+    for name in restarts.keys() - known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}."
+        raise ConfigError(f"supervision.restarts names {name!r}, which is no kind of worker; {hint}")
+
+
 def _check_importable(graph: Graph) -> None:
     """Refuse kinds in the script or notebook itself: a worker's process has another `__main__`."""
     for worker in graph.workers:
@@ -248,7 +259,7 @@ def _resolved(policy: PolicyPart) -> PolicyPart:
     """Return a policy with its experiment's values filled into its agent's config."""
     own = policy.experiment
     return dataclasses.replace(
-        policy, experiment=dataclasses.replace(own, agent=resolved_agent(own), replay=own.buffer)
+        policy, experiment=dataclasses.replace(own, agent=resolved_agent(own), replay=own.buffer, num_envs=own.envs)
     )
 
 

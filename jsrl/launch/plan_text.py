@@ -31,7 +31,7 @@ def describe(plan: Plan, gpus: list[str], layout: Layout | None = None) -> str:
     agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
     lines = [
         f"{e.name}: {', '.join(agents)} on {shown_target(e.env.id)}, placement {e.placement}, transport {_transport(e)}",
-        f"  {counted(e.num_envs, 'environment')} = {counted(e.actors, 'actor')} x {counted(e.ring, 'group')} of "
+        f"  {counted(e.envs, 'environment')} = {counted(e.actors, 'actor')} x {counted(e.ring, 'group')} of "
         f"{e.group_size}; "
         f"batch {e.batch_columns} x {e.rollout_length} rows; {counted(e.total_updates, 'update')}; order {e.order}; "
         f"max policy lag {e.max_policy_lag}",
@@ -63,7 +63,7 @@ def describe(plan: Plan, gpus: list[str], layout: Layout | None = None) -> str:
 def _policy_line(policy: PolicyPart) -> str:
     e = policy.experiment
     return (
-        f"  policy {policy.name!r}: {policy.learner} trains {type(e.agent).__name__}, seed {e.seed}, on {e.num_envs} "
+        f"  policy {policy.name!r}: {policy.learner} trains {type(e.agent).__name__}, seed {e.seed}, on {e.envs} "
         f"environments; {e.total_updates} updates of {e.env_steps_per_batch:g} env steps"
     )
 

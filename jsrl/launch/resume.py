@@ -28,8 +28,8 @@ from jsrl.workers.jobs import StartPoint
 
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "transport",
-    "bind", "encrypt", "compress", "restart", "trace", "trace-spans", "record", "record-limit-mb", "learner.num-devices",
-    "learner.split", "learner.split-lead", "learner.threads", "learner.prefetch", "learner.memory-share",
+    "bind", "encrypt", "compress", "restart", "trace", "record", "record-limit-mb", "learner.num-devices",
+    "learner.split", "learner.split-lead", "learner.threads", "learner.memory-share",
     "learner.check-finite",
 )  # fmt: skip
 MAY_CHANGE_OF_POLICY = ("placement", "stop-at-return", "against")
@@ -261,7 +261,7 @@ def continue_exactly(
     if reason is None and len(epochs) > 1:
         reason = f"its journals come from different starts of the run (epochs {sorted(epochs)})"
     if reason is None:
-        rows = played * experiment.rollout_length * experiment.num_envs
+        rows = played * experiment.rollout_length * experiment.envs
         line = f"continuing exactly: the environments replay {rows:,} env steps"
         line += "; --snapshots.exact false begins new episodes instead" if rows >= LONG_REPLAY else ""
         return dataclasses.replace(start_point, journal_epoch=epochs.pop()), line

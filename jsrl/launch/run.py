@@ -31,7 +31,7 @@ from jsrl.launch.graph_file import (
 )
 from jsrl.launch.hooks import Hooks, load_hooks
 from jsrl.launch.hosts.needs import needs_of
-from jsrl.launch.interrupts import remembered
+from jsrl.launch.interrupts import Stopped, remembered
 from jsrl.launch.launcher import Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
 from jsrl.launch.local.launcher import Local
@@ -66,6 +66,7 @@ from jsrl.report.report import leave_report
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
+from jsrl.transport.wire.packing import lz4_block
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.process import FORKS
 
@@ -99,16 +100,16 @@ def run(
       init_from: RUN@TAG whose params to begin with; `RUN@TAG,b=RUN@b/TAG` also gives policy b its params.
       graph: another dataflow than the experiment's own: a function that gets its graph and returns the changed one, such
         a function's `module:name`, or a Graph. A resume continues with the graph of the run; "own" is the experiment's.
-      launcher: starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
+      launcher: starts the workers (jsrl.extend.Launcher), for this run alone; None: processes of this host.
       display: auto, live, plain, quiet or log-only.
-      sinks: further places for metrics (jsrl.metrics.sinks.Sink), each an object, or a function that makes some, as
+      sinks: further places for metrics (jsrl.extend.Sink), each an object, or a function that makes some, as
         `module:function`. hooks: likewise; their methods are called during the run (jsrl.launch.hooks.METHODS).
 
     Raises:
       ConfigError: something cannot work; the message says what would. WorkerDied: a worker failed; it says which and why.
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
     """
-    experiment, runs_dir = _asked(experiment, resume, runs_dir, changes)
+    experiment, runs_dir, followed = _asked(experiment, resume, runs_dir, changes)
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     made, resumed = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()], resume is not None
     if resume is None:
@@ -126,7 +127,7 @@ def run(
         experiment, chosen = settle(placed_as_before(experiment, folder) if resumed else experiment)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / LOG))
-        with closed_on_error(screen, list(filter(None, (*messages, chosen, *changed)))):
+        with closed_on_error(screen, list(filter(None, (*messages, followed, chosen, *changed)))):
             plan = ready_plan(experiment, folder, memory, found, graph, launcher, resumed=resumed, show=screen.message)
         begin()
         session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
@@ -139,10 +140,11 @@ def run(
 
 def _asked(
     value: object, resume: str | None, runs_dir: str | os.PathLike[str], changes: dict[str, Any]
-) -> tuple[Experiment, Path]:
-    """Return the experiment that `run` was asked for, and the folder of all runs."""
+) -> tuple[Experiment, Path, str]:
+    """Return the experiment that `run` was asked for, the folder of all runs, and a line about numbers that follow."""
     folder = Path(runs_dir).expanduser().absolute()
-    return found_opponents(with_paths(with_changes(_given(value, resume, folder), changes)), folder), folder
+    experiment, line = with_changes(_given(value, resume, folder), changes, follow=resume is None)
+    return found_opponents(with_paths(experiment), folder), folder, line
 
 
 def with_paths(experiment: Experiment) -> Experiment:
@@ -227,12 +229,15 @@ def undone_unless_begun(folder: RunFolder, resumed: bool, made: Sequence[Path]) 
 
     try:
         yield begin
-    except BaseException:  # also an error of the user's environment or agent, and Ctrl-C
+    except BaseException as error:  # also an error of the user's environment or agent, and Ctrl-C
+        was_asked = isinstance(error, KeyboardInterrupt) and is_asked_to_stop(folder.path, ProcessIdentity.own())
         if not resumed and not begun.is_set():
             folder.undo()
             with contextlib.suppress(OSError):  # another run is there
                 for parent in made:
                     parent.rmdir()
+        if was_asked and not begun.is_set():
+            raise Stopped from error
         raise
 
 
@@ -240,11 +245,14 @@ def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
     """Return the launcher (None: processes of this host), after checking the address that streams bind.
 
     Raises:
-      ConfigError: the experiment starts no workers, or binds no address of this host.
+      ConfigError: the experiment starts no workers, or binds no address of this host. MissingExtra: it compresses
+        without lz4.
     """
     if launcher is not None:
         check_starts_workers(experiment)
     check_address(experiment)
+    if experiment.compress:
+        lz4_block()
     return launcher or Local()
 
 
@@ -363,7 +371,7 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
 def placed_as_before(experiment: Experiment, folder: RunFolder) -> Experiment:
     """Return the experiment of a resume with its open options as they were in the run."""
     before = saved_experiment(folder)
-    auto = [name for name in ("placement", "num_actors") if getattr(experiment, name) == AUTO]
+    auto = [name for name in ("placement", "num_actors", "num_envs") if getattr(experiment, name) == AUTO]
     threads = before.learner.threads if experiment.learner.threads is None else experiment.learner.threads
     learner = dataclasses.replace(experiment.learner, threads=threads)
     return dataclasses.replace(experiment, learner=learner, **{name: getattr(before, name) for name in auto})

@@ -13,6 +13,7 @@ from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
+from jsrl.experiment.numbers import device_columns
 from jsrl.launch.interrupts import deadline
 from jsrl.references.importing import shown_target
 from jsrl.transport.base import InferenceSpec
@@ -45,9 +46,8 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None, *, learns:
     spec = spec_for_one(find_spec(experiment)) if spec is None else spec
     check_batch = getattr(experiment.agent, "check_batch", None)
     if learns and check_batch is not None:
-        columns = experiment.batch_columns // experiment.learner.num_ranks // (experiment.learner.num_devices or 1)
         seats = 1 if getattr(experiment.agent, "joins_seats", False) else spec.num_agents or 1
-        check_batch(experiment.rollout_length, columns * seats)
+        check_batch(experiment.rollout_length, device_columns(experiment) * seats)
     agent = build_agent(resolved_agent(experiment), spec)
     if experiment.learner.split != "none":
         check_split(agent, agent_name(experiment.agent))

@@ -221,6 +221,9 @@ class Session:
             self._saved(progress, facts)
         elif message.name == "finished":
             self.facts(message.worker, facts | {"finished": True})
+        elif message.name == "stand_in":
+            for worker in (name for name, kind in self._kinds.items() if kind.plays):
+                self.send_command(worker, "stand_in", facts)
         elif message.name == "warning":
             self._warning(message)
         elif message.name == "note":

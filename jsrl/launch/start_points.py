@@ -27,7 +27,7 @@ from jsrl.launch.resume import (
 from jsrl.launch.schemas import trace_agent
 from jsrl.runs.runs import RunFolder, in_command, last_values
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.types import named_leaves, spec_of
+from jsrl.types import changed_leaves, named_leaves, spec_of
 from jsrl.workers.jobs import StartPoint, check_params
 
 REPLAY_ROWS = "replay/*/rows"  # of a run: the saved rows of its replay workers
@@ -172,12 +172,10 @@ def check_kept_state(plan: Plan) -> None:
         given = {
             name: spec for name, spec in saved.items() if name.startswith(tuple(f"state/{part}/" for part in PARTS))
         }
-        differing = [name for name in {**wanted, **given} if wanted.get(name) != given.get(name)]
-        if differing:
-            was, now = (specs.get(differing[0], "absent") for specs in (given, wanted))
+        if changed := changed_leaves(given, wanted):
             raise ConfigError(
-                f"the state in {start.restore} does not fit: {differing[0]} was {was}, and is {now} now. The environment's "
-                "spaces, the agent's options or its code have changed; put them back, or begin a new run with --init-from."
+                f"the state in {start.restore} does not fit: {changed}. The environment's spaces, the agent's options or its "
+                "code have changed; put them back, or begin a new run with --init-from."
             )
 
 

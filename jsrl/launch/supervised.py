@@ -68,6 +68,12 @@ class SupervisedWorker:
         return self.ready and not self.replaced
 
     @property
+    def is_absent(self) -> bool:
+        """Return whether it worked before and does not now: its replacement is not ready, or its host is away."""
+        replaced = self.replaced or (self.job.incarnation > 0 and not self.ready)
+        return replaced or getattr(self.handle, "is_away", False)
+
+    @property
     def alive(self) -> bool:
         """Return whether it has not ended."""
         return self.handle.alive

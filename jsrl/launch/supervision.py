@@ -51,8 +51,8 @@ class Budget(RateLimit):
 
 
 def restarts(e: Experiment, kind: Kind) -> int:
-    """Return the restarts that an experiment allows per worker of a kind; a user's kind has no option of its own."""
-    own = getattr(e.supervision, kind.prefix, None)
+    """Return the restarts that an experiment allows per worker of a kind."""
+    own = e.supervision.restarts.get(kind.prefix)
     return max(e.restart, value_of(kind.lifecycle.min_restarts, e)) if own is None else own
 
 

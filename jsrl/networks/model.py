@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
+from jsrl.field_names import IN_PYTHON, suggesting
 from jsrl.networks.cores import CORES
 from jsrl.networks.entities import EntityConfig, make_entity_torso
 from jsrl.networks.heads import policy_head, value_head
@@ -51,7 +51,7 @@ class NetworkConfig:
         nature_cnn, or by impala_resnet where they are smaller than 36 pixels, and all else by an mlp. entities is attention
         over sets of entities (jsrl.networks.entities). A module maps observations [..., *shape] to features [..., F]; given by
         name, it needs no arguments.
-      hidden: layer sizes of the MLP that reads all leaves that are not images. activation: of that MLP.
+      hidden: layer sizes of the MLP that reads all leaves that are not images. activation: of the layers of that MLP.
       entities: what the torso `entities` reads; its `hidden` are the size of an embedding and of the layers after it.
       core: recurrent core: none, gru or lstm. core_size: units of the core. core_norm: layer normalisation of the
         core's outputs.
@@ -65,7 +65,7 @@ class NetworkConfig:
     torso: Any = "auto"
     hidden: tuple[int, ...] = (64, 64)
     activation: ActivationName = "tanh"
-    entities: EntityConfig = field(default_factory=EntityConfig)
+    entities: EntityConfig = field(default_factory=EntityConfig, metadata=IN_PYTHON)
     core: CoreName = "none"
     core_size: int = 128
     core_norm: bool = False

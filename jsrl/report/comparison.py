@@ -14,7 +14,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.intervals import seeds_interval, t_factor
-from jsrl.launch.graph_file import graph_of
+from jsrl.launch.graph_file import plain_graph
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import RETURN, WIN_RATE
 from jsrl.metrics.sparkline import sparkline
@@ -133,7 +133,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def own_workers(run: Run) -> list[str]:
     """Return the kinds of workers in a run's graph that are not built in, with their settings, each once."""
-    graph = graph_of(run.folder.path)
+    graph = plain_graph(run.folder.path)
     own = [worker for worker in graph.workers if ":" in worker.kind] if graph is not None else []
     return sorted({worker.kind + (f" {json.dumps(worker.settings)}" if worker.settings else "") for worker in own})
 

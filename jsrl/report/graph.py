@@ -8,7 +8,7 @@ from pathlib import Path
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph
 from jsrl.graph.policies import folder_of
-from jsrl.launch.graph_file import graph_of
+from jsrl.launch.graph_file import plain_graph
 from jsrl.launch.links import hop_of
 from jsrl.metrics.phases import of_main_thread
 from jsrl.report.run_report import RunReport, WorkerTime, make_report
@@ -25,7 +25,7 @@ def draw_run(folder: str | os.PathLike[str]) -> str:
 
 def dataflow(report: RunReport) -> str:
     """Return the picture as SVG: workers with their shares of work and waits, streams with rates; empty without a graph."""
-    graph = graph_of(report.folder)
+    graph = plain_graph(report.folder)
     if graph is None:
         return ""
     return draw(graph, _measured(graph, report), _rates(graph, report), NOTE)

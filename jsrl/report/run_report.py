@@ -17,7 +17,7 @@ import numpy as np
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.graph.policies import folder_of
-from jsrl.launch.graph_file import graph_of, kinds_of, workers_of
+from jsrl.launch.graph_file import kinds_of, plain_graph, workers_of
 from jsrl.metrics.phases import by_phase
 from jsrl.metrics.scores import WIN_RATE, score_of, score_title
 from jsrl.plain_files import read_plain
@@ -35,6 +35,8 @@ from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.inference.kind import KIND as INFERENCE
 from jsrl.workers.kinds import Kind, find_kind
 
+PLAIN_TAGS = {"$tuple", "$dict", "$float", "$int"}
+OWN_SETTINGS = re.compile(r"jsrl\.(experiment|agents|networks|directors)(\.\w+)*:[A-Z]\w*")
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
 
 RUNS = "running"  # instead of the reason for the end
@@ -340,7 +342,7 @@ def rates_of(columns: dict[str, np.ndarray]) -> dict[str, float]:
 
 def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:
     """Return the shares of time of each kind of worker of a run."""
-    graph = graph_of(folder)
+    graph = plain_graph(folder)
     folders = {} if graph is None else {worker.name: folder_of(graph, worker) for worker in graph.workers}
     counts = Counter((find_kind(worker.kind).name, folders[worker.name]) for worker in workers_of(folder))
     times = []
@@ -378,13 +380,27 @@ def _hops(folder: Path, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def derived(config: dict[str, Any]) -> Experiment | None:
-    """Return the experiment without agent and environment, for its derived numbers; None if it is invalid."""
+    """Return the experiment without agent and environment, for its derived numbers; None if it is invalid.
+
+    The file is only read: fields that name anything but jsrl's own settings have their defaults.
+    """
     fields = config.get("fields", {})
     known = {f.name for f in dataclasses.fields(Experiment)} - {"agent", "env"}
+    plain = {name: fields[name] for name in known if name in fields and _is_plain(fields[name])}
     try:
-        return Experiment(agent=None, **{name: from_json(fields[name]) for name in known if name in fields})
+        return Experiment(agent=None, **{name: from_json(value) for name, value in plain.items()})
     except (JsrlError, TypeError, ValueError):  # written by another version
         return None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether JSON values name nothing but jsrl's own settings, so that `from_json` runs no code of others."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if not isinstance(value, dict):
+        return True
+    named = [str(name) for tag, name in value.items() if tag.startswith("$") and tag not in PLAIN_TAGS]
+    return all(map(OWN_SETTINGS.fullmatch, named)) and all(map(_is_plain, value.values()))
 
 
 def hosts_of_actors(folder: Path) -> tuple[str, ...]:

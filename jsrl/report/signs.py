@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jsrl.runs.curves import scores_of
+
 FEWEST = 5  # evaluations
 LOGS = [np.log(n) for n in range(2, 17)]  # entropies of uniform choices
 
@@ -40,20 +42,6 @@ class Curves:
         """Return whether the end of a metric is that many times its start."""
         start, end = self.ends(name)
         return abs(end) > factor * abs(start) > 0
-
-    @property
-    def scores(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the score of each evaluation, and the ends of its 95% interval (NaN: none)."""
-        wins = "evaluator/win_rate" in self.columns
-        score = self.columns.get("evaluator/win_rate" if wins else "evaluator/return_mean", np.zeros(0))
-        nothing = np.full(len(score), np.nan)
-        if wins:
-            low, high = (self.columns.get(f"evaluator/win_rate_{end}", nothing) for end in ("low", "high"))
-        else:
-            half = self.columns.get("evaluator/return_ci95", nothing)
-            low, high = score - half, score + half
-        at = np.isfinite(score)
-        return score[at], low[at], high[at]
 
 
 def _becomes_certain(c: Curves) -> bool:
@@ -156,7 +144,7 @@ def learning_text(columns: Mapping[str, np.ndarray], options: Collection[str]) -
       columns: of one policy. options: of the experiment.
     """
     c = Curves(columns)
-    scores, low, high = c.scores
+    scores, low, high = scores_of(c.columns).interval
     if len(scores) < FEWEST or not np.isfinite(low + high).all():
         return ""
     best = int(low.argmax())

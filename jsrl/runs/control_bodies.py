@@ -186,6 +186,18 @@ class Saving(msgspec.Struct):
     version: Version
 
 
+class StandIn(msgspec.Struct):
+    """A learner of this policy wants another number of trajectories of some groups, for every batch from `batch` on.
+
+    `epoch`: of the learner. `each`: (group, number) pairs.
+    """
+
+    policy: Count
+    epoch: Count
+    batch: Count
+    each: list[tuple[Count, Annotated[int, msgspec.Meta(ge=1, le=MOST)]]]
+
+
 class Stopped(msgspec.Struct):
     """A director ends the run; `why`: for the user."""
 
@@ -206,6 +218,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "done": CommandDone,
     "scores": Scores,
     "saving": Saving,
+    "stand_in": StandIn,
     "stop": Stopped,
 }
 

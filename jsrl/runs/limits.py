@@ -7,6 +7,8 @@ import re
 
 from jsrl.linux import available_bytes, core_quotas, memory_limits
 
+RUNS_AT_ONCE = "JSRL_RUNS_AT_ONCE"  # variable of the runs that share what this process may use: their number
+
 
 def usable_cores() -> int:
     """Return the CPU cores that this process may use."""
@@ -38,6 +40,11 @@ def usable_memory_bytes() -> int:
         given_mb = int(os.environ.get(name, "").rstrip("M") or 0) * int(times) if _is_in_slurm() else 0
         found += [(given_mb << 20) // _slurm_tasks_here()] if given_mb else []  # 0: all of the node
     return min(found)
+
+
+def runs_at_once() -> int:
+    """Return how many runs share the memory that this process may use."""
+    return int(os.environ.get(RUNS_AT_ONCE, "1"))
 
 
 def free_memory_bytes() -> int:

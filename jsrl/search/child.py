@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+from jsrl.runs.limits import RUNS_AT_ONCE
 
 LEAVE_S = 20.0  # time for a clean end
 SCORE, WIN_RATE = "evaluator/return_mean", "evaluator/win_rate"  # the latter if opponents are named
@@ -21,12 +24,12 @@ class Child:
       folder: of the run. stopping: it was asked to end.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, output: Path | None) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, output: Path | None, at_once: int = 1) -> None:
         """Start a command in its own session, so that the search handles Ctrl-C.
 
         Args:
           command: as arguments. folder: of the run, which the command creates. output: file for its output; None: this
-            process's own.
+            process's own. at_once: how many such runs share this machine.
         """
         self.folder, self._output = folder, output
         self.stopping = False
@@ -35,8 +38,9 @@ class Child:
         with contextlib.ExitStack() as stack:
             file = None if output is None else stack.enter_context(output.open("ab"))
             error = None if file is None else subprocess.STDOUT
+            variables = os.environ | {RUNS_AT_ONCE: str(at_once)}
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=error, start_new_session=True
+                command, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=error, start_new_session=True
             )
 
     @property

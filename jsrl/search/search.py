@@ -140,7 +140,10 @@ class Search:
             self._fail(trial, str(error))
             return
         folder = setup.folder / RUNS / setup.experiment / name
-        trial.child, trial.part = Child(command, folder, setup.folder / OUTPUT / f"{name}.txt"), -1
+        trial.child, trial.part = (
+            Child(command, folder, setup.folder / OUTPUT / f"{name}.txt", self._options.parallel),
+            -1,
+        )
 
     def _look_at(self, trial: _Trial) -> None:
         """Report the scores of a trial's run; start the next when it has ended."""

@@ -105,12 +105,12 @@ class Variant:
         """Return it as text."""
         e = self.experiment
         transport = "TCP with keys" if self.far else "shared memory"
-        return f"{self.placement}, {e.actors} actor(s), {e.num_envs} environments, {transport}"
+        return f"{self.placement}, {e.actors} actor(s), {e.envs} environments, {transport}"
 
 
 def acting_sizes(experiment: Experiment) -> list[int]:
     """Return the rows of the batches whose acting is timed: from 1 to four times the environments of the calibration."""
-    return [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if size <= max(4, 4 * experiment.num_envs)]
+    return [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if size <= max(4, 4 * experiment.envs)]
 
 
 def updating_sizes(experiment: Experiment) -> list[int]:
@@ -135,7 +135,7 @@ def variants(experiment: Experiment, placements: Sequence[PlacementKind]) -> lis
 
 
 def _small(experiment: Experiment) -> Experiment | None:
-    envs, batch = experiment.num_envs, experiment.batch_columns
+    envs, batch = experiment.envs, experiment.batch_columns
     for part in (4, 2, 1):
         if envs % part == 0 and batch % part == 0:
             made = _replaced(

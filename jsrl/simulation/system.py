@@ -150,7 +150,7 @@ def system_of(plan: Plan, layout: Layout) -> System:
         wait_lag=e.min_updates_lag,
         max_lag=e.max_policy_lag,
         blocks=e.actor.blocks_per_group,
-        sizes=() if e.deterministic else tuple(batch_sizes(e.group_size, min(e.num_envs, e.inference.max_rows))),
+        sizes=() if e.deterministic else tuple(batch_sizes(e.group_size, min(e.envs, e.inference.max_rows))),
         max_rows=e.group_size if e.deterministic else e.inference.max_rows,
         max_wait_s=e.inference.max_wait_s,
         bytes=_sizes(plan),

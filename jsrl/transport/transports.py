@@ -272,13 +272,10 @@ def find_transport(reference: str) -> Transport:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"the transport {reference!r} cannot be imported ({error}); give `module:NAME` "
-            "of a jsrl.transport.transports.Transport."
+            f"the transport {reference!r} cannot be imported ({error}); give `module:NAME` of a jsrl.extend.Transport."
         ) from error
     if not isinstance(found, Transport):
-        raise ConfigError(
-            f"{reference} is {type(found).__name__}; a transport is a value of a jsrl.transport.transports.Transport."
-        )
+        raise ConfigError(f"{reference} is {type(found).__name__}; a transport is a value of a jsrl.extend.Transport.")
     return found
 
 

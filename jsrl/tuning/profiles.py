@@ -31,7 +31,7 @@ OFF, AUTO = "none", "auto"
 # Fields of an experiment that do not change how fast it trains; trials have no evaluator, video and recording.
 FREE = (
     "seed", "total_env_steps", "max_minutes", "stop_at_return", "evaluator", "video", "record", "record_limit_mb",
-    "trace", "trace_spans", "restart", "supervision", "deadlines", "actor.step_deadline_s",
+    "trace", "restart", "supervision", "deadlines", "actor.step_deadline_s",
     "env.on_fault", "env.fault_limit", "env.fault_window_s", "env.reward_scale", "env.reward_clip",
 )  # fmt: skip
 # Options that a tuning may change: a profile tuned with some of these given holds for runs with the same ones given.
@@ -70,6 +70,7 @@ def work_facts(experiment: Experiment, given: Collection[str] = ()) -> dict[str,
       experiment: to describe. given: options that were given explicitly, and are not tuned.
     """
     own = options_of(experiment)
+    experiment = dataclasses.replace(experiment, num_envs=experiment.envs)
     facts = _without(to_json(experiment), (*FREE, *(name.replace("-", "_") for name in TUNED)))["fields"]
     for part in (facts, *(policy["fields"] for policy in facts["policies"].values())):
         part.pop("stop_at_return", None)
@@ -123,8 +124,7 @@ def _written_to(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"the profile cannot be written to {folder} ({error.strerror}); choose another folder with --profiles-dir "
-            f"or {VARIABLE}."
+            f"the profile cannot be written to {folder} ({error.strerror}); choose another folder with {VARIABLE}."
         ) from None
 
 

@@ -107,7 +107,7 @@ def key_of(setting: Setting) -> tuple[tuple[str, Any], ...]:
 def make_knobs(experiment: Experiment, machine: Machine, *, batch: bool = False) -> tuple[Knob, ...]:
     """Return the knobs of an experiment on a machine; `batch`: also the number of environments and the batch."""
     e, cores = experiment, machine.cores
-    envs = e.num_envs
+    envs = e.envs
     actors = {2**i for i in range(12)} | {cores, cores - 1, cores + 1, e.actors}
     actors = {n for n in actors if 1 <= n <= min(envs, max(2 * cores, e.actors))}
     placements = ("serial", *PROCESSES) if machine.accelerators else ("serial", "inline", "served")
@@ -129,7 +129,7 @@ def make_knobs(experiment: Experiment, machine: Machine, *, batch: bool = False)
 
 def _batch_rows(e: Experiment) -> tuple[int, ...]:
     """Return sizes of inference batches: a quarter and a half of all environments, and as many as fit."""
-    return tuple(sorted({max(1, e.num_envs // 4), max(1, e.num_envs // 2), max(e.num_envs, e.inference.max_rows)}))
+    return tuple(sorted({max(1, e.envs // 4), max(1, e.envs // 2), max(e.envs, e.inference.max_rows)}))
 
 
 def _threads(e: Experiment, machine: Machine) -> tuple[int | None, ...]:
@@ -223,7 +223,7 @@ def options_for(experiment: Experiment, setting: Setting) -> dict[str, Any]:
         options["num-groups"] = setting.get("num-actors", experiment.actors) * setting["ring"]
     factor = Fraction(setting.get("envs-factor", "1"))
     if factor != 1:
-        options["num-envs"] = _whole(experiment.num_envs * factor)
+        options["num-envs"] = _whole(experiment.envs * factor)
         if experiment.batch_envs is not None:
             options["batch-envs"] = _whole(experiment.batch_envs * factor)
     return options
@@ -271,7 +271,7 @@ def is_valid(experiment: Experiment, setting: Setting) -> bool:
     )
     share = -(-tuned.actors // servers) * tuned.ring * tuned.group_size  # of one server
     own = setting == current(experiment, [Knob(name, ()) for name in setting])
-    most = max(experiment.num_envs, experiment.inference.max_rows)
+    most = max(experiment.envs, experiment.inference.max_rows)
     rows_matter = rows == most or tuned.group_size <= rows < share
     return own or (servers <= tuned.actors and rows_matter and (wait_s == 0 or share > tuned.group_size))
 
@@ -288,7 +288,7 @@ def describe(experiment: Experiment, setting: Setting) -> str:
     tuned = with_setting(experiment, setting)
     slots = tuned.ring * tuned.group_size
     if tuned.placement == "serial":
-        words = [f"serial, {tuned.num_envs} slots"]
+        words = [f"serial, {tuned.envs} slots"]
     else:
         words = [
             f"{tuned.placement}, {tuned.actors} actor{'s' * (tuned.actors > 1)} x {slots} slots, ring {tuned.ring}"

@@ -27,17 +27,17 @@ class InlineInference:
         self._engine, self._params = engine, params
         self._phases = phases or Phases()
         self._served = {group: engine.serve(group, size) for group, size in group_sizes.items()}
-        self._pending: list[tuple[int, Request]] = []
+        self._pending: dict[int, Request] = {}
 
     def send(self, group: int, request: Request) -> None:
-        """Queue a request. Its arrays are read at `receive`, before that group is stepped again.
+        """Queue a request, in place of the group's last one. Its arrays are read at `receive`, before it is stepped again.
 
         Raises:
           UnknownPolicy: the engine has other policies.
         """
         if not self._engine.serves(request.policy):
             raise unknown_policy("this process", unserved(group, request.policy, self._engine.served))
-        self._pending.append((group, request))
+        self._pending[group] = request
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
         """Act for the first group whose params have arrived.
@@ -49,17 +49,16 @@ class InlineInference:
         if not self._pending:
             raise StreamTimeout("no request is pending; send one before receiving.")
         self._refresh()
-        ready = self._first_ready()
-        if ready is None and timeout_s > 0:
+        group = self._first_ready()
+        if group is None and timeout_s > 0:
             self._phases.enter("wait_params")
-            self._params.wait(0, min(request.min_updates for _, request in self._pending), timeout_s)
+            self._params.wait(0, min(request.min_updates for request in self._pending.values()), timeout_s)
             self._refresh()
-            ready = self._first_ready()
-        if ready is None:
-            raise StreamTimeout(
-                f"params with {self._pending[0][1].min_updates} updates did not arrive in {timeout_s} s."
-            )
-        group, request = self._pending.pop(ready)
+            group = self._first_ready()
+        if group is None:
+            wanted = next(iter(self._pending.values())).min_updates
+            raise StreamTimeout(f"params with {wanted} updates did not arrive in {timeout_s} s.")
+        request = self._pending.pop(group)
         _take_frozen(self._engine, group, request)
         self._phases.enter("act")
         return group, self._engine.act(self._served[group], request)
@@ -77,9 +76,9 @@ class InlineInference:
         if self._engine.version < 0:
             return None
         updates = version_updates(self._engine.version)
-        for i, (_, request) in enumerate(self._pending):
+        for group, request in self._pending.items():
             if request.min_updates <= updates:
-                return i
+                return group
         return None
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.ledger.hops import recorded_hop
 from jsrl.transport.meeting.keys import named_by_key
 from jsrl.transport.stream import POLICY, End
-from jsrl.types import ArraySpec, EnvSpec, Trajectory
+from jsrl.types import ArraySpec, EnvSpec, Trajectory, changed_leaves
 from jsrl.workers.director.sides import Sides
 
 CONNECT_TIMEOUT_S = 120.0
@@ -310,14 +310,9 @@ def check_params(start: StartPoint, wanted: Mapping[str, ArraySpec], given: Mapp
     Raises:
       ConfigError: a leaf differs; the message names the first one.
     """
-    differing = [name for name in {**wanted, **given} if wanted.get(name) != given.get(name)]
-    if differing:
-        name, others = differing[0], f", and {len(differing) - 1} more differ" if len(differing) > 1 else ""
-        leaves = (specs.get(name) for specs in (wanted, given))
-        expected, found = ("absent" if leaf is None else f"{leaf.dtype} {leaf.shape}" for leaf in leaves)
+    if changed := changed_leaves(given, wanted):
         raise ConfigError(
-            f"the params in {start.restore} are not this experiment's: expected {name} to be {expected}, found {found}"
-            f"{others}; --init-from needs the same network and spaces."
+            f"the params in {start.restore} do not fit: {changed}. --init-from needs the same network and spaces."
         )
 
 

@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
+
 from jsrl.errors import ConfigError
 from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
 from jsrl.metrics.metrics import Meter
@@ -25,6 +27,7 @@ from jsrl.transport.stream import StreamType
 from jsrl.workers.jobs import Job, WorkerJob, whole
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
+TRACE_SPANS = 200_000  # in a trace, over all workers, of about 100 bytes; the newest are kept
 MIN_SPANS = 1_000  # per traced thread, for any number of workers
 PARTS = ("name", "meter", "setup", "step", "report", "command", "close")  # of a worker; see jsrl.workers.base.Worker
 Value = TypeVar("Value")
@@ -219,6 +222,12 @@ class Kind(NamedTuple):
         raise ConfigError(f"a worker of kind {self.name} has no port {name!r}; it has: {names}.")
 
     @property
+    def plays(self) -> bool:
+        """Return whether it makes the trajectories that it writes."""
+        writes = any(port.role == "writes" and "trajectory" in port.schemas for port in self.ports)
+        return writes and not self.reads_samples
+
+    @property
     def reads_samples(self) -> bool:
         """Return whether it reads samples of other workers."""
         return any(port.stream_type == "samples" and port.role == "reads" for port in self.ports)
@@ -289,6 +298,8 @@ def find_kind(reference: str) -> Kind:
             f"a worker's kind is given as the object {reference.name!r}; give its location as `module:NAME`, such as "
             "'my_workers:AUGMENT', because each worker's process imports it."
         )
+    if isinstance(reference, Described):
+        return reference.kind
     module, _, name = reference.partition(":")
     if not name:
         for kind in own_kinds():
@@ -312,6 +323,47 @@ def find_kind(reference: str) -> Kind:
         )
     _check_fields(found, reference)
     return found
+
+
+class Described(str):
+    """The location of a user's kind, with what reports show of it (`kind`): `find_kind` then imports nothing."""
+
+    kind: Kind
+
+    @classmethod
+    def read(cls, reference: str, facts: Any) -> Described:
+        """Return it from the JSON form of `description`.
+
+        Raises:
+          ValueError: it has another form.
+        """
+        read = msgspec.convert(facts, _Description)
+        found = cls(reference)
+        found.kind = Kind(
+            read.name,
+            read.plural,
+            "",
+            read.ports,
+            lifecycle=Lifecycle(must_finish=read.must_finish),
+            shown=Shown(read.activities, read.metrics),
+        )
+        return found
+
+
+class _Description(NamedTuple):
+    name: str
+    plural: str
+    ports: tuple[Port, ...]
+    activities: tuple[Activity, ...]
+    metrics: tuple[Metric, ...]
+    must_finish: bool
+
+
+def description(kind: Kind) -> Any:
+    """Return what reports show of a user's kind, as JSON values."""
+    shown, must_finish = kind.shown, kind.lifecycle.must_finish
+    facts = _Description(kind.name, kind.plural, kind.ports, shown.activities, shown.metrics, must_finish)
+    return msgspec.to_builtins(facts)
 
 
 def _check_fields(kind: Kind, reference: str) -> None:
@@ -359,7 +411,7 @@ def build_worker(job: Job, reporter: Any) -> Any:
 def make_meter(worker_job: WorkerJob) -> Meter:
     """Return the meter of a worker; it also keeps spans if the experiment asks for a trace."""
     job, e = whole(worker_job), worker_job.experiment
-    spans = max(MIN_SPANS, e.trace_spans // (job.workers + 1))
+    spans = max(MIN_SPANS, TRACE_SPANS // (job.workers + 1))
     tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
     return Meter(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)
 

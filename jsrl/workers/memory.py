@@ -40,7 +40,7 @@ def frozen_bytes(job: Job) -> int:
 
 def clients_bytes(job: Job) -> int:
     """Return the most bytes of an inference server's clients: requests and replies of all environments."""
-    rows = job.experiment.num_envs * job.end("inference").clients_per_group
+    rows = job.experiment.envs * job.end("inference").clients_per_group
     return _COPIES * rows * sum(leaf.size_bytes for leaf in leaves(job.schemas.act))
 
 

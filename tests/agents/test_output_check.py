@@ -40,14 +40,12 @@ def shapes_of(update, **given):
 
 
 REFUSED = {
-    r"leaf \.extra\['log'\] changed from no leaf to float32\[3\]; keep names": extra(
-        lambda e: e | {"log": jnp.zeros(3)}
-    ),
-    r"leaf \.extra\['seen'\] changed from float32\[\] to bfloat16\[\]": extra(
+    r"\.extra\['log'\] was absent and is float32\[3\] now; keep names": extra(lambda e: e | {"log": jnp.zeros(3)}),
+    r"\.extra\['seen'\] was float32\[\] and is bfloat16\[\] now": extra(
         lambda e: jax.tree.map(lambda x: x.astype(jnp.bfloat16), e)
     ),
-    r"leaf \.extra\['seen'\] changed from float32\[\] to no leaf": extra(lambda e: ()),
-    r"leaf \.params\.weights\['bias'\] changed from float32\[\] to float32\[1\]": changed(
+    r"\.extra\['seen'\] was float32\[\] and is absent now": extra(lambda e: ()),
+    r"\.params\.weights\['bias'\] was float32\[\] and is float32\[1\] now": changed(
         lambda s, out: (
             s._replace(params=s.params._replace(weights=s.params.weights | {"bias": s.params.weights["bias"][None]})),
             out,

@@ -85,8 +85,8 @@ def test_differences_between_arms():
     assert wide.agent.network.hidden == (256, 256)
     with pytest.raises(ConfigError, match="no network with `hidden`"):
         system.with_width(dataclasses.replace(PPO, agent=AgentReference("a:b")), 256)
-    on, off = system.switch(PPO, "learner.prefetch", True, False, ("on", "off")).values()
-    assert (on.learner.prefetch, off.learner.prefetch) == (True, False)
+    on, off = system.switch(PPO, "learner.check-finite", True, False, ("on", "off")).values()
+    assert (on.learner.check_finite, off.learner.check_finite) == (True, False)
     assert dataclasses.replace(off, learner=on.learner) == on
     assert {e.placement for e in system.placements(PPO, True).values()} == {"inline", "served", "apart"}
     assert {name: e.ring for name, e in system.rings(PPO, (1, 2, 3, 16)).items()} == {
@@ -136,8 +136,7 @@ def nightly(*words):
         ["ring", "--largest", "2", "--t-env-ms", "2", "--seconds", "0.1"],
         nightly("batching", "--largest", "2", "--seconds", "0.2", "--rounds", "1"),
         nightly("slots", "--widest", "2", "--seconds", "0.3", "--rounds", "2"),
-        nightly("rows-in-place", "--experiment", "ppo_cartpole", "--seconds", "0.3", "--rounds", "1"),
-        nightly("prefetch", "--experiment", "ppo_cartpole", "--seconds", "0.5", "--rounds", "1"),
+        nightly("transports", "--experiment", "ppo_cartpole", "--seconds", "0.5", "--rounds", "1"),
     ],
 )
 def test_a_lever_as_a_command(tmp_path, words):

@@ -80,24 +80,11 @@ def test_missing_peer_names_the_install_command(tmp_path):
 
 def test_stored_settings_are_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "SETTINGS", tmp_path / "settings.json")
+    peers.SETTINGS.write_text("{}")
     assert peers.kept_settings("sb3", "ppo_cartpole") == [{}]
     peers.keep_settings("sb3", "ppo_cartpole", [{"threads": 2}], "raw.json")
     assert peers.kept_settings("sb3", "ppo_cartpole") == [{"threads": 2}]
     assert peers.kept_settings("sbx", "ppo_cartpole") == [{}]
-
-
-def test_an_installed_jsrl_keeps_settings_in_the_cache(tmp_path, monkeypatch):
-    package = tmp_path / "scripts" / "benchmarks" / "peers"
-    package.mkdir(parents=True)
-    monkeypatch.setattr(peers, "FOLDER", package)
-    monkeypatch.setattr(peers, "SETTINGS", package / "settings.json")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (package / "settings.json").write_text('{"ppo_cartpole": {"sb3": {"best": [{"threads": 1}]}}}')
-    assert peers.kept_settings("sb3", "ppo_cartpole") == [{"threads": 1}]
-    peers.keep_settings("sbx", "ppo_cartpole", [{"threads": 2}], "raw.json")
-    assert "sbx" not in (package / "settings.json").read_text()
-    assert peers.kept_settings("sbx", "ppo_cartpole") == [{"threads": 2}]
-    assert peers.kept_settings("sb3", "ppo_cartpole") == [{"threads": 1}]
 
 
 def test_participants_and_repetitions():

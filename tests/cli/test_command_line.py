@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -11,10 +12,11 @@ import pytest
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import command_line, evaluate
 from jsrl.cli.command_line import parse
+from jsrl.cli.experiments import experiments, load
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.experiment.options import COMMON, ELSEWHERE, RunOptions, differences, full_help, options_of, short_help
+from jsrl.experiment.options import RunOptions, differences, full_help, offered_options, options_of, short_help
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,8 @@ def test_an_agent_by_reference_keeps_its_function():
         (["--agent.gamma", "2"], "gamma must be between 0 and 1, got 2.0"),  # __post_init__ of a nested config
         (["--agent.gamma", "x"], "--agent.gamma is 'x', expected a number."),
         (["--agent.num-epochs", "1.5"], "--agent.num-epochs is '1.5', expected a whole number."),
-        (["--num-envs", "1e400"], "--num-envs is '1e400', expected a whole number."),
-        (["--num-envs", ""], "--num-envs is '', expected a whole number."),
+        (["--num-envs", "1e400"], "--num-envs is '1e400', expected auto or a whole number."),
+        (["--num-envs", ""], "--num-envs is '', expected auto or a whole number."),
         (["--placement", "servd"], "--placement is 'servd', expected one of auto, serial, inline, served, apart; did you mean"
          " served?"),
         (["--agent.network.core", "grru"], "--agent.network.core is 'grru', expected one of none, gru, lstm; did you "
@@ -209,17 +211,6 @@ def test_invalid_value_is_reported_in_one_sentence(words, sentence, capfd):
         ("--gama", "--agent.gamma"),
         ("--hidden", "--agent.network.hidden"),
         ("--reuse", "--learner.reuse"),
-        ("--n_steps", "--rollout-length"),  # Stable-Baselines3
-        ("--n_envs", "--num-envs"),
-        ("--total_timesteps", "--total-env-steps"),
-        ("--lr", "--agent.learning-rate"),
-        ("--n-epochs", "--agent.num-epochs"),
-        ("--learning-rate", "--agent.learning-rate"),
-        ("--num-steps", "--rollout-length"),  # CleanRL
-        ("--total-timesteps", "--total-env-steps"),
-        ("--update-epochs", "--agent.num-epochs"),
-        ("--env-id", "--env.id"),
-        ("--num-workers", "--num-actors"),  # RLlib
     ],
 )
 def test_wrong_name_suggests_the_right_one(word, suggested):
@@ -242,20 +233,19 @@ def real() -> Experiment:
     return Experiment(agent=PPOConfig())
 
 
-def test_names_of_other_libraries_suggest_existing_options():
-    options = options_of(real()) | options_of(RunOptions())
-    assert not {here for here in ELSEWHERE.values() if here not in options}
-    assert not set(ELSEWHERE) & set(options)
-
-
-def test_short_help_is_short_and_names_only_existing_options():
-    options = options_of(real()) | options_of(RunOptions())
-    for _, names in COMMON:
-        assert not {name for name in names if name not in options} - {"env.kwargs.KEY"}
-    lines = short_help(real(), "usage: ...", {"ppo": "text"}).splitlines()
-    assert 30 <= len(lines) <= 50
-    assert max(map(len, lines)) <= 120
-    assert next(i for i, line in enumerate(lines) if "--total-env-steps" in line) < 8
+@pytest.mark.parametrize("name", experiments())
+def test_help_shows_at_most_40_options_and_full_help_180(name):
+    experiment = load(name)
+    short, full = short_help(experiment, "usage: ...", {name: "text"}), full_help(experiment)
+    shown = re.findall(r"^  --([^ ]+)", short, re.M)
+    assert ("each policy has its own" in short) == bool(experiment.policies)
+    assert 25 <= len(shown) <= 40 and max(map(len, short.splitlines())) <= 120
+    assert set(shown) - {"env.kwargs.KEY"} <= set(offered_options(experiment, RunOptions()))
+    every = re.findall(r"^  --([^ ]+)", full, re.M)
+    assert sorted(every) == sorted(offered_options(experiment, RunOptions()))  # each is in one chapter
+    assert len([one for one in every if not one.startswith("policies.")]) <= 180
+    agents = {one.split(".")[1] for one in every if one.startswith("policies.")}
+    assert all(len([one for one in every if one.startswith(f"policies.{agent}.")]) <= 60 for agent in agents)
 
 
 def test_every_option_of_the_short_help_is_explained():
@@ -275,9 +265,29 @@ def test_dependent_values_may_be_given_in_any_order():
 def test_the_full_help_has_every_option_once():
     names = [line.split()[0] for line in full_help(real()).splitlines() if line.startswith("  --")]
     assert len(names) == len(set(names)) > 80
-    assert {"--agent.network.torso", "--learner.memory-share", "--env.atari.noop-max", "--seeds"} <= set(names)
+    assert {"--agent.network.torso", "--learner.memory-share", "--env.atari.stack", "--seeds"} <= set(names)
     titles = [line for line in full_help(real()).splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles[:2] == ["run:", "agent:"] and len(titles) == len(set(titles))
+    assert titles[:2] == ["how long:", "data:"] and "actor (how actors work):" in titles
+    assert len(titles) == len(set(titles)) and max(map(len, titles)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("--deadlines.hooks-s 3", "set deadlines.hooks_s of the Experiment in a config in Python"),
+        ("--director x", "set director of the Experiment in a config in Python"),
+        ("--name x", "here it is called --run-name."),
+        ("--agent.network.entities.heads 2", "set agent.network.entities.heads of the Experiment"),
+    ],
+)
+def test_what_only_python_sets_is_refused_with_the_way(words, hint):
+    with pytest.raises(ConfigError) as refused:
+        parse(words.split(), real())
+    assert str(refused.value).startswith(f"there is no option {words.split()[0]}") and hint in str(refused.value)
+
+
+def test_plan_takes_a_file_to_draw():
+    assert parse(["--plan", "graph.svg"], DEFAULT).run == RunOptions(plan=True, plan_file="graph.svg")
 
 
 def test_the_full_help_shows_whole_texts_at_the_width_of_the_terminal(monkeypatch):
@@ -285,7 +295,7 @@ def test_the_full_help_shows_whole_texts_at_the_width_of_the_terminal(monkeypatc
     text = full_help(real())
     assert max(map(len, text.splitlines())) <= 80
     joined = " ".join(text.split())
-    missing = [o.name for o in options_of(real()).values() if o.text not in joined]
+    missing = [o.name for o in offered_options(real()).values() if o.text[1:] not in joined]
     assert not missing, "texts are cut off"
 
 

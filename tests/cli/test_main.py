@@ -23,7 +23,6 @@ from jsrl import extras
 from jsrl.cli import doctor, experiments, main, report
 from jsrl.envs.make import _REGISTERED_BY
 from jsrl.envs.rendering import DRAWN_WITH
-from jsrl.errors import ConfigError
 from jsrl.extras import install_command
 from jsrl.transport.memory.segment import ALIVE, living_folder, make_folder, remove_unless_living
 
@@ -57,6 +56,25 @@ def test_without_arguments_lists_all_commands(capsys):
         assert f"  {command}" in text
         assert callable(main.load(command).main)
     assert len(main.COMMANDS) <= 16
+
+
+TAKE_A_RUN = ("status", "stop", "logs", "report", "evaluate", "export", "record", "dev replay-update")
+TAKE_AN_EXPERIMENT = ("run", "tune", "search", "dev bench", "dev chaos", "dev simulate")
+
+
+@pytest.mark.parametrize("command", [*TAKE_A_RUN, *TAKE_AN_EXPERIMENT])
+def test_no_command_sends_control_characters_of_a_users_text_to_the_terminal(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    further = {"export": ["policy.zip"], "record": ["--to", "episodes"]}.get(command, [])
+    assert main.main([*command.split(), "red\x1b[31m", *further]) == 2
+    text = capsys.readouterr().err
+    assert "red\\x1b[31m" in text and "\x1b" not in text
+
+
+def test_nor_does_a_wrong_option(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["status", "--red\x1b[31m", "run"])
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_commands_for_experts_are_below_dev(folder, capsys):
@@ -195,12 +213,29 @@ def test_scripts_of_a_checkout_import_configs_of_the_working_directory(folder, m
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("x = 1\n", "has no function config()"), ("def config(): return 3\n", "returned int")]
+    ("text", "sentence"),
+    [
+        ("x = 1\n", "wrong.py has no function config(); an experiment's file has one that returns an Experiment."),
+        ("def config(): return 3\n", "config() of {file} returned int; it must return an Experiment."),
+        ("x = 1\ndef config(:\n", "{file}, line 2: SyntaxError: invalid syntax."),
+        ("\nimport no_such\n", "{file}, line 2: ModuleNotFoundError: No module named 'no_such'."),
+        ("import beside_wrong\n", "{folder}/beside_wrong.py, line 2: NameError: name 'y' is not defined."),
+        ("def config():\n    return {}['a']\n", "{file}, line 2: KeyError: 'a'."),
+        (
+            "import jsrl\n\ndef config():\n    return jsrl.Experiment(jsrl.PPOConfig(), seed=-1)\n",
+            "{file}, line 4: seed ",
+        ),
+    ],
 )
-def test_invalid_config_file_is_reported_in_one_sentence(folder, text, sentence):
-    (folder / "configs" / "wrong.py").write_text(text)
-    with pytest.raises(ConfigError, match=sentence):
-        experiments.load("wrong")
+def test_invalid_config_file_is_reported_in_one_sentence(folder, text, sentence, monkeypatch, capsys):
+    file = folder / "configs" / "wrong.py"
+    file.write_text(text)
+    (folder / "beside_wrong.py").write_text("x = 1\nx = y\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main.main(["run", "wrong"]) == 2
+    told = capsys.readouterr().err
+    assert sentence.format(file=file, folder=folder) in told and told.count("\n") == 1
+    assert main.main(["list"]) == 0 and "wrong" in capsys.readouterr().out
 
 
 @pytest.mark.slow

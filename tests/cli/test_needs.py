@@ -11,7 +11,7 @@ from jsrl.errors import ConfigError
 
 VALUES = {"slurm": "--slurm.gres gpu:1", "ray": "--ray.cpus 2", "print": "--print", "compress": "--compress"}
 VALUES |= {"inference.device": "--inference.device gpu:7 --placement inline"}
-VALUES |= {"tune-batch": "--tune-batch", "keep-here": "--keep-here inference"}
+VALUES |= {"keep-here": "--keep-here inference"}
 WITH = {
     "--listen": "--listen 127.0.0.1",
     "--hosts": "--hosts a,b",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from jsrl.cli.experiments import load
 from jsrl.cli.seeds import parse_seeds
 from jsrl.errors import ConfigError, RecordingError, SpecMismatch
 from jsrl.launch.graph_file import write_graph
+from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import make_plan
 from jsrl.launch.result import Result
 from jsrl.references.reference import to_json
@@ -45,7 +47,7 @@ def test_help_works_at_any_position(words, capsys):
 
 def test_long_help_has_the_remaining_options(capsys):
     assert run.main(["ppo", "--help-all"]) == 0
-    assert "--env.atari.noop-max" in capsys.readouterr().out
+    assert "--env.atari.stack" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_long_help_has_the_remaining_options(capsys):
         (["--seed", "3", "ppo_cartpol"], "there is no experiment 'ppo_cartpol'; did you mean ppo_cartpole?"),
         (["xyzzy"], "there is no experiment 'xyzzy'; there are: bc, chase, ddpg"),
         (["ppo", "--n_steps", "5"], "here it is called --rollout-length"),
-        (["ppo", "--num-actors", "3"], "cannot be split into 3 equal groups"),
+        (["ppo", "--num-actors", "3", "--num-envs", "16"], "cannot be split into 3 equal groups"),
         (["ppo", "--seeds", "4-0"], "--seeds is '4-0', expected a range such as 0-4"),
         (["ppo", "--seeds", "x"], "--seeds is 'x'"),
         (["--resume"], "--resume needs a run"),
@@ -135,7 +137,7 @@ def test_a_wrong_field_in_a_config_file_suggests_the_right_one(call, hint, tmp_p
     text = "\n".join([*imports, "def config():", f"    return {call}"])
     (tmp_path / "configs" / "mine.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TypeError, match=hint):
+    with pytest.raises(ConfigError, match=f"mine.py, line 6: TypeError: .*{hint}"):
         load("mine")
 
 
@@ -168,6 +170,20 @@ def test_a_run_stopped_by_jsrl_stop_exits_with_0_and_by_ctrl_c_with_130(asked, s
     if asked:
         ask_to_stop(tmp_path, ProcessIdentity.own())
     assert run.main(["ppo_cartpole", "--profile", "none", "--display", "quiet"]) == status
+
+
+@pytest.mark.parametrize(("asked", "status"), [(True, 0), (False, 130)])
+def test_so_does_a_run_that_still_waits_for_its_hosts(asked, status, tmp_path, monkeypatch):
+    class Waits(Local):
+        def place(self, graph, needs, stop_asked):
+            if asked:
+                ask_to_stop(tmp_path / "ppo_cartpole" / "x", ProcessIdentity.own())
+            raise KeyboardInterrupt  # by the signal of `jsrl stop`, or Ctrl-C
+
+    monkeypatch.setattr(run, "launcher_of", lambda *_: contextlib.nullcontext(Waits()))
+    words = ["ppo_cartpole", "--profile", "none", "--placement", "inline", "--num-actors", "1", "--display", "quiet"]
+    assert run.main([*words, "--runs-dir", str(tmp_path), "--run-name", "x"]) == status
+    assert not (tmp_path / "ppo_cartpole").exists()
 
 
 def test_a_drawn_plan_names_its_file(tmp_path, capsys):

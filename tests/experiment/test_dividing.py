@@ -72,7 +72,7 @@ def test_equal_seats_share_a_policy_and_different_seats_do_not():
 @pytest.mark.slow
 def test_run_divides_policies_announces_them_and_resumes(tmp_path, monkeypatch, capsys):
     result = run(TAGGED, runs_dir=tmp_path, name="one", display="quiet")
-    assert result.updates == 2 and result.others["agent"]["updates"] == 2 and result.policy == "adversary"
+    assert result.updates == 2 and result.others["agent"]["updates"] == 2 and result.first_policy == "adversary"
     assert "adversary plays adversary_0" in (result.folder / "logs" / "controller.log").read_text()
     again = run(TAGGED, runs_dir=tmp_path, resume="one", display="quiet", total_env_steps=4 * 32)
     assert again.updates == 4 and again.others["agent"]["updates"] == 4

@@ -59,12 +59,15 @@ def experiment(**values) -> Experiment:
         ({"num_envs": 16, "num_groups": 5}, r"use num_groups 4 or 8, or num_envs 15 or 20\."),
         ({"num_envs": 10, "num_actors": 4}, r"cannot be split into 4 equal groups; use num_actors 2 or 5, or num_envs 8 or"
          r" 12\."),
-        ({"num_envs": 12, "num_groups": 6, "num_actors": 4}, r"6 groups .* among 4 actors; use num_actors 3 or 6, or a "
-         r"num_groups that is a multiple of 4\."),
+        ({"num_envs": 12, "num_groups": 6, "num_actors": 4}, r"6 groups .* among 4 actors; use num_actors 3 or 6, or "
+         r"num_groups 4\."),
+        ({"num_envs": 10, "num_groups": 5, "num_actors": 3}, r"or num_groups 3 with num_envs 9 or 12\."),
+        ({"num_envs": 1, "num_groups": 4}, r"use num_groups 1, or num_envs 4\."),
         ({"num_envs": 16, "num_groups": 4, "batch_envs": 6, "max_policy_lag": 1}, r"batch_envs=6 is not a number of whole "
          r"groups of 4 .* the nearest that works is (4|8)\."),
         ({"num_envs": 16, "batch_envs": 32, "max_policy_lag": 1}, r"batch_envs=32 .* the nearest that works is 16\."),
-        ({"learner": LearnerConfig(num_devices=3)}, r"batch of 16 environments .*num_devices=3; use 2 or 4 devices"),
+        ({"num_envs": 16, "learner": LearnerConfig(num_devices=3)},
+         r"batch of 16 environments .*num_devices=3; use 2 or 4 devices"),
         ({"learner": LearnerConfig(num_devices=0)}, r"num_devices=0; use 1 device"),
         ({"bind": "0.0.0.0"}, r"bind 0\.0\.0\.0 is for streams over ZeroMQ, but the transport is shared-memory"),
         ({"bind": "127.0.0.1:7000"}, r"add --transport zeromq"),
@@ -73,10 +76,13 @@ def experiment(**values) -> Experiment:
           for bind in ("", "eth0", "10.0.0", "10.0.0.5:", "10.0.0.5:0", "10.0.0.5:70000", "fd00::5:7000:", "[fd00::5]7",
                        "tcp://10.0.0.5", "10.0.0.5:7000:1", "*")),
         ({"max_policy_lag": -1}, r"max_policy_lag is -1; use 0 \(synchronous\), a positive number, or None"),
-        ({"batch_envs": 8}, r"max_policy_lag=0 \(synchronous\) needs batches of one trajectory of every group"),
-        ({"batch_envs": 8, "learner": LearnerConfig(order="by_group")}, r"use learner\.order=fifo, or make them equal"),
+        ({"num_envs": 16, "batch_envs": 8},
+         r"max_policy_lag=0 \(synchronous\) needs batches of one trajectory of every group"),
+        ({"num_envs": 16, "batch_envs": 8, "learner": LearnerConfig(order="by_group")},
+         r"use learner\.order=fifo, or make them equal"),
         ({"learner": LearnerConfig(reuse=3)}, r"learner\.reuse=3 .* allow a lag of at least 2"),
-        ({"deterministic": True, "batch_envs": 8, "max_policy_lag": 1}, r"deterministic mode takes the groups in order"),
+        ({"num_envs": 16, "deterministic": True, "batch_envs": 8, "max_policy_lag": 1},
+         r"deterministic mode takes the groups in order"),
         ({"deterministic": True, "max_policy_lag": 1}, r"deterministic mode waits for each version"),
         ({"evaluator": EvaluatorConfig(period_env_steps=-5)}, r"evaluator\.period_env_steps is -5; it must be at least 1"),
         ({"evaluator": EvaluatorConfig(sampled_episodes=-1)}, r"evaluator\.sampled_episodes is -1; it must be 0 or more"),
@@ -91,7 +97,7 @@ def experiment(**values) -> Experiment:
         ({"video": VideoConfig(fps=float("inf"))}, r"video\.fps is inf; it must be above 0 and finite"),
         ({"placement": "seved"}, r"placement is 'seved'; did you mean served\?"),
         ({"transport": "tcp"}, r"transport is 'tcp'; use shared-memory or zeromq\."),
-        ({"num_actors": "many"}, r"num_actors is 'many'; use auto\."),
+        ({"num_actors": "many"}, r"num_actors is 'many', a text; expected a number or auto\."),
         ({"learner": LearnerConfig(split="critic")}, r"learner\.split is 'critic'; did you mean actor-critic\?"),
         ({"replay": ReplayConfig(kind="Host")}, r"replay\.kind is 'Host'; did you mean host\?"),
         ({"evaluator": EvaluatorConfig(env={"max_step": 3})}, r"no option 'max_step'; did you mean max_episode_steps\?"),
@@ -105,7 +111,7 @@ def test_invalid_options_are_refused_with_valid_ones(values, message):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("num_actor", r"; did you mean num_actors or "),
+        ("num_actor", r"; did you mean num_actors"),
         ("learning_rate", r"; did you mean agent\.learning_rate\?"),
         ("lr", r"; did you mean agent\.learning_rate\?"),
         ("zzzz", r"\."),
@@ -155,7 +161,7 @@ def test_nearest_divisors(number, wanted, text):
 def test_groups(values, groups, size, ring):
     e = experiment(**values)
     assert (e.groups, e.group_size, e.ring) == (groups, size, ring)
-    assert e.ring * e.actors * e.group_size == e.num_envs
+    assert e.ring * e.actors * e.group_size == e.envs
 
 
 def test_totals_do_not_depend_on_the_placement():

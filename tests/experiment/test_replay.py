@@ -166,7 +166,7 @@ def test_options_give_the_replay(words, default, name, replay) -> None:
     ("words", "default", "message"),
     [
         ("--replay none", Experiment(SACConfig()), "replay is none, but SACConfig learns from replay"),
-        ("--replay many", Experiment(SACConfig()), "--replay is 'many', expected one of auto or none"),
+        ("--replay many", Experiment(SACConfig()), "--replay is 'many', expected auto or none"),
         ("--replay.window 3", Experiment(PPOConfig()), "no option --replay.window: this experiment has no replay"),
         ("--replay none --replay.window 3", Experiment(SACConfig()), "--replay none leaves no replay for --replay.NAME"),
         ("--replay.window 3", MIXED, "each policy has its own: --policies.dqn.replay.window or"),

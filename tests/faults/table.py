@@ -292,9 +292,15 @@ FAULTS = (
     ),
     Fault(
         "actors act with params one update too old",
-        "trajectory * self.updates_per_batch - self.max_lag, self.total_updates)",
-        "trajectory * self.updates_per_batch - self.max_lag - 1, self.total_updates)",
+        "batch * self.updates_per_batch - self.max_lag, self.total_updates)",
+        "batch * self.updates_per_batch - self.max_lag - 1, self.total_updates)",
         (ACTOR,),
+    ),
+    Fault(
+        "an actor that stood in makes one trajectory too few",
+        "batch = max(batch, self.batch_of(trajectory) + 1)",
+        "pass",
+        ("tests/workers/test_standing_in.py",),
     ),
     Fault(
         "padding writes into the core of a living slot",

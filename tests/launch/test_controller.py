@@ -316,3 +316,46 @@ def test_a_pause_of_the_whole_run_counts_in_no_deadline_of_its_end(what: str, mo
     else:
         made._await_final("evaluator")
     assert now_s[0] == 1008.0
+
+
+def test_learners_are_told_once_which_groups_nobody_steps_now() -> None:
+    """A worker is absent from its death, or the loss of its host's connection, until its replacement is ready."""
+    made: Any = object.__new__(Controller)
+    made._absent, sent = {}, list[tuple[str, list[int]]]()
+    made._send_command = lambda worker, name, groups: sent.append((worker, groups))
+    made._plan = SimpleNamespace(experiment=SimpleNamespace(is_deterministic=False), kinds={})
+    made._workers = {}
+    for name, groups in (("learner", ()), ("actor-0", (0, 1)), ("actor-1", (2,))):
+        worker = dead(name.partition("-")[0])
+        end = SimpleNamespace(stream=SimpleNamespace(type="samples"), groups=groups)
+        worker.job, worker.handle = (
+            dataclasses.replace(worker.job, name=name, ends=(("samples", end),)),
+            SimpleNamespace(),
+        )  # type: ignore[arg-type, assignment]
+        made._workers[name], made._plan.kinds[name] = worker, find_kind(worker.job.kind)
+    learner, first, second = made._workers.values()
+
+    def told() -> list[tuple[str, list[int]]]:
+        made._tell_absent()
+        made._tell_absent()
+        found, sent[:] = list(sent), []
+        return found
+
+    second.stage = "compiling act"  # of its first start, for which all wait
+    assert told() == []
+    first.replaced, second.stage = True, "ready"
+    assert told() == [("learner", [0, 1])]
+    second.handle.is_away = True
+    assert told() == [("learner", [0, 1, 2])]
+    first.replaced, first.job = False, dataclasses.replace(first.job, incarnation=1)
+    first.stage, second.handle.is_away = "compiling act", False
+    assert told() == [("learner", [0, 1])]
+    learner.job = dataclasses.replace(learner.job, incarnation=1)
+    learner.stage = "compiling the update"
+    assert told() == []
+    learner.stage = "ready"
+    assert told() == [("learner", [0, 1])]  # a new learner knows nothing
+    first.stage = "ready"
+    assert told() == [("learner", [])]
+    made._plan.experiment.is_deterministic, first.replaced = True, True
+    assert told() == []  # its batches keep their order

@@ -48,6 +48,7 @@ from jsrl.launch.run import run
 from jsrl.launch.schemas import make_schemas
 from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
+from jsrl.runs.limits import RUNS_AT_ONCE
 from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
 from jsrl.types import ArraySpec
@@ -438,6 +439,17 @@ def test_a_run_that_needs_more_memory_than_it_may_use_is_refused(values, most_mb
         check_memory(plan)
     monkeypatch.setattr(memory_folder, "usable_memory_bytes", lambda: 10**12)
     check_memory(plan)
+
+
+def test_runs_at_once_share_the_memory_that_they_may_use(monkeypatch):
+    plan = plan_of(placement="inline", num_actors=4, num_envs=4)
+    monkeypatch.setattr(memory_folder, "usable_memory_bytes", lambda: 4_000 << 20)
+    check_memory(plan)
+    monkeypatch.setenv(RUNS_AT_ONCE, "3")
+    with pytest.raises(
+        ConfigError, match=r"may use 1,333 MB here, one of 3 runs at once. Use fewer runs at once, fewer env"
+    ):
+        check_memory(plan)
 
 
 def test_replay_on_a_gpu_needs_no_memory_of_the_host(monkeypatch):

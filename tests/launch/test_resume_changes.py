@@ -122,7 +122,7 @@ def test_a_state_that_does_not_fit_is_refused_before_the_start(tmp_path: Path, e
 
     check_kept_state(begun(experiment))
     with pytest.raises(
-        ConfigError, match=r"does not fit: state/params/.* was .* and is .* now\. The environment's spaces"
+        ConfigError, match=r"does not fit: state/params/.* was .* and is .* now .*\. The environment's spaces"
     ):
         check_kept_state(begun(with_part(experiment, "agent", network=NetworkConfig(hidden=(9,)))))
     assert store.close()

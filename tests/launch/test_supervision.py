@@ -46,7 +46,9 @@ def test_restarts_before_the_window_do_not_count() -> None:
 
 
 def test_budget_and_restart_counts_are_per_kind() -> None:
-    e = Experiment(AgentReference("m:f"), restart=2, supervision=SupervisionConfig(learner=0, parameter_server=1))
+    e = Experiment(
+        AgentReference("m:f"), restart=2, supervision=SupervisionConfig(restarts={"learner": 0, "parameter_server": 1})
+    )
     supervision = Supervision(e, Clock())
 
     def take(kind: str, name: str) -> bool:
@@ -64,7 +66,7 @@ def test_budget_and_restart_counts_are_per_kind() -> None:
     [
         ({"restart": -1}, "restart is -1"),
         ({"supervision": SupervisionConfig(window_s=0.0)}, "supervision.window_s is 0"),
-        ({"supervision": SupervisionConfig(actor=-2)}, "supervision.actor is -2"),
+        ({"supervision": SupervisionConfig(restarts={"actor": -2})}, "supervision.restarts.actor is -2"),
     ],
 )
 def test_invalid_budgets_are_refused(changes: dict, message: str) -> None:

@@ -253,7 +253,7 @@ def test_restart_actor_has_its_own_restart_budget() -> None:
             AgentReference("m:f"),
             EnvConfig(on_fault="restart-actor", fault_limit=4),
             restart=restart,
-            supervision=SupervisionConfig(actor=own),
+            supervision=SupervisionConfig(restarts={} if own is None else {"actor": own}),
         )
         worker = Job(kind, kind, 0, e, None, (), "", "")  # type: ignore[arg-type]
         return Supervision(e).budget(worker).limit

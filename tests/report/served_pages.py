@@ -16,6 +16,8 @@ def serving(runs_dir: Path) -> Iterator[Server]:
     with Server(runs_dir) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

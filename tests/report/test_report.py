@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import re
 import sys
@@ -454,22 +453,23 @@ def test_metrics_of_a_users_workers_have_charts(run_folder: RunFolder, monkeypat
     assert text.count("<polyline") == 3 and "mean score; healthy: rises" in text
 
 
-@pytest.mark.parametrize("command", ["report", "watch"])
-def test_modules_of_a_users_workers_are_found_in_the_working_directory(
-    command: str, run_folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_users_workers_are_shown_without_their_module(
+    run_folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The command `jsrl` does not have it among its paths, unlike `python -m jsrl`."""
-    kind = "Kind('exam', 'exams', 'exam_here:Exam', ports=(Port('params', 'params', 'reads'),))"
-    (tmp_path / "exam_here.py").write_text(f"from jsrl.extend import Kind, Port\n\nEXAM = {kind}\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    shown = "shown=Shown((Activity('play', 'simulate', 'of its time', ''),))"
+    kind = f"Kind('exam', 'exams', 'exam_here:Exam', ports=(Port('params', 'params', 'reads'),), {shown})"
+    source = tmp_path / "exam_here.py"
+    source.write_text(f"from jsrl.extend import Activity, Kind, Port, Shown\n\nEXAM = {kind}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     graph = make_graph(Experiment(AgentReference("nowhere:make"))).add(node("exam", "exam_here:EXAM", params="params"))
     write_graph(run_folder, graph)
-    write_lines(run_folder, [line | {"exam/seen": 2.0} for line in lines(6)])
-    given = ["nowhere"] if command == "watch" else [str(run_folder.path)]
-    assert importlib.import_module(f"jsrl.cli.{command}").main(given) == (2 if command == "watch" else 0)
-    assert "exam: Seen" in body(make_report(run_folder))
+    source.unlink()
     monkeypatch.delitem(sys.modules, "exam_here")
+    write_lines(run_folder, [line | {"exam/seen": 2.0, "exam/play_share": 0.7} for line in lines(6)])
+    report = make_report(run_folder)
+    assert "exam: Seen" in body(report)
+    (time,) = (worker for worker in report.workers if worker.name == "exam")
+    assert time.phases["simulate"] == pytest.approx(0.7)
 
 
 def test_every_policy_has_its_curves_its_lag_and_its_bottleneck(run_folder: RunFolder):

@@ -16,6 +16,7 @@ def curves(scores, half=0.0, **learner):
     """Columns of a run: an evaluation on every second line; learner metrics change linearly from start to end."""
     nan = np.full(len(scores), np.nan)
     columns = {
+        "env_steps": np.arange(2.0 * len(scores)),
         "evaluator/return_mean": np.stack([scores, nan], 1).ravel(),
         "evaluator/return_ci95": np.stack([np.full(len(scores), half), nan], 1).ravel(),
         "actor/return_mean": np.stack([scores, scores], 1).ravel(),

@@ -22,6 +22,7 @@ from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
 from jsrl.file_lock import file_lock
 from jsrl.report.charts import Axis
+from jsrl.runs.limits import RUNS_AT_ONCE
 from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
 from jsrl.search.page import page, rows, text_table
@@ -186,6 +187,12 @@ def test_failed_run_gives_the_error_of_its_result_and_not_the_end_of_its_output(
     assert child.outcome() == (3.0, "")
 
 
+def test_a_run_knows_how_many_run_at_once(tmp_path):
+    child = Child(["sh", "-c", f"echo ${RUNS_AT_ONCE}"], tmp_path, tmp_path / "output", 3)
+    child._process.wait(10)
+    assert child.last_line == "3"
+
+
 @pytest.mark.parametrize(
     ("text", "value", "shown"),
     [
@@ -246,7 +253,7 @@ VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
         ("ppo_cartpole --vary agent.gamma=lin:0.5:2", "gamma must be at least 0 and at most 1"),
         ("ppo_cartpole --vary agent.returns=gae,mc", "expected one of gae, vtrace"),
         ("ppo_cartpole --vary seed=int:0:3", "--seeds-per-trial"),
-        ("ppo_cartpole --vary name=a,b", "named by the search"),
+        ("ppo_cartpole --vary max-minutes=1,2", "compared at the same length"),
         (f"ppo_cartpole {VARY} --agent.learning-rate 1e-3", "is given and varied"),
         (f"ppo_cartpole {VARY} --trials 0", "trials is 0; it must be at least 1"),
         (f"ppo {VARY} --evaluator.enabled false", "leave evaluator.enabled on"),
@@ -256,7 +263,7 @@ VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
         ("--resume nowhere", "there is no search"),
         (f"ppo_cartpole {VARY} --display quiet", "there is no option --display"),
         (f"ppo_cartpole {VARY} --part 1", "--part is for a search that exists"),
-        (f"ppo_cartpole {VARY} --slurm.qos high", "it needs --launcher slurm"),
+        (f"ppo_cartpole {VARY} --slurm.extra qos=high", "it needs --launcher slurm"),
         (f"ppo_cartpole {VARY} --launcher slurm --slurm.actor-cpus 2", "has no effect on a search"),
     ],
 )
@@ -275,7 +282,7 @@ def test_search_is_submitted_as_an_array_of_jobs_that_share_it(tmp_path, monkeyp
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     words = ["ppo_cartpole", *VARY.split(), "--search-name", "x", "--launcher", "slurm", "--parallel", "3"]
-    assert main(["search", *words, "--slurm.qos", "high"]) == 0
+    assert main(["search", *words, "--slurm.extra", "qos=high"]) == 0
     assert "Submitted array job 7 of 3 jobs" in capsys.readouterr().out
     script = Path("jsrl-search-ppo_cartpole-x.sh").read_text()
     assert Path("words").read_text().endswith("--array=1-3 jsrl-search-ppo_cartpole-x.sh\n")

@@ -15,17 +15,16 @@ from tests.launch.hosts.agents import Agent
 
 
 def endless(hidden: tuple[int, ...] = (8,), max_minutes: float = 5.0, **options: Any) -> Experiment:
-    """Return an experiment with served actors that a hook must end; `options` are more of its fields."""
-    without = {"evaluator": EvaluatorConfig(enabled=False)}
+    """Return an experiment, with served actors, that a hook must end; `options` are more of its fields."""
+    usual: dict[str, Any] = {"evaluator": EvaluatorConfig(enabled=False), "placement": "served"}
     return Experiment(
         agent=PPOConfig(network=NetworkConfig(hidden=hidden), num_epochs=1, num_minibatches=1),
         num_envs=8,
-        placement="served",
         num_actors=4,
         rollout_length=16,
         total_env_steps=10**9,
         max_minutes=max_minutes,
-        **without | options,
+        **usual | options,
     )
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -42,7 +43,8 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.runs.runs import read_metrics
 from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.hops import ledger_path, read_hop
+from jsrl.transport.ledger.hop_page import read_connections
+from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path, read_hop
 from jsrl.transport.ledger.page import read_page
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
@@ -410,6 +412,57 @@ class KillAgents(Events):
         if self._launcher._at[lost.worker] == "here":  # no host existed at this moment
             return True
         return any(life.worker == lost.worker and life.incarnation > lost.incarnation for life in self._lives())
+
+
+class LoseHost(Events):
+    """Kills the agent of a host of a synchronous run with inline acting; ends the run once its actors train elsewhere.
+
+    Attributes:
+      meanwhile: trajectories consumed from the end of the host's workers until the first of them was replaced.
+    """
+
+    def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
+        super().__init__()
+        self._launcher, self._folder, self._trained = launcher, folder, TrainingProgress(folder)
+        (self._lost, self._agent), *_ = agents.items()
+        self.meanwhile = -1
+
+    def make(self) -> None:
+        self._trained.some_more()
+        workers = self._agent.workers()
+        lost = [worker for worker, host in list(self._launcher._at.items()) if host == self._lost]
+        assert lost
+        self._agent.popen.kill()
+        await_that(lambda: not any(lives(worker) for worker in workers))
+        before = self._trained._consumed()
+        await_that(lambda: any(self._launcher._at[worker] != self._lost for worker in lost), 60.0)
+        self.meanwhile = self._trained._consumed() - before
+        self._trained.some_more()
+        for worker in lost:
+            await_that(lambda worker=worker: self._received(f"{worker}.1") > 10, 90.0)
+
+    def _received(self, name: str) -> int:
+        return sum(c.received for c in read_connections(hop_folder(self._folder, SAMPLES)) if c.name == name)
+
+
+@pytest.mark.nightly  # daily on one host: test_supervision
+def test_a_synchronous_run_goes_on_before_the_actors_of_a_lost_host_are_replaced(hosts, tmp_path: Path) -> None:
+    address, networks = hosts
+    experiment = endless(placement="inline", restart=1)
+    launcher = JoinedHosts(
+        Local(), HostFacts("here", 2, 8_000, address), 0, 2, tmp_path / "join.key", lambda line: None
+    )
+    agents, folder = agents_on(launcher, networks, tmp_path), tmp_path / "experiment" / "far"
+    loss = LoseHost(launcher, agents, folder)
+    loss.start()
+    try:
+        result = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only", hooks=[loss])
+    finally:
+        close_all(launcher, agents)
+    assert loss.done and result.ended.startswith(STOPPED)
+    assert loss.meanwhile > 5 * 4  # batches; without it one batch at most
+    assert np.nanmax(result.metrics["learner/policy_lag_max"]) == 0
+    assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
 
 
 @pytest.mark.nightly

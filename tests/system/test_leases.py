@@ -140,6 +140,9 @@ def test_workers_of_a_silent_host_end_and_are_replaced(hosts, fault: str, tmp_pa
     hooks, experiment = [silence], endless(max_minutes=8.0, restart=1)  # which a lost host does not use up
     try:
         result = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only", hooks=hooks)
+        statuses = [
+            agent.ends()[0] for agent in agents.values()
+        ]  # they hear of the end, and end their workers, a little later
         left = [worker for agent in agents.values() for worker in agent.workers()]
     finally:
         close_all(launcher, agents)
@@ -148,7 +151,7 @@ def test_workers_of_a_silent_host_end_and_are_replaced(hosts, fault: str, tmp_pa
     )
     figures += f"end, ended {silence.woken_s:.2f} s, joined again {silence.joined_s:.2f} s; late {silence.late}\n"
     sys.stdout.write(figures)
-    assert silence.done and result.ended.startswith(STOPPED) and not left
+    assert silence.done and result.ended.startswith(STOPPED) and statuses == [0, 0] and not left
     assert LOST_S - 1.0 <= silence.replaced_s <= LOST_S + 5.0  # the new ones have to be started
     if fault == "all processes stopped":
         assert silence.ended_s < 0 and silence.woken_s <= 1.0

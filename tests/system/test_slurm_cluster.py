@@ -362,3 +362,23 @@ def test_jobs_of_an_array_share_a_search(cluster: Cluster) -> None:
     assert begun[0] | begun[1] >= {"0", "1", "2", "3"} and not begun[0] & begun[1], texts
     last = max((text.rpartition("trial  score")[2] for text in texts), key=lambda text: text.count("\n"))
     assert len(re.findall(r"^ *\d+ ", last, re.MULTILINE)) >= 4 and "to repeat the best trial: jsrl run" in last, texts
+
+
+def test_a_third_submission_adds_hosts_of_another_kind(cluster: Cluster) -> None:
+    """As docs/devices.md says: the printed script once for the run, once for hosts with GPUs, once for hosts without."""
+    words = ["ppo_cartpole", "--placement", "inline", "--num-envs", "16", "--num-actors", "4", "--restart", "3"]
+    words += ["--total-env-steps", "60000", "--stop-at-return", "none", "--evaluator.enabled", "false"]
+    words += ["--learner.num-ranks", "2", "--launcher", "slurm", "--num-hosts", "2", "--run-name", "x", "--print"]
+    script = cluster.folder / "x.sh"
+    script.write_text(cluster.ask(sys.executable, "-m", "jsrl.cli.main", "run", *words))
+    submit = ["sbatch", "--parsable", "--output=%x-%A.out"]
+    first = cluster.ask(*submit, "--job-name=jsrl:ppo_cartpole:x", "--gres=gpu:1", str(script)).strip()
+    for kind, more in (("gpus", ["--gres=gpu:2"]), ("actors", [])):
+        cluster.ask(*submit, f"--job-name=jsrl:ppo_cartpole:x:{kind}", "--array=1", *more, str(script))
+    wait_for(lambda: not cluster.jobs().strip(), 300.0)
+    text = (cluster.folder / f"jsrl:ppo_cartpole:x-{first}.out").read_text()
+    assert len(re.findall(r"^host .* joined", text, re.MULTILINE)) == 2, text
+    (layout,) = [line for line in text.splitlines() if line.endswith("rank-1")]
+    assert layout.split()[0] != text.partition("  workers\n")[2].split()[0], text  # not on the host of the run
+    result = json.loads((cluster.folder / "runs" / "ppo_cartpole" / "x" / "result.json").read_text())
+    assert result["ended"] == "total_env_steps"

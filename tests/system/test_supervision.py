@@ -103,6 +103,30 @@ def test_killed_workers_are_replaced_and_incarnations_are_not_mixed(launch, work
 
 
 @pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
+def test_a_synchronous_run_goes_on_while_an_actor_is_replaced(launch, transport: str) -> None:
+    """The others make its rows with the same params; afterwards each makes its own again."""
+    inline = ("--placement", "inline", "--num-actors", "3", "--num-envs", "6", "--num-groups", "3")
+    slowly = ("--supervision.backoff-s", "2", "--supervision.max-backoff-s", "2")
+    run = counting(launch, *inline, *slowly, "--transport", transport)
+
+    def received() -> int:
+        connections = read_connections(hop_folder(run.folder, SAMPLES))
+        return sum(c.received for c in connections if c.name == "actor-1.1")
+
+    victim = run.workers()["actor-1"]
+    victim.kill()
+    victim.wait()
+    _, before = consumed(run)
+    run.until(lambda: consumed(run)[1] > before + 30, "10 updates without it")
+    assert received() == 0
+    run.until(lambda: received() > 20, "trajectories of its replacement")
+    result = end(run, transport)
+    lags = [line["learner/policy_lag_max"] for line in run.lines() if "learner/policy_lag_max" in line]
+    assert max(lags) == 0 and lags
+    assert result["ledger"]["dropped"].get("stale", 0) < 10
+
+
+@pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
 def test_producers_and_consumers_are_killed_and_the_ledger_reconciles(launch, transport: str) -> None:
     run = counting(
         launch, "--num-actors", "2", "--placement", "inline", "--max-policy-lag", "none", "--transport", transport
@@ -237,7 +261,7 @@ def test_an_environment_that_hangs_is_replaced_with_its_actor(launch) -> None:
 
 
 def test_restart_budgets_are_per_kind_and_report_exhaustion(launch) -> None:
-    run = counting(launch, "--supervision.inference", "1")
+    run = counting(launch, "--supervision.restarts.inference", "1")
     for text in ("restart 1 of 1", "has used its 1 restart within 600 s"):
         run.await_worker("inference-0").kill()
         if "used" not in text:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jsrl.tuning.profiles import Profile
+from jsrl.tuning.profiles import VARIABLE, Profile
 from jsrl.tuning.tune import advise_from
 
 WORLD = Path(__file__).parent / "world"
@@ -27,8 +27,13 @@ class Tuning:
         self.folder, self.profiles = folder, folder / "profiles"
         (folder / "tmp").mkdir(parents=True)
         self._output = folder / "output.txt"
-        environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")}
-        command = [sys.executable, str(WORLD / script), "tiny", "--profiles-dir", str(self.profiles), *words]
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "OMP_NUM_THREADS": "1",
+            VARIABLE: str(self.profiles),
+            "TMPDIR": str(folder / "tmp"),
+        }
+        command = [sys.executable, str(WORLD / script), "tiny", *words]
         with self._output.open("wb") as output:
             self.popen = subprocess.Popen(
                 command,
@@ -81,7 +86,7 @@ def tuning(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_tune_writes_a_profile_for_the_next_run(tuning):
+def test_tune_writes_a_profile_for_the_next_run(tuning, monkeypatch):
     one = tuning("--tune-minutes", "0.15", "--trial-seconds", "0.5", "--num-inference-servers", "1")
     assert one.end(400) == 0, one.text
     saved = [p for p in one.profiles.glob("*.json") if not p.name.endswith(".measurements.json")]
@@ -98,8 +103,9 @@ def test_tune_writes_a_profile_for_the_next_run(tuning):
     assert not list((one.folder / "tmp").iterdir())
     assert not (one.folder / "runs").exists()
     # the next run has the profile's settings, whatever they are, and another experiment does not
-    run = [sys.executable, str(WORLD / "drive.py"), "tiny", "--plan", "--profiles-dir", str(one.profiles)]
+    run = [sys.executable, str(WORLD / "drive.py"), "tiny", "--plan"]
     run += ["--num-inference-servers", "1"]  # a profile is for runs with the options that its tuning was given
+    monkeypatch.setenv(VARIABLE, str(one.profiles))
     same = subprocess.run(run, capture_output=True, text=True, check=True, cwd=one.folder)
     default = subprocess.run([*run, "--profile", "none"], capture_output=True, text=True, check=True, cwd=one.folder)
     assert f"placement {profile.options['placement']}" in same.stdout

@@ -203,7 +203,10 @@ COMMANDS = {
     "option": (["tiny", "--n-steps", "8"], "--rollout-length"),
     "environment": (["tiny", "--env.id", "CartPol-v1"], "CartPole-v1"),
     "placement": (["tiny", "--placement", "servd"], "did you mean served?"),
-    "impossible": (["tiny", "--num-actors", "3"], "2 groups cannot be divided evenly among 3 actors"),
+    "impossible": (
+        ["tiny", "--num-actors", "3", "--num-groups", "2"],
+        "2 groups cannot be divided evenly among 3 actors",
+    ),
     "resume": (["--resume", "nowhere"], "there is no run nowhere"),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jsrl.errors import CodecError, UnknownPolicy
+from jsrl.errors import CodecError, MissingExtra, UnknownPolicy
+from jsrl.experiment import Experiment
+from jsrl.launch.run import fitting
 from jsrl.transport.base import InferenceSpec, ProducerId, Request
 from jsrl.transport.inference.area import question_schema
 from jsrl.transport.inference.packing import RequestPacker
@@ -248,3 +252,13 @@ def test_requests_between_hosts_are_packed(transport: str, tmp_path: Path, monke
     assert sum(THIN in fields for fields in sent) == (37 if transport == "tcp" else 0)
     client.close()
     server.close()
+
+
+def test_compression_without_lz4_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lz4.block", None)
+    experiment = Experiment(agent=None, placement="inline", transport="zeromq")
+    assert fitting(None, experiment) is not None
+    with pytest.raises(MissingExtra, match=r"--compress needs the package lz4, .*\[lz4\]"):
+        fitting(None, dataclasses.replace(experiment, compress=True))
+    with pytest.raises(MissingExtra):
+        Packer(schema_of(1), Packing(None, True)).pack(filled(schema_of(1)))

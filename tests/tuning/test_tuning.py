@@ -656,7 +656,7 @@ def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsy
 
 
 def test_command_that_uses_the_profile_has_the_options_of_the_tuning():
-    args = ["--num-envs", "4", "--tune-minutes", "0.5", "--env.id", "my:Env", "--tune-batch"]
+    args = ["--num-envs", "4", "--tune-minutes", "0.5", "--env.id", "my:Env"]
     assert tune_command.command("ppo", args) == "jsrl run ppo --num-envs 4 --env.id my:Env"
 
 
@@ -680,12 +680,17 @@ def test_tune_from_a_file(tmp_path, capsys):
         (["ppo_cartpole", "--trial-seconds", "0"], "the time for a trial is 0.0 seconds; give more than 0"),
         (["ppo_cartpole", "--graph", "m:edit"], "--graph has no effect on jsrl tune; leave it out"),
         (["ppo_cartpole", "--output", "none/m.json"], "make it, or give another file with --output"),
-        (["ppo_cartpole", "--profiles-dir", "/dev/null/p"], "cannot be written to /dev/null/p (Not a directory)"),
     ],
 )
 def test_invalid_tuning_is_refused_in_one_sentence(words, sentence, capsys):
     assert tune_command.main(words) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_folder_of_profiles_that_cannot_be_written_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv(profiles.VARIABLE, "/dev/null/p")
+    assert tune_command.main(["ppo_cartpole"]) == 2
+    assert "cannot be written to /dev/null/p (Not a directory)" in capsys.readouterr().err
 
 
 def test_ctrl_c_in_the_first_trial_is_an_interrupt(monkeypatch, capsys):
@@ -694,7 +699,8 @@ def test_ctrl_c_in_the_first_trial_is_an_interrupt(monkeypatch, capsys):
         return trials.Speed(error="interrupted")
 
     monkeypatch.setattr(sys.modules["jsrl.tuning.tune"], "measure", interrupted)
-    assert tune_command.main(["ppo_cartpole", "--profiles-dir", "", "--tune-minutes", "1"]) == 130
+    monkeypatch.setenv(profiles.VARIABLE, "")
+    assert tune_command.main(["ppo_cartpole", "--tune-minutes", "1"]) == 130
     assert capsys.readouterr().err.endswith("interrupted before anything was measured.\n")
 
 
@@ -714,9 +720,10 @@ def test_an_interrupted_tuning_keeps_the_profile_of_more_trials_and_exits_130(ke
     assert len(list(tmp_path.glob("*.measurements.json"))) == 1
 
 
-def test_a_second_tuning_at_the_same_time_is_refused(tmp_path, capsys):
+def test_a_second_tuning_at_the_same_time_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(profiles.VARIABLE, str(tmp_path))
     with file_lock(tmp_path / ".tuning"):
-        assert tune_command.main(["ppo_cartpole", "--profiles-dir", str(tmp_path)]) == 2
+        assert tune_command.main(["ppo_cartpole"]) == 2
     assert "another tuning with profiles in" in capsys.readouterr().err
 
 
@@ -729,13 +736,12 @@ def test_a_tuning_names_the_command_that_uses_its_profile(tmp_path, monkeypatch,
 
     monkeypatch.setattr(sys.modules["jsrl.tuning.tune"], "run_search", search)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(profiles.VARIABLE, "my profiles")
     words = [
         "--env.id",
         "particle:simple_speaker_listener_v4",
         "--placement",
         "inline",
-        "--profiles-dir",
-        "my profiles",
     ]
     assert tune_command.main(["mappo", *words, "--tune-minutes", "1"]) == 0
     assert shlex.split(capsys.readouterr().out.split("`")[1]) == ["jsrl", "run", "mappo", *words]

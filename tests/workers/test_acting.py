@@ -216,6 +216,11 @@ def test_inline_waits_for_the_version_that_a_request_names(engine):
     params.newest = (make_version(0, 7), values)
     group, reply = client.receive(0.01)
     assert (group, reply.version) == (0, make_version(0, 7))
+    client.send(0, request(0, 1, min_updates=9))
+    client.send(0, request(0, 1, min_updates=7))  # in place of the one before
+    assert client.receive(0.0)[1].version == make_version(0, 7)
+    with pytest.raises(StreamTimeout, match="no request is pending"):
+        client.receive(0.0)
 
 
 def test_two_servers_have_independent_random_numbers():

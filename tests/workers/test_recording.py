@@ -133,7 +133,7 @@ def test_a_recording_keeps_to_its_limit(tmp_path):
     size = sum(path.stat().st_size for path in tmp_path.glob("*.npz"))
     assert 20_000 <= size < 20_000 + 2 * size / len(list(tmp_path.glob("*.npz")))
     assert 0 < writer.dropped < 40
-    assert "record-limit-mb" in "".join(warned)
+    assert "record_limit_mb" in "".join(warned)
 
 
 def test_equal_runs_share_a_folder_and_others_do_not(tmp_path):

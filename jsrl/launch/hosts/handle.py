@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from jsrl.launch.hosts.members import RemoteWorker
@@ -41,6 +42,11 @@ class HostHandle:
     def alive(self) -> bool:
         """Return whether it has not ended."""
         return self.remote.exit is None
+
+    @property
+    def is_away(self) -> bool:
+        """Return whether its host has closed its connection, or is silent: what it makes now reaches nobody."""
+        return self.remote.host.is_away(time.monotonic())
 
     @property
     def exit(self) -> Exit | None:

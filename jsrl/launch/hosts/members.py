@@ -55,6 +55,7 @@ from jsrl.workers.kinds import Kind, objection
 
 MAX_NAME_CHARS = 64
 REVOKED = "its key was revoked"
+AWAY_S = 1.0  # after its connection closed, until which a new one may follow
 LACKS_S = 5.0  # after which keys, modules and orders that have not arrived are sent again
 MOST_CODE_BYTES = 4 << 20  # of modules that a host has not confirmed: heartbeats wait behind them on a slow network
 BREAKS, BREAKS_S = 3, 120.0  # so many breaks of a host's connection within this time are reported
@@ -152,6 +153,11 @@ class JoinedHost:
     def num_living(self) -> int:
         """Return the number of workers on this host."""
         return len(self.living_workers)
+
+    def is_away(self, now_s: float) -> bool:
+        """Return whether its connection has closed, and no new one followed at once, or it has long been silent."""
+        closed_s = now_s if self.closed_s is None else self.closed_s
+        return now_s - closed_s > AWAY_S or now_s - self.heard_s > CLOSED_LOST_S
 
     def add(self, remote: RemoteWorker) -> None:
         """Add an incarnation of a worker that begins here, and forget its ended ones before the previous one."""

@@ -159,9 +159,7 @@ def directives(options: SlurmOptions, output: str) -> str:
     o = options
     common = [
         *flag("account", o.account),
-        *flag("qos", o.qos),
         *flag("time", o.time),
-        *flag("constraint", o.constraint),
         *flag("container", o.container),
     ]
     args = [

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jsrl.errors import CodecError
+from jsrl.errors import CodecError, MissingExtra
+from jsrl.extras import install_command
 from jsrl.types import ArraySpec, Tree
 
 THIN, LZ4 = "newest", "lz4"  # fields of a message
@@ -106,7 +107,7 @@ def _words(stacks: np.ndarray) -> np.ndarray | None:
 
 def compress(raw: np.ndarray) -> np.ndarray | None:
     """Return bytes compressed with LZ4; None: that does not make them fewer."""
-    smaller = np.frombuffer(_lz4().compress(raw, store_size=False), np.uint8)
+    smaller = np.frombuffer(lz4_block().compress(raw, store_size=False), np.uint8)
     return smaller if smaller.nbytes < raw.nbytes else None
 
 
@@ -129,12 +130,19 @@ def received_bytes(what: str, packed: Any, size_bytes: int, *, compressed: bool)
 
 def _decompress(what: str, packed: np.ndarray, size_bytes: int) -> np.ndarray:
     try:
-        return np.frombuffer(_lz4().decompress(packed, uncompressed_size=size_bytes), np.uint8)
-    except (ValueError, _lz4().LZ4BlockError) as error:
+        return np.frombuffer(lz4_block().decompress(packed, uncompressed_size=size_bytes), np.uint8)
+    except (ValueError, lz4_block().LZ4BlockError) as error:
         raise CodecError(f"{what} that LZ4 cannot read: {error}.") from error
 
 
-def _lz4() -> Any:
-    import lz4.block
+def lz4_block() -> Any:
+    """Return the module that compresses.
 
+    Raises:
+      MissingExtra: it is not installed.
+    """
+    try:
+        import lz4.block
+    except ImportError:
+        raise MissingExtra(f"--compress needs the package lz4, not installed here: {install_command('lz4')}") from None
     return lz4.block

@@ -67,6 +67,7 @@ def _policy(job: Job, meter: Meter) -> ActingPolicy:
         start_updates=job.start_point.updates,
         updates_per_batch=e.updates_per_batch,
         total_updates=e.last_number,
+        acts_here=not job.has("inference"),
     )
     streams = ActorStreams(job, meter)
     return ActingPolicy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,36 @@ from jsrl.workers.actor.assignments import SeatPlayers
 from jsrl.workers.actor.streams import ActorStreams
 
 
+class Pace(NamedTuple):
+    """How the trajectories of a group belong to batches: from `first` on, `each` of them to every batch from `batch` on.
+
+    A group makes several for each batch while it stands in for groups that nobody steps. `epoch`: of the learner.
+    """
+
+    first: int = 0
+    batch: int = 0
+    each: int = 1
+    epoch: int = 0
+
+    def batch_of(self, trajectory: int) -> int:
+        """Return the number of the batch that a trajectory is for."""
+        further = trajectory - self.first
+        return self.batch + (further // self.each if further > 0 else further)
+
+    def changed(self, batch: int, each: int, trajectory: int | None) -> Pace:
+        """Return the pace with `each` trajectories for every batch from this one on.
+
+        Args:
+          trajectory: the open one; None: its number is not known yet. Its batch still gets the larger number of both paces: a
+            trajectory too many is dropped, for one too few the learner would wait.
+        """
+        if each < self.each and trajectory is not None:
+            batch = max(batch, self.batch_of(trajectory) + 1)
+        further = batch - self.batch
+        first = self.first + (further * self.each if further > 0 else further)
+        return Pace(first, batch, each, self.epoch)
+
+
 @dataclass(frozen=True)
 class PolicySettings:
     """Settings of one policy in an actor.
@@ -26,6 +57,7 @@ class PolicySettings:
       max_lag: most updates by which the params of trajectory n may be old (None: any). start_updates: updates at this
         start of the run. updates_per_batch: updates made with one batch. total_updates: the policy's end; it then acts
         with its last params while other policies in its environments are still trained.
+      acts_here: it acts in this process, where a group's request may be replaced by another.
     """
 
     number: int = 0
@@ -34,19 +66,20 @@ class PolicySettings:
     start_updates: int = 0
     updates_per_batch: int = 1
     total_updates: int = sys.maxsize
+    acts_here: bool = False
 
     @property
     def begun(self) -> int:
         """Return how many trajectories of each group existed when this process started."""
         return self.start_updates // self.updates_per_batch
 
-    def min_updates(self, trajectory: int | None) -> int:
-        """Return the updates that params for trajectory n must have: its batch is at most `max_lag` updates ahead of them."""
+    def min_updates(self, batch: int | None) -> int:
+        """Return the updates that params must have for a trajectory of this batch: it is at most `max_lag` ahead of them."""
         if self.max_lag is None:
             return -1
-        if trajectory is None:
+        if batch is None:
             return self.start_updates
-        return max(-1, min(trajectory * self.updates_per_batch - self.max_lag, self.total_updates))
+        return max(-1, min(batch * self.updates_per_batch - self.max_lag, self.total_updates))
 
 
 class ActingPolicy:
@@ -100,8 +133,8 @@ class PolicyRows:
     Attributes:
       policy: of the rows. group: number of the group. latest: the policy's part of the environments' last step.
       trajectory: number of the open trajectory (None: not known yet).
-      made: trajectories committed to the current consumer. sequence: number of the open trajectory, counted by this
-        process. block: memory of the open trajectory. observation, extras, state: its leaves.
+      pace: which batches its trajectories are for. begun: the first batch of the current consumer. sequence: number of the
+        open trajectory, counted by this process. block: memory of the open trajectory. observation, extras, state: its leaves.
       reply: the actions of the next row, once they have arrived.
       seat_players: which player plays each seat, if a director assigns them.
     """
@@ -110,7 +143,8 @@ class PolicyRows:
     group: int
     latest: EnvStep
     trajectory: int | None = None
-    made: int = 0
+    pace: Pace = field(default_factory=Pace)
+    begun: int = 0
     sequence: int = 0
     block: Block | None = None
     observation: list[Array] = field(default_factory=list)
@@ -120,6 +154,29 @@ class PolicyRows:
     reply: Reply | None = None
     seat_players: SeatPlayers | None = None
 
+    @property
+    def batch(self) -> int | None:
+        """Return the number of the batch that the open trajectory is for; None: not known yet."""
+        return None if self.trajectory is None else self.pace.batch_of(self.trajectory)
+
+    @property
+    def made(self) -> int:
+        """Return the batches of the current consumer for which all trajectories are committed."""
+        return 0 if self.batch is None else self.batch - self.begun
+
+    def begin_again(self, epoch: int) -> None:
+        """Continue with a new learner, which may have made fewer updates than the trajectories' numbers assume."""
+        self.trajectory = None
+        if self.pace.epoch < epoch:  # else the new learner has already set it
+            self.pace = Pace(epoch=epoch)
+
+    def stand_in(self, epoch: int, batch: int, each: int) -> None:
+        """Make another number of trajectories for every batch of a learner from this one on."""
+        if self.pace.epoch < epoch:
+            self.pace = Pace(epoch=epoch).changed(batch, each, None)
+        else:
+            self.pace = self.pace.changed(batch, each, self.trajectory)
+
     def ask(self, row: int, num_rows: int) -> None:
         """Request the actions of a row of the trajectory."""
         settings = self.policy.settings
@@ -127,7 +184,7 @@ class PolicyRows:
         request = Request(
             observation=self.latest.observation,
             is_first=self.latest.is_first,
-            min_updates=settings.min_updates(self.trajectory),
+            min_updates=settings.min_updates(self.batch),
             step=number * num_rows + row,  # of the row in the whole run, resumes included: the row's key depends on it
             wants_core=row == 0,
             policy=settings.number,
@@ -173,6 +230,7 @@ class PolicyRows:
         if self.trajectory is None:
             updates = int(np.min(version_updates(reply.version)))
             self.trajectory = updates // self.policy.settings.updates_per_batch
+            self.begun = self.pace.batch_of(self.trajectory)
 
     def write_outcome(self, row: int, step: EnvStep | GameStep) -> None:
         """Write the outcome of a row, and the observation of the next row."""
@@ -199,7 +257,6 @@ class PolicyRows:
         """Count a trajectory that was committed."""
         assert self.trajectory is not None
         self.block = None
-        self.made += 1
         self.sequence += 1
         self.trajectory += 1
 

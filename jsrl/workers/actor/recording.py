@@ -140,7 +140,7 @@ class RecordingWriter:
                 self._lost += len(pending)
             if self._written_bytes >= self._limit_bytes:
                 limit = f"{self._limit_bytes / 2**20:,.0f} MiB"
-                self._stopped = f"stopped at this worker's share of --record-limit-mb, {limit}"
+                self._stopped = f"stopped at this worker's share of record_limit_mb, {limit}"
         elif pending:
             self._lost += len(pending)
         for _, _, buffer in pending:

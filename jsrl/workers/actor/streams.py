@@ -11,7 +11,6 @@ from jsrl.runs.names import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
 from jsrl.transport.inference.transports import connect_inference
 from jsrl.transport.meeting.handshake import Check
-from jsrl.transport.samples.copying import CopyingProducer
 from jsrl.workers.actor.kind import plays_frozen
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import Writer
@@ -47,8 +46,6 @@ class ActorStreams:
         self._frozen: Any = None  # acts for frozen players; None: the server does
         self._writer = Writer(job, "samples", job.schemas.trajectory)
         self._producer: SampleProducer = self._writer
-        if not job.experiment.actor.rows_in_place:
-            self._producer = CopyingProducer(self._writer, job.schemas.trajectory)
         self._server: FailoverPeer | None = None  # None: the actor acts itself
         self._renewed = False  # the producer has been reconnected, the client not yet
         self._patience = BriefRetry()

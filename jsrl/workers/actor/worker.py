@@ -192,8 +192,7 @@ class Actor:
             self._restart_environments(group)
             for rows in group.rows:
                 if rows.policy.streams is not None and rows.policy.streams.new_consumer:
-                    rows.made = 0
-                    rows.trajectory = None  # it may have fewer updates than the trajectory numbers assume
+                    rows.begin_again(rows.policy.streams.epoch)
             self._begin(group)
         for policy in self._policies:
             assert policy.streams is not None
@@ -313,7 +312,8 @@ class Actor:
             if rows.block is not None:
                 continue
             most = self._settings.most_ahead
-            if most is not None and rows.made - min(g.rows[place].made for g in self._groups.values()) > most:
+            ahead = rows.made - min(g.rows[place].made for g in self._groups.values())
+            if most is not None and ahead > most // rows.pace.each:
                 return False
             self._phases.enter("wait_block")
             if not rows.make_room(timeout_s):
@@ -413,8 +413,10 @@ class Actor:
         return self._meter.flush(), dict(self._counts)
 
     def command(self, command: Command) -> None:
-        """Take `games`: a director's assignments, unless they are for an earlier incarnation of this actor."""
+        """Take `games`: a director's assignments, unless they are for an earlier incarnation of this actor; and `stand_in`."""
         facts = command.facts
+        if command.name == "stand_in":
+            self._stand_in(facts["policy"], facts["epoch"], facts["batch"], dict(facts["each"]))
         if (
             command.name == "games"
             and self._assignments is not None
@@ -423,6 +425,19 @@ class Actor:
             leases = msgspec.convert(facts["leases"], list[Lease])
             slots = [(group, slot) for group, slot in facts["slots"]]
             self._assignments.take(leases, facts["session"], facts["sent"], slots)
+
+    def _stand_in(self, policy: int, epoch: int, batch: int, each: Mapping[int, int]) -> None:
+        """Make another number of trajectories for every batch of a policy's learner from this one on: group -> number.
+
+        A group that waits for the params of a later batch requests its actions again, with those of its batch now.
+        """
+        for group in (self._groups[number] for number in each if number in self._groups):
+            for rows in group.rows:
+                if rows.policy.settings.number == policy and rows.policy.settings.acts_here:
+                    rows.stand_in(epoch, batch, each[group.number])
+                    waits = rows.reply is None and not (group.parked or group.held or self._lost)
+                    if waits:
+                        rows.ask(group.row, self._settings.num_rows)
 
     def close(self) -> dict[str, Any]:
         """Discard open trajectories, close the streams and the environments."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -115,15 +115,19 @@ class Batcher:
         plan: BatchPlan,
         phases: Phases | None = None,
         refusals: Refusals | None = None,
+        ask: Callable[[int, Mapping[int, int]], None] = lambda batch, each: None,
     ) -> None:
         """Allocate the staging buffers.
 
         Args:
           consumer: of the sample stream. spec: schema of one group's trajectory. plan: how batches are made.
           phases: of the thread that fills batches. refusals: counts connections and messages that the stream rejected.
+          ask: requests of groups (group -> number) so many trajectories for every batch from this one on.
         """
         self._consumer, self._spec, self._plan = consumer, spec, plan
-        self._part = {group: part for part, group in enumerate(plan.groups)}
+        self._parts: dict[int, tuple[int, ...]] = {group: (part,) for part, group in enumerate(plan.groups)}
+        self._absent: Collection[int] | None = None  # groups; None: those that are known already
+        self._ask = ask
         self.phases = phases or Phases()
         self.refusals = refusals or Refusals("learner")
         self._free: queue.SimpleQueue[Trajectory] = queue.SimpleQueue()
@@ -153,6 +157,30 @@ class Batcher:
         """Give a batch's buffer back, once every update that reads it is ready."""
         self._free.put(batch.trajectory)
 
+    def stand_in(self, absent: Collection[int]) -> None:
+        """Let other groups fill the columns of those that nobody steps now, from the batch that is being filled on.
+
+        May be called from another thread than `fill`.
+        """
+        if self._plan.order == "by_group":  # else batches wait for no group
+            self._absent = absent
+
+    def _divide(self, absent: Collection[int]) -> None:
+        """Give the columns of absent groups to the others, evenly, and tell these how many trajectories a batch needs of each.
+
+        Each takes them in its own order, so that its n-th trajectory is for the batch that it was made for. A group always
+        has its own columns: its last trajectories may still come, and its next ones before it is known to be back.
+        """
+        before, groups = self._parts, self._plan.groups
+        self._parts = {group: (part,) for part, group in enumerate(groups)}
+        living = [group for group in groups if group not in absent]
+        lost = [part for part, group in enumerate(groups) if group in absent] if living else []
+        for number, part in enumerate(lost):
+            self._parts[living[number * len(living) // len(lost)]] += (part,)
+        each = {group: len(parts) for group, parts in self._parts.items() if len(parts) != len(before[group])}
+        if each:
+            self._ask(self._plan.start_updates // self._plan.reuse + self._number, each)
+
     def fill(self, timeout_s: float) -> Batch | None:
         """Take trajectories from the stream; return a batch when one is full, None when nothing came within `timeout_s`."""
         self.phases.enter("wait_batch")
@@ -166,6 +194,9 @@ class Batcher:
                 self._staging = _Staging(self._free.get(timeout=timeout_s) if timeout_s else self._free.get_nowait())
             except queue.Empty:
                 return None
+        if self._absent is not None:
+            absent, self._absent = self._absent, None
+            self._divide(absent)
         if self._plan.order == "freshest":
             return self._fill_freshest(timeout_s)
         if self._waiting and self._fill_waiting():
@@ -218,8 +249,9 @@ class Batcher:
         if reason:
             self._consumer.release(lease, reason)
             return
-        part = self._part[lease.entry.group] if plan.order == "by_group" else len(staging.lags)
-        if part in staging.filled:
+        parts = self._parts[lease.entry.group] if plan.order == "by_group" else (len(staging.lags),)
+        part = next((part for part in parts if part not in staging.filled), None)
+        if part is None:
             self._waiting.append(lease)
             return
         self._copy(lease.trajectory, staging.trajectory, part * plan.group_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,12 +46,16 @@ class LearnerStart(NamedTuple):
 
 def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, reporter: Reporter) -> Source:
     """Return the source of a job, bound; `devices`: number of devices that share a batch."""
-    prefetch = job.experiment.learner.prefetch and not job.in_process
+    prefetch = not job.in_process
     phases = meter.thread("prefetch") if prefetch else meter.phases
     refusals = Refusals(job.name, reporter)
 
+    def ask(batch: int, each: Mapping[int, int]) -> None:
+        number, pairs = job.policy_number, list(each.items())
+        reporter.event("stand_in", policy=number, epoch=start.epoch, batch=batch, each=pairs)
+
     def join(consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> Batcher:
-        return Batcher(consumer, spec, plan, phases, refusals)
+        return Batcher(consumer, spec, plan, phases, refusals, ask)
 
     source = source_of(job)(job, batch_plan(job, devices, start.epoch), start, join)
     return Prefetched(source, phases) if prefetch else source

@@ -158,7 +158,7 @@ KIND = Kind(
         Port("params", "params", "writes"),
         Port("ranks", "ranks", "answers", optional=True),
     ),
-    sends=("finished", "saved", "saving", "done", "scores"),
+    sends=("finished", "saved", "saving", "done", "scores", "stand_in"),
     check=check_settings,
     resources=RESOURCES,
     lifecycle=Lifecycle(state="snapshot", saves=True, must_finish=True),

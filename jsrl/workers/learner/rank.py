@@ -37,7 +37,9 @@ class Rank(Learner):
         return self._meter.flush(), {}
 
     def command(self, command: Command) -> None:
-        """Do nothing: commands are for the learner."""
+        """Execute `absent`: the other commands are for the learner."""
+        if command.name == "absent":
+            super().command(command)
 
     def close(self) -> dict[str, Any]:
         """Leave the learner, after the update that may be running."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
@@ -40,6 +41,10 @@ class Source(Protocol):
         Args:
           batch: from `next`. output: of its last update; metrics as floats, empty where no update was made.
         """
+        ...
+
+    def stand_in(self, absent: Collection[int]) -> None:
+        """Let other groups make the rows of those that nobody steps now, if batches are joined by groups."""
         ...
 
     def env_steps(self, updates: int) -> int:
@@ -87,6 +92,10 @@ class FromStream:
         """Return the next batch, or None if none is full within `timeout_s`."""
         return self._batcher.fill(timeout_s)
 
+    def stand_in(self, absent: Collection[int]) -> None:
+        """Let other groups make the rows of those that nobody steps now."""
+        self._batcher.stand_in(absent)
+
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         """Take a batch back; return its rows."""
         self._batcher.recycle(batch)
@@ -126,6 +135,9 @@ class IntoRing(FromStream):
     def __init__(self, batcher: Batcher, consumer: SampleConsumer, env_steps: int, updates: int, windows: int) -> None:
         super().__init__(batcher, consumer, env_steps, updates)
         self._windows = windows
+
+    def stand_in(self, absent: Collection[int]) -> None:
+        """Do nothing: each column of the ring has the rows of one environment."""
 
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         """Take a batch back; return the windows trained on: none until the ring holds `min_size` rows."""
@@ -170,7 +182,7 @@ class Prefetched:
     def __init__(self, source: Source, phases: Phases) -> None:
         self._source, self._phases = source, phases
         self.example, self.used, self.env_steps = source.example, source.used, source.env_steps
-        self.pending = source.pending
+        self.pending, self.stand_in = source.pending, source.stand_in
         self._ready: queue.Queue[Batch] = queue.Queue(maxsize=1)
         self._stop = threading.Event()
         self._error: BaseException | None = None
@@ -232,7 +244,7 @@ class SynchronizedSource:
     def __init__(self, source: Source, group: Group) -> None:
         self._source, self._group = source, group
         self.example, self.begin, self.env_steps = source.example, source.begin, source.env_steps
-        self.pending, self.close = source.pending, source.close
+        self.pending, self.stand_in, self.close = source.pending, source.stand_in, source.close
         self._waiting: Batch | None = None
         self._lent_s = 0.0
 

@@ -330,8 +330,10 @@ class Learner:
         return self._source.ledger.counts
 
     def command(self, command: Command) -> None:
-        """Execute `snapshot`, and a director's commands."""
-        if command.name == "snapshot":
+        """Execute `snapshot`, `absent`: groups that nobody steps now, and a director's commands."""
+        if command.name == "absent":
+            self._source.stand_in(command.facts["groups"])
+        elif command.name == "snapshot":
             self.save(wait=True)
             self._reporter.event("snapshotted", updates=self.updates)
         else:

@@ -39,6 +39,7 @@ KIND = Kind(
     plural="ranks",
     build="jsrl.workers.learner.build_rank:build_rank",
     ports=(Port("ranks", "ranks", "asks"), Port("samples", "samples", "reads", schemas=("trajectory",))),
+    sends=("stand_in",),
     resources=RESOURCES,
     lifecycle=Lifecycle(saves=True),  # it waits for the learner's last snapshot
     shown=Shown(ACTIVITIES, METRICS, Headline("updates_per_s", "updates/s", "queue_depth")),

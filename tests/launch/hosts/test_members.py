@@ -305,6 +305,20 @@ def test_host_whose_connection_closed_is_lost_sooner_unless_it_returns(world: Wo
     assert host.lost == "its connection was closed, and it did not return within 8 s"
 
 
+def test_a_host_is_away_soon_after_its_connection_closed_and_when_it_is_long_silent(world: World):
+    host = world.join()
+    seen, beat, closed = [], (0.0, "beat"), (0.5, "closed")
+    for passed_s, happens in ((7.9, ""), (0.2, ""), beat, closed, (0.9, ""), (0.2, ""), beat):
+        world.now_s += passed_s
+        if happens == "beat":
+            world.members.handle(host.key, b"id", Beat(host.epoch, 1.0, []))
+        elif happens == "closed":
+            world.members.note_closed(b"id")
+        seen.append(host.is_away(world.now_s))
+    assert seen == [False, True, False, False, False, True, False]
+    assert world.members.hosts == [host]  # its workers are not replaced yet
+
+
 def test_returning_agent_has_a_new_epoch_and_no_workers(world: World):
     host = world.join()
     (answer,) = world.hello()  # the same process, after its lease had ended

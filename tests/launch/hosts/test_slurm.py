@@ -350,7 +350,7 @@ def test_a_run_inside_a_job_uses_its_nodes_and_submits_nothing(job: Path, capsys
     words = ["ppo_cartpole", "--launcher", "slurm"]
     for more, sentence in (
         (["--num-hosts", "2"], "--num-hosts has no effect inside a Slurm job, whose 2 other nodes the run uses"),
-        (["--slurm.qos", "high"], "--slurm.qos has no effect inside a Slurm job"),
+        (["--slurm.time", "1:00"], "--slurm.time has no effect inside a Slurm job"),
         (["--placement", "serial"], "a serial run starts no workers"),
         (["--hosts", "a"], "--hosts cannot be combined with --launcher slurm"),
     ):
