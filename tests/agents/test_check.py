@@ -62,12 +62,14 @@ def test_dqn_on_the_ladder_passes(kind):
     assert {"act_resets_core", "update_contract"} <= set(report.checks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", ["", "policy later"])
 def test_an_off_policy_agent_passes_whether_its_policy_learns_at_once_or_later(mistake):
     report = check_agent(off_policy(mistake), REAL)
     assert {"update_weighs_columns", "devices_draw_apart", "devices_sum", "act_log_prob"} <= set(report.checks)
 
 
+@pytest.mark.slow
 def test_a_recurrent_agent_passes():
     report = check_agent(on_policy(), DISCRETE)
     assert {"act_resets_core", "update_resets_core", "update_bootstraps", "devices_agree"} <= set(report.checks)
