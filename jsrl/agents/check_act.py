@@ -216,10 +216,17 @@ def act_obeys_mask(checked: Checked) -> str | None:
     return None
 
 
+def _going_on(checked: Checked, params: ActParams) -> Any:
+    """Return a request in episodes that go on, with the cores of their first rows: what a core draws anew is drawn there."""
+    before, after = checked.request(checked.num_envs), checked.request(checked.num_envs)
+    _, core = checked.act(params, checked.key, before[0], np.ones(checked.num_envs, bool), before[2])
+    return after[0], np.zeros(checked.num_envs, bool), core
+
+
 def act_log_prob(checked: Checked) -> str | None:
     """Actions are as frequent as exp(log_prob) says, before the first update and later."""
     for params in (checked.state.params, checked.trained.params):
-        request = checked.request(checked.num_envs)
+        request = _going_on(checked, params)
         action, log_prob = [], []
         for key in jax.random.split(checked.key, CALLS):
             output, _ = checked.act(params, key, *request)

@@ -194,6 +194,8 @@ def update_resets_core(checked: Checked) -> str | None:
     ends = (checked.learn(t._replace(is_first=first)) for t in (rows, other))
     same("update with another core before a row 0 that begins an episode", *ends)
     matters = difference(checked.learn(rows), checked.learn(other)) is not None
+    if not matters and difference(checked.learn(rows), checked.learn(rows._replace(reward=rows.reward + 1.0))) is None:
+        return "update does not learn from rewards, so cores may be another policy's"
     expect(matters, "update: the core before row 0 changes nothing, even where row 0 goes on with an episode")
     return None
 
