@@ -3,6 +3,7 @@
 `__init__.pyi` lists what `import jsrl` gives; `jsrl.extend` is for algorithms, workers, directors and transports of your own.
 """
 
+from jsrl import extend as extend
 from jsrl.lazy import attach
 
 __version__ = "0.1.0"

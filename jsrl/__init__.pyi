@@ -65,4 +65,6 @@ from jsrl.runs.curves import Scores as Scores
 from jsrl.runs.runs import Run as Run
 from jsrl.runs.runs import load_runs as load_runs
 
+from . import extend as extend
+
 __version__: str

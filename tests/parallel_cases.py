@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jsrl.agents.base import ActParams, AgentState, UpdateOutput, psum, row_mask
+from jsrl.agents.base import ActParams, AgentState, UpdateOutput, row_mask
+from jsrl.agents.devices import mean_gradient
 from jsrl.parallel import data_parallel, join_devices, replicas, split_devices
 from jsrl.types import Trajectory
 
@@ -33,15 +34,14 @@ def make_batch(seed):
 
 
 def update(state, batch, key, *, axis_name=None):
-    """Least squares over the masked rows: gradient of a global sum over a global count."""
-    mask = row_mask(batch)
-    count = psum(jnp.sum(mask), axis_name)
+    """Least squares over the masked rows, with a penalty on the weights."""
 
-    def loss(weights):
+    def loss(weights, mean):
         predicted = batch.observation["x"][:-1] @ weights["kernel"] + weights["bias"]
-        return jnp.sum(mask * jnp.square(predicted - batch.reward[:-1])) / count
+        value = mean(jnp.square(predicted - batch.reward[:-1])) + 0.1 * jnp.sum(jnp.square(weights["kernel"]))
+        return value, value
 
-    value, gradient = psum(jax.value_and_grad(loss)(state.params.weights), axis_name)
+    gradient, value = mean_gradient(loss, state.params.weights, row_mask(batch), axis_name)
     steps, opt_state = OPTIMIZER.update(gradient, state.opt_state)
     params = ActParams(optax.apply_updates(state.params.weights, steps))
     metrics = {"loss": value, "grad_norm": optax.tree.norm(gradient)}

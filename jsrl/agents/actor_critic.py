@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jsrl.agents.base import Act, ActOutput, ActParams, Agent, masked_mean
+from jsrl.agents.base import Act, ActOutput, ActParams, Agent
+from jsrl.agents.devices import masked_mean
 from jsrl.agents.distributions import Distribution, mask_logits, named
 from jsrl.agents.normalization import ACTION_MASK, normalize
 from jsrl.errors import ConfigError

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import jax
-import jax.numpy as jnp
-
 from jsrl.agents.rows import row_masks
 from jsrl.types import Array, Trajectory, Tree
 
@@ -135,31 +132,6 @@ def adopt(agent: Agent, state: AgentState, params: ActParams) -> AgentState:
     if agent.adopt is not None:
         return agent.adopt(state, params)
     return state._replace(params=params)
-
-
-def psum(value: Tree, axis_name: str | None) -> Tree:
-    """Sum over devices; the value itself on one device."""
-    return value if axis_name is None else jax.lax.psum(value, axis_name)
-
-
-def masked_sum(value: Array, mask: Array) -> Array:
-    """Return the sum of the values with mask 1; masked values, NaN included, are ignored."""
-    return jnp.sum(jnp.where(mask > 0, value, 0.0))
-
-
-def masked_mean(value: Array, mask: Array, axis_name: str | None = None) -> Array:
-    """Return the global sum over the global count of the rows with mask 1 (not a mean of per-device means).
-
-    Raises:
-      ValueError: value and mask differ in shape; the count would not match the values.
-    """
-    if jnp.shape(value) != jnp.shape(mask):
-        raise ValueError(
-            f"masked_mean of values {list(jnp.shape(value))} got a mask {list(jnp.shape(mask))}; give one of the same shape"
-        )
-    total = psum(masked_sum(value, mask), axis_name)
-    count = psum(jnp.sum(mask), axis_name)
-    return total / jnp.maximum(count, 1.0)
 
 
 def row_mask(trajectory: Trajectory) -> Array:

@@ -17,7 +17,8 @@ import optax
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_sum, psum
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.devices import Mean, mean_gradient
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.rows import acting_mask
 from jsrl.errors import ConfigError
@@ -75,13 +76,11 @@ class Components(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Rows to imitate [T, B, ...]: normalised observation, is_first, stored action, mask; count: over all devices."""
+    """Rows to imitate [T, B, ...]: normalised observation, is_first, stored action."""
 
     observation: Tree
     is_first: Array
     action: Array
-    mask: Array
-    count: Array
 
 
 def bc(config: BCConfig, spec: EnvSpec) -> Agent:
@@ -109,12 +108,10 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
         weights, moments = state.params
         trajectory = ac.fold_agents(trajectory, spec.num_agents)._replace(core=())
         mask = acting_mask(trajectory)
-        count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
-        batch = Batch(norm.normalize(moments, raw), trajectory.is_first[:-1], trajectory.action[:-1], mask, count)
-        # 1. The gradient of the loss: each device has a share of a global mean, so the sum over devices is the mean.
-        shares = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, batch)
-        gradients, metrics = psum(shares, axis_name)
+        batch = Batch(norm.normalize(moments, raw), trajectory.is_first[:-1], trajectory.action[:-1])
+        # 1. The gradient of the loss over the rows of all devices.
+        gradients, metrics = mean_gradient(lambda w, mean: loss(parts, w, batch, mean), weights, mask, axis_name)
         # 2. One gradient step.
         rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, rate)
@@ -126,15 +123,12 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
     return ac.for_agents(Agent(init, parts.network.initial_core, act, update), spec.num_agents)
 
 
-def loss(parts: Components, weights: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
-    """Return this device's share of the loss and of the metrics: sums over its rows / `batch.count`."""
+def loss(parts: Components, weights: Tree, batch: Batch, mean: Mean) -> tuple[Array, dict[str, Array]]:
+    """Return the loss and the metrics; `mean` is over the rows to imitate."""
     config, network, chosen = parts
-    core: Any = network.initial_core(batch.mask.shape[1])
+    core: Any = network.initial_core(batch.is_first.shape[1])
     outputs, _, _ = network.policy(weights, batch.observation, batch.is_first, core)
     outputs = ac.mask_outputs(outputs, batch.observation)
-
-    def mean(x: Array) -> Array:
-        return masked_sum(x, batch.mask) / batch.count
 
     log_prob, entropy = chosen.log_prob(outputs, batch.action), mean(chosen.entropy(outputs))
     if config.loss == "mse":

@@ -22,6 +22,7 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.devices import Mean
 from jsrl.agents.losses import ValueLoss, value_loss
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.errors import ConfigError
@@ -141,13 +142,13 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         weights = state.params.weights.network
         target = state.learner_params.target
         options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
-        batch, counts, moments = off.prepare(state.params.moments, trajectory, **options)
+        batch, moments = off.prepare(state.params.moments, trajectory, **options)
 
-        def of_network(weights: Tree, columns: Transition) -> Any:
-            return loss(parts, weights, target, columns, counts.value)
+        def of_network(weights: Tree, columns: Transition, mean: Mean) -> Any:
+            return loss(parts, weights, target, columns, mean)
 
         # 1. The gradient of the loss, with targets from the target network.
-        gradients, metrics, error = off.gradient(of_network, weights, batch, axis_name)
+        gradients, metrics, error = off.gradient(of_network, weights, batch, batch.mask, axis_name)
         # 2. One gradient step.
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
         # 3. The target network follows.
@@ -248,9 +249,9 @@ def mean_values(parts: Components, outputs: Array) -> Array:
 
 
 def loss(
-    parts: Components, weights: Tree, target: Tree, batch: Transition, count: Array
+    parts: Components, weights: Tree, target: Tree, batch: Transition, mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-    """Return this device's share of the loss, and (its share of the metrics, error [B]).
+    """Return the loss, and (metrics, error [B]).
 
     y = r + d Q'(o', argmax_a Q(o', a)) (double; else the argmax of Q'), over the actions that o' allows. Where o' is a
     value-only row, y = r + d Q'(o', 0): action 0 stands for none, and only its value is trained there.
@@ -259,21 +260,21 @@ def loss(
 
     Args:
       weights: what the gradient is for. target: weights of the target network.
-      batch: transitions. count: unmasked columns of all devices.
+      batch: transitions. mean: over their mask.
     """
     config = parts.config
     taken, following = outputs_of(
         parts, weights, target, batch.observation, batch.action, batch.next_observation, batch.next_acting
     )
     if config.num_atoms == 1:
-        return one_step_loss(config, taken[:, 0], following[:, 0], batch, count)
+        return one_step_loss(config, taken[:, 0], following[:, 0], batch, mean)
     atoms = batch.reward[:, None] + batch.discount[:, None] * parts.support
     goal = jax.lax.stop_gradient(av.project(atoms, jax.nn.softmax(following), parts.support))
     log_p = jax.nn.log_softmax(taken)
     each = -jnp.sum(goal * log_p, axis=-1)
     error = each + jnp.sum(goal * jnp.log(jnp.maximum(goal, 1e-30)), axis=-1)
     value = jnp.sum(jnp.exp(log_p) * parts.support, axis=-1)
-    return _summed(each, value, error, batch, count)
+    return _summed(each, value, error, batch, mean)
 
 
 def outputs_of(
@@ -299,21 +300,20 @@ def outputs_of(
 
 
 def one_step_loss(
-    config: DQNConfig, value: Array, following: Array, batch: Transition, count: Array
+    config: DQNConfig, value: Array, following: Array, batch: Transition, mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return the results of `loss` for values [B] and the target network's values [B] of the next observations."""
     goal = batch.reward + batch.discount * following
     goal = jax.lax.stop_gradient(goal)
     each = value_loss(value, goal, goal, kind=config.loss, huber_delta=config.huber_delta)
-    return _summed(each, value, value - goal, batch, count)
+    return _summed(each, value, value - goal, batch, mean)
 
 
 def _summed(
-    each: Array, value: Array, error: Array, batch: Transition, count: Array
+    each: Array, value: Array, error: Array, batch: Transition, mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-    total = jnp.sum(each * batch.weight) / count
-    metrics = {"loss": total, "loss_value": total, "value_mean": jnp.sum(value * batch.mask) / count}
-    return total, (metrics, error)
+    total = mean(each * batch.weight)
+    return total, ({"loss": total, "loss_value": total, "value_mean": mean(value)}, error)
 
 
 def _of_action(outputs: Array, action: Array) -> Array:

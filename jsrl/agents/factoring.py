@@ -23,7 +23,8 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents import dqn, r2d2
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
-from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, psum
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.devices import Mean, mean_gradient
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.rows import row_masks
 from jsrl.agents.seats import numbered, numbered_spec, team_rows, team_size, team_vector
@@ -151,12 +152,11 @@ def factored_dqn(config: Any, spec: EnvSpec, make_mixing: MakeMixing) -> Agent:
         batch = raw._replace(
             observation=normalized(state, raw.observation), next_observation=normalized(state, raw.next_observation)
         )
-        count = jnp.maximum(psum(jnp.sum(raw.mask), axis_name), 1.0)
 
-        def of_all(weights: Factored, columns: Transition) -> Any:
-            return dqn_loss(parts, team.mixing, weights, target, columns, count)
+        def of_all(weights: Factored, columns: Transition, mean: Mean) -> Any:
+            return dqn_loss(parts, team.mixing, weights, target, columns, mean)
 
-        gradients, metrics, error = off.gradient(of_all, online, batch, axis_name)
+        gradients, metrics, error = off.gradient(of_all, online, batch, batch.mask, axis_name)
         moments = merged(state, raw.observation, raw.mask, axis_name)
         metrics["epsilon"] = dqn.epsilon_now(config, state.updates)
         return step(team, state, gradients, moments), UpdateOutput(metrics, off.priorities(error, batch.mask, None))
@@ -181,11 +181,10 @@ def factored_r2d2(config: Any, spec: EnvSpec, make_mixing: MakeMixing) -> Agent:
         sequences = r2d2.burn_in(parts, online.network, target.network, moments, seats, axis_name)
         seen = jax.tree.map(lambda x: x[config.burn_in :], normalized(state, rows.observation))
 
-        def of_all(weights: Factored) -> Any:
-            return r2d2_loss(parts, team.mixing, weights, target, sequences, (seen, trained))
+        def of_all(weights: Factored, mean: Mean) -> Any:
+            return r2d2_loss(parts, team.mixing, weights, target, sequences, (seen, trained), mean)
 
-        gradients, (metrics, error) = jax.grad(of_all, has_aux=True)(online)
-        gradients, metrics = psum((gradients, metrics), axis_name)
+        gradients, (metrics, error) = mean_gradient(of_all, online, trained.mask, axis_name)
         raw = jax.tree.map(lambda x: x[:-1], rows.observation)
         new = step(team, state, gradients, merged(state, raw, row_masks(rows, trained.margin).value, axis_name))
         return new, UpdateOutput(metrics, r2d2.window_priorities(error, trained.mask, config.priority_max_share, None))
@@ -194,14 +193,14 @@ def factored_r2d2(config: Any, spec: EnvSpec, make_mixing: MakeMixing) -> Agent:
 
 
 def dqn_loss(
-    parts: dqn.Components, mixing: Mixing, weights: Factored, target: Factored, batch: Transition, count: Array
+    parts: dqn.Components, mixing: Mixing, weights: Factored, target: Factored, batch: Transition, mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return DQN's loss of Q_tot: see jsrl.agents.dqn.loss. batch: from a team's rows."""
     here, there = batch.observation, batch.next_observation
     reads = here["seats"], batch.action, there["seats"], there["acts"]
     taken, following = dqn.outputs_of(parts, weights.network, target.network, *reads)
     value = mix(mixing, weights.mixer, taken[..., 0], here)
-    return dqn.one_step_loss(parts.config, value, mix(mixing, target.mixer, following[..., 0], there), batch, count)
+    return dqn.one_step_loss(parts.config, value, mix(mixing, target.mixer, following[..., 0], there), batch, mean)
 
 
 def r2d2_loss(
@@ -211,6 +210,7 @@ def r2d2_loss(
     target: Factored,
     sequences: r2d2.Sequences,
     team: tuple[dict[str, Array], r2d2.TrainedRows],
+    mean: Mean,
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return R2D2's loss of Q_tot: see jsrl.agents.r2d2.loss.
 
@@ -221,7 +221,7 @@ def r2d2_loss(
     utilities = r2d2.values_of(parts, weights.network, target.network, sequences, rows)
     taken, best = ac.unfold(utilities, 1, observation["acts"].shape[-1])
     value = mix(mixing, weights.mixer, taken, jax.tree.map(lambda x: x[:-1], observation))
-    return r2d2.n_step_loss(parts.config, value, mix(mixing, target.mixer, best, observation), trained)
+    return r2d2.n_step_loss(parts.config, value, mix(mixing, target.mixer, best, observation), trained, mean)
 
 
 def online_of(state: AgentState) -> Factored:

@@ -25,6 +25,7 @@ from jsrl.agents import normalization as norm
 from jsrl.agents import ppo
 from jsrl.agents.actor_critic import Weights
 from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.devices import Means
 from jsrl.agents.distributions import distribution
 from jsrl.agents.hyperparameters import with_fields
 from jsrl.agents.mappo import CENTRAL, MAPPOConfig
@@ -272,22 +273,18 @@ def outputs_of(parts: ppo.Components, policy: Tree, batch: ppo.Batch) -> Any:
     return ac.mask_outputs(outputs, batch.observation)
 
 
-def policy_only(
-    parts: ppo.Components, policy: Tree, batch: ppo.Batch, counts: RowMasks
-) -> tuple[Array, dict[str, Array]]:
+def policy_only(parts: ppo.Components, policy: Tree, batch: ppo.Batch, mean: Means) -> tuple[Array, dict[str, Array]]:
     """Return PPO's loss of one seat's policy; see jsrl.agents.ppo.loss."""
     outputs = outputs_of(parts, policy, batch)
-    metrics = ppo.policy_terms(parts, outputs, batch, counts.policy)
+    metrics = ppo.policy_terms(parts, outputs, batch, mean.policy)
     total = metrics["loss_policy"] - parts.config.entropy_coef * metrics["entropy"]
     return total, {"loss": total, **metrics}
 
 
-def value_only(
-    parts: ppo.Components, weights: Tree, batch: ppo.Batch, counts: RowMasks
-) -> tuple[Array, dict[str, Array]]:
+def value_only(parts: ppo.Components, weights: Tree, batch: ppo.Batch, mean: Means) -> tuple[Array, dict[str, Array]]:
     """Return PPO's loss of the value function; see jsrl.agents.ppo.loss."""
     value = parts.network.value(weights, batch.observation, jnp.zeros(()))
-    error = ppo.value_term(parts, value, batch, counts.value)
+    error = ppo.value_term(parts, value, batch, mean.value)
     return parts.config.value_coef * error, {"loss_value": error}
 
 

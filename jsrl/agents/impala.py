@@ -19,7 +19,8 @@ import optax
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents.actor_critic import Weights
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, masked_sum, psum
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.devices import Means, masked_mean, mean_gradient
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, value_loss
 from jsrl.agents.returns import Rows, vtrace
@@ -102,7 +103,7 @@ class Batch(NamedTuple):
     """One update's rows. value moments: at the start of the update, () when values are not normalised.
 
     observation: normalised [T+1, B, ...]. masks: [T, B] each. scored: [T, B], the policy's mask with rows that are only
-      scored. counts: rows of all devices in each mask.
+      scored.
     margin: from `row_margin`.
     """
 
@@ -111,7 +112,6 @@ class Batch(NamedTuple):
     value_moments: Tree
     masks: RowMasks
     scored: Array
-    counts: RowMasks
     margin: Array
 
 
@@ -142,12 +142,12 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
         margin = row_margin(trajectory, axis_name)
         scored = row_masks(trajectory, margin)
         masks = train_only(scored, trajectory)
-        counts = RowMasks(*(jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0) for mask in masks))
         observation = norm.normalize(state.params.moments, trajectory.observation)
-        batch = Batch(trajectory, observation, state.extra, masks, scored.policy, counts, margin)
-        # 1. The gradient of the loss: each device has a share of a global mean, so the sum over devices is the mean.
-        gradients, (metrics, value, target) = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, batch, axis_name)
-        gradients, metrics = psum((gradients, metrics), axis_name)
+        batch = Batch(trajectory, observation, state.extra, masks, scored.policy, margin)
+        # 1. The gradient of the loss over the rows of all devices.
+        gradients, (metrics, value, target) = mean_gradient(
+            lambda w, mean: loss(parts, w, batch, mean, axis_name), weights, masks, axis_name
+        )
         # 2. One gradient step.
         rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, rate)
@@ -171,12 +171,9 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
 
 
 def loss(
-    parts: Components, weights: Weights, batch: Batch, axis_name: str | None = None
+    parts: Components, weights: Weights, batch: Batch, mean: Means, axis_name: str | None
 ) -> tuple[Array, tuple[dict[str, Array], Array, Array]]:
-    """Return this device's share of the loss, and (its share of the metrics, values [T, B], targets [T, B], raw units).
-
-    Shares are sums over this device's rows / `batch.counts`.
-    """
+    """Return the loss, and (metrics, values [T, B], targets [T, B], raw units)."""
     config, network, chosen = parts
     trajectory, mask = batch.trajectory, batch.masks.policy
     outputs, features, _ = network.policy(weights.policy, batch.observation, trajectory.is_first, trajectory.core)
@@ -208,20 +205,17 @@ def loss(
         advantage = advantage - masked_mean(advantage, mask, axis_name)
         advantage = advantage * jax.lax.rsqrt(masked_mean(jnp.square(advantage), mask, axis_name) + 1e-8)
 
-    def mean(x: Array) -> Array:
-        return masked_sum(x, mask) / batch.counts.policy
-
-    loss_policy = mean(-log_prob * advantage)
+    loss_policy = mean.policy(-log_prob * advantage)
     error = value_loss(value[:-1], goal, goal, kind=config.value_loss, huber_delta=config.huber_delta)
-    loss_value = masked_sum(error, batch.masks.value) / batch.counts.value
-    entropy = mean(chosen.entropy(outputs))
+    loss_value = mean.value(error)
+    entropy = mean.policy(chosen.entropy(outputs))
     total = loss_policy + config.value_coef * loss_value - config.entropy_coef * entropy
     metrics = {
         "loss": total,
         "loss_policy": loss_policy,
         "loss_value": loss_value,
         "entropy": entropy,
-        "approx_kl": mean(approximate_kl(log_rho)),
-        "clip_fraction": mean(jnp.exp(log_rho) > config.rho_clip),
+        "approx_kl": mean.policy(approximate_kl(log_rho)),
+        "clip_fraction": mean.policy(jnp.exp(log_rho) > config.rho_clip),
     }
     return total, (metrics, raw[:-1], target)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.agents.base import psum
+from jsrl.agents.devices import psum
 from jsrl.types import Array, ArraySpec, Tree, is_image, spread
 
 ACTION_MASK = "action_mask"

@@ -16,8 +16,9 @@ import numpy as np
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
-from jsrl.agents.base import Act, ActOutput, ActParams, psum
-from jsrl.agents.rows import RowMasks, row_margin
+from jsrl.agents.base import Act, ActOutput, ActParams
+from jsrl.agents.devices import Mean, masked_sum, psum, row_count
+from jsrl.agents.rows import row_margin
 from jsrl.errors import ConfigError
 from jsrl.networks.off_policy import Network
 from jsrl.types import Array, Continuous, Discrete, EnvSpec, Trajectory, Tree
@@ -110,26 +111,16 @@ def _product_before(x: Array) -> Array:
     return jnp.concatenate([jnp.ones_like(x[:1]), jnp.cumprod(x[:-1], axis=0)])
 
 
-class Prepared(NamedTuple):
-    """A batch ready for losses: normalised transitions, the columns of all devices in each mask, and the new moments."""
-
-    batch: Transition
-    counts: RowMasks
-    moments: Tree
-
-
 def prepare(
     moments: Tree, trajectory: Trajectory, *, gamma: float, num_agents: int | None, axis_name: str | None
-) -> Prepared:
+) -> tuple[Transition, Tree]:
     """Return transitions normalised by `moments`, and moments that also cover the sampled observations."""
     raw = transition(ac.fold_agents(trajectory, num_agents), gamma, axis_name)
     batch = raw._replace(
         observation=norm.normalize(moments, raw.observation),
         next_observation=norm.normalize(moments, raw.next_observation),
     )
-    sums = psum(RowMasks(jnp.sum(raw.acting), jnp.sum(raw.mask)), axis_name)
-    counts = RowMasks(*(jnp.maximum(count, 1.0) for count in sums))
-    return Prepared(batch, counts, norm.merge_moments(moments, raw.observation, raw.mask, axis_name))
+    return batch, norm.merge_moments(moments, raw.observation, raw.mask, axis_name)
 
 
 def priorities(error: Array, mask: Array, num_agents: int | None) -> Array:
@@ -145,44 +136,41 @@ def priorities(error: Array, mask: Array, num_agents: int | None) -> Array:
 
 
 class ColumnLoss(Protocol):
-    """A loss that is a sum over columns: its share of a global mean."""
+    """A loss of columns."""
 
-    def __call__(self, weights: Tree, columns: Any, /) -> tuple[Array, tuple[dict[str, Array], Tree]]:
-        """Return loss, (metrics: also sums over columns, values per column: leaves [B, ...])."""
+    def __call__(self, weights: Tree, columns: Any, mean: Mean, /) -> tuple[Array, tuple[dict[str, Array], Tree]]:
+        """Return loss and (metrics, values per column: leaves [B, ...]); loss and metrics are sums of means over columns."""
         ...
 
 
 def gradient(
-    loss: ColumnLoss, weights: Tree, columns: Any, axis_name: str | None = None
+    loss: ColumnLoss, weights: Tree, columns: Any, mask: Array, axis_name: str | None = None
 ) -> tuple[Tree, dict[str, Array], Tree]:
-    """Return gradient and metrics, summed over columns [B, ...] and devices, and the values that `loss` returns per column.
+    """Return gradient and metrics over the columns [B, ...] of all devices with mask [B], and the values per column.
 
-    On CPU a large batch is processed in chunks of columns, so that intermediate values stay in the cache.
+    On CPU a large batch is processed in chunks of columns, so that intermediate values stay in the cache. `mean` is the share
+    of this chunk and device in a mean; the shares are summed here.
     """
-    one = jax.grad(loss, has_aux=True)
+    count = row_count(mask, axis_name)
+
+    def one(columns: Any, mask: Array) -> tuple[Tree, tuple[dict[str, Array], Tree]]:
+        return jax.grad(loss, has_aux=True)(weights, columns, lambda x: masked_sum(x, mask) / count)
+
     num_columns = jax.tree.leaves(columns)[0].shape[0]
     if jax.default_backend() != "cpu" or num_columns <= CHUNK or num_columns % CHUNK:
-        gradients, (metrics, per_column) = one(weights, columns)
+        gradients, (metrics, per_column) = one(columns, mask)
         return (*psum((gradients, metrics), axis_name), per_column)
 
     def add(total: Tree, chunk: Any) -> tuple[Tree, Tree]:
-        gradients, (metrics, per_column) = one(weights, chunk)
+        gradients, (metrics, per_column) = one(*chunk)
         return jax.tree.map(jnp.add, total, (gradients, metrics)), per_column
 
-    chunks = jax.tree.map(lambda x: x.reshape(-1, CHUNK, *x.shape[1:]), columns)
-    shapes = jax.eval_shape(lambda c: one(weights, c), jax.tree.map(lambda x: x[0], chunks))
+    chunks = jax.tree.map(lambda x: x.reshape(-1, CHUNK, *x.shape[1:]), (columns, mask))
+    shapes = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], chunks))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1][0]))
     total, per_column = jax.lax.scan(add, zeros, chunks)
     per_column = jax.tree.map(lambda x: x.reshape(num_columns, *x.shape[2:]), per_column)
     return (*psum(total, axis_name), per_column)
-
-
-def normal_columns(key: Array, shape: tuple[int, ...], axis_name: str | None) -> Array:
-    """Return normal noise [B, ...]; a column's numbers do not depend on how columns are spread over devices."""
-    if axis_name is None:
-        return jax.random.normal(key, shape, jnp.float32)
-    every = jax.random.normal(key, (jax.lax.psum(1, axis_name) * shape[0], *shape[1:]), jnp.float32)
-    return jax.lax.dynamic_slice_in_dim(every, jax.lax.axis_index(axis_name) * shape[0], shape[0])
 
 
 def move_targets(target: Tree, online: Tree, *, tau: float, period: int, updates: Array) -> Tree:

@@ -22,7 +22,8 @@ import optax
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents.actor_critic import Weights
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, masked_sum, psum
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.devices import Mean, Means, masked_mean, mean_gradient
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
 from jsrl.agents.minibatches import chunked, flat, minibatches_of, plan_minibatches, take
@@ -348,27 +349,23 @@ def rescale_values(
     return weights._replace(value=head), new, batch._replace(target=target, old_value=old_value)
 
 
-def loss(parts: Components, weights: Weights, batch: Batch, counts: RowMasks) -> tuple[Array, dict[str, Array]]:
-    """Return this device's share of PPO's loss and metrics: sums over its rows / `counts`, those of all devices per mask."""
+def loss(parts: Components, weights: Weights, batch: Batch, mean: Means) -> tuple[Array, dict[str, Array]]:
+    """Return PPO's loss and metrics; `mean`: over the rows of the policy and over those of the value function."""
     config, network, _, _ = parts
     outputs, features, _ = network.policy(weights.policy, batch.observation, batch.is_first, batch.core)
     outputs = ac.mask_outputs(outputs, batch.observation)
     value = network.value(weights.value, batch.observation, features)
-    of_policy = policy_terms(parts, outputs, batch, counts.policy)
-    loss_value = value_term(parts, value, batch, counts.value)
+    of_policy = policy_terms(parts, outputs, batch, mean.policy)
+    loss_value = value_term(parts, value, batch, mean.value)
     total = of_policy["loss_policy"] + config.value_coef * loss_value - config.entropy_coef * of_policy["entropy"]
     return total, {"loss": total, "loss_value": loss_value, **of_policy}
 
 
-def policy_terms(parts: Components, outputs: Any, batch: Batch, count: Array) -> dict[str, Array]:
-    """Return this device's share of the policy's terms and metrics: sums over its rows / `count`; outputs are masked."""
-    config, chosen, mask = parts.config, parts.distribution, batch.masks.policy
+def policy_terms(parts: Components, outputs: Any, batch: Batch, mean: Mean) -> dict[str, Array]:
+    """Return the policy's terms and metrics; outputs are masked."""
+    config, chosen = parts.config, parts.distribution
     log_ratio = log_ratio_of(parts, outputs, batch)
     ratio = jnp.exp(log_ratio)
-
-    def mean(x: Array) -> Array:
-        return masked_sum(x, mask) / count
-
     surrogate = clipped_surrogate(ratio, batch.advantage, clip_ratio=config.clip_ratio, dual_clip=config.dual_clip)
     return {
         "loss_policy": mean(surrogate),
@@ -383,8 +380,8 @@ def log_ratio_of(parts: Components, outputs: Any, batch: Batch) -> Array:
     return jnp.where(batch.masks.policy > 0, parts.distribution.log_prob(outputs, batch.action) - batch.log_prob, 0.0)
 
 
-def value_term(parts: Components, value: Array, batch: Batch, count: Array) -> Array:
-    """Return this device's share of the value loss: a sum over its rows / `count`."""
+def value_term(parts: Components, value: Array, batch: Batch, mean: Mean) -> Array:
+    """Return the value loss."""
     config = parts.config
     error = value_loss(
         value,
@@ -394,7 +391,7 @@ def value_term(parts: Components, value: Array, batch: Batch, count: Array) -> A
         huber_delta=config.huber_delta,
         clip=config.value_clip,
     )
-    return masked_sum(error, batch.masks.value) / count
+    return mean(error)
 
 
 def optimize(
@@ -406,7 +403,7 @@ def optimize(
     key: Array,
     learning_rate: Array,
     axis_name: str | None,
-    of: Callable[[Components, Any, Batch, RowMasks], tuple[Array, dict[str, Array]]] = loss,
+    of: Callable[[Components, Any, Batch, Means], tuple[Array, dict[str, Array]]] = loss,
 ) -> tuple[Any, Tree, dict[str, Array]]:
     """Return weights and optimizer state after all epochs, and metrics averaged over the gradient steps evaluated.
 
@@ -417,9 +414,9 @@ def optimize(
 
     def gradient_step(weights: Any, opt_state: Tree, columns: Array):
         minibatch = take(batch, columns)
-        counts = RowMasks(*(jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0) for mask in minibatch.masks))
-        shares = jax.grad(of, argnums=1, has_aux=True)(parts, weights, minibatch, counts)
-        gradients, metrics = psum(shares, axis_name)  # each device has a share of a global mean: the sum is the mean
+        gradients, metrics = mean_gradient(
+            lambda w, mean: of(parts, w, minibatch, mean), weights, minibatch.masks, axis_name
+        )
         metrics["grad_norm"] = optax.tree.norm(gradients)
         going = jnp.asarray(True) if config.target_kl is None else metrics["approx_kl"] <= config.target_kl
         stepped = ac.apply_gradients(parts.optimizer, gradients, opt_state, weights, learning_rate)

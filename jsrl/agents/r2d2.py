@@ -21,7 +21,8 @@ from jsrl.agents import action_values as av
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
-from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput, psum
+from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.devices import Mean, mean_gradient
 from jsrl.agents.off_policy import ActingWeights
 from jsrl.agents.returns import Rows, n_step_returns
 from jsrl.agents.rows import row_margin, row_masks
@@ -119,13 +120,12 @@ class Components(NamedTuple):
 class TrainedRows(NamedTuple):
     """Rows [T+1, B] after burn-in. mask: [T, B], of the value function. weight: mask times the window's importance weight.
 
-    count: trained rows of all devices. margin: from `row_margin`. `trajectory` has no observation.
+    margin: from `row_margin`. `trajectory` has no observation.
     """
 
     trajectory: Trajectory
     mask: Array
     weight: Array
-    count: Array
     margin: Array
 
 
@@ -166,8 +166,9 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
         # 1. Burn-in: both networks read the first rows from the stored core, which brings their cores up to date.
         sequences = burn_in(parts, weights, target, state.params.moments, trajectory, axis_name)
         # 2. The gradient of the loss over the remaining rows.
-        gradients, (metrics, error) = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, target, sequences)
-        gradients, metrics = psum((gradients, metrics), axis_name)
+        gradients, (metrics, error) = mean_gradient(
+            lambda w, mean: loss(parts, w, target, sequences, mean), weights, sequences.rows.mask, axis_name
+        )
         # 3. One gradient step.
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
         # 4. The target network follows.
@@ -237,26 +238,25 @@ def trained_rows(config: R2D2Config, trajectory: Trajectory, axis_name: str | No
     margin = row_margin(trajectory, axis_name)
     mask = row_masks(trajectory, margin).value[config.burn_in :]
     weighted = mask if isinstance(trajectory.sampling, tuple) else mask * trajectory.sampling
-    count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
     late = jax.tree.map(lambda x: x[config.burn_in :], trajectory._replace(core=(), sampling=(), observation=()))
-    return TrainedRows(late, mask, weighted, count, margin)
+    return TrainedRows(late, mask, weighted, margin)
 
 
 def loss(
-    parts: Components, weights: Tree, target: Tree, sequences: Sequences
+    parts: Components, weights: Tree, target: Tree, sequences: Sequences, mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-    """Return this device's share of the loss, and (its share of the metrics, error [T, B]).
+    """Return the loss, and (metrics, error [T, B]).
 
     y_t = h(n-step return that bootstraps with h^-1(Q'(o, argmax_a Q(o, a)))); loss: (Q(o_t, a_t) - y_t)^2 / 2. On
     value-only rows the return bootstraps with Q'(o, 0): action 0 stands for none, and only its value is trained there.
 
     Args:
       weights: what the gradient is for. target: weights of the target network.
-      sequences: from `burn_in`.
+      sequences: from `burn_in`. mean: over the trained rows.
     """
     rows = sequences.rows.trajectory
     value, bootstrap = values_of(parts, weights, target, sequences, rows)
-    return n_step_loss(parts.config, value, bootstrap, sequences.rows)
+    return n_step_loss(parts.config, value, bootstrap, sequences.rows, mean)
 
 
 def values_of(
@@ -276,7 +276,7 @@ def values_of(
 
 
 def n_step_loss(
-    config: R2D2Config, value: Array, bootstrap: Array, rows: TrainedRows
+    config: R2D2Config, value: Array, bootstrap: Array, rows: TrainedRows, mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return the results of `loss` for values [T, B] and bootstrap values [T+1, B], both rescaled if the config says so."""
     if config.rescale_values:
@@ -286,13 +286,8 @@ def n_step_loss(
     goal = n_step_returns(steps, gamma=config.gamma, n=config.n_step, margin=rows.margin)
     goal = jax.lax.stop_gradient(av.rescale(goal) if config.rescale_values else goal)
     error = jnp.where(rows.mask > 0, value - goal, 0.0)
-    total = jnp.sum(0.5 * jnp.square(error) * rows.weight) / rows.count
-    metrics = {
-        "loss": total,
-        "loss_value": total,
-        "value_mean": jnp.sum(value * rows.mask) / rows.count,
-    }
-    return total, (metrics, error)
+    total = mean(0.5 * jnp.square(error) * rows.weight)
+    return total, ({"loss": total, "loss_value": total, "value_mean": mean(value)}, error)
 
 
 def window_priorities(error: Array, mask: Array, max_share: float, num_agents: int | None) -> Array:

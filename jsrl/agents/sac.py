@@ -22,10 +22,10 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Split, UpdateOutput
+from jsrl.agents.devices import Mean, normal_columns
 from jsrl.agents.distributions import categorical, named, squashed_gaussian
 from jsrl.agents.losses import entropy_excess
 from jsrl.agents.off_policy import ActingWeights, Transition
-from jsrl.agents.rows import RowMasks
 from jsrl.agents.split import make_split
 from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
@@ -161,13 +161,13 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
     ) -> tuple[AgentState, UpdateOutput]:
         critic_key, policy_key = jax.random.split(key)
         options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
-        batch, counts, moments = off.prepare(state.params.moments, trajectory, **options)
+        batch, moments = off.prepare(state.params.moments, trajectory, **options)
         # 1. Critics: one gradient step towards the soft value of the next observation.
-        state, metrics, error = critic_step(parts, state, batch, counts.value, critic_key, axis_name)
+        state, metrics, error = critic_step(parts, state, batch, critic_key, axis_name)
 
         # 2. Policy and temperature, with the new critics.
         def delayed_update(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
-            return policy_step(parts, state, batch, counts.policy, policy_key, axis_name)
+            return policy_step(parts, state, batch, policy_key, axis_name)
 
         state, reported = off.every(config.policy_delay, state.updates, delayed_update, state, state.extra.reported)
         # 3. Targets follow the critics.
@@ -188,9 +188,9 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
 
 
 def critic_loss(
-    parts: Components, critics: Tree, fixed: tuple[Tree, Tree, Array], columns: tuple[Transition, Array], count: Array
+    parts: Components, critics: Tree, fixed: tuple[Tree, Tree, Array], columns: tuple[Transition, Array], mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-    """Return this device's share of the critics' loss, and (its share of the metrics, error [B]).
+    """Return the critics' loss, and (metrics, error [B]).
 
     y = r + d (min Q'(o', a') - alpha log pi(a' | o')), a' from the policy; loss: (Q(o, a) - y)^2 / 2, summed over critics.
     Where o' is a value-only row, the policy does not act: a' is the stored action 0, whose value alone is trained there,
@@ -198,7 +198,7 @@ def critic_loss(
 
     Args:
       critics: what the gradient is for. fixed: weights of targets and policy, and log alpha.
-      columns: transitions, and noise for the next actions. count: unmasked columns of all devices.
+      columns: transitions, and noise for the next actions. mean: over the transitions' mask.
     """
     targets, policy, log_temperature = fixed
     batch, noise = columns
@@ -207,41 +207,39 @@ def critic_loss(
     target = batch.reward + batch.discount * (next_value - bonus)
     value = parts.predict(critics, batch.observation, batch.action)
     error = value - jax.lax.stop_gradient(target)
-    loss = jnp.sum(0.5 * jnp.square(error) * batch.weight) / count
-    metrics = {"loss_value": loss, "value_mean": jnp.sum(jnp.mean(value, axis=0) * batch.mask) / count}
-    return loss, (metrics, jnp.mean(jnp.abs(error), axis=0))
+    loss = mean(jnp.sum(0.5 * jnp.square(error), axis=0) * batch.weight)
+    return loss, ({"loss_value": loss, "value_mean": mean(jnp.mean(value, axis=0))}, jnp.mean(jnp.abs(error), axis=0))
 
 
 def policy_loss(
-    parts: Components, policy: Tree, fixed: tuple[Tree, Array], columns: tuple[Transition, Array], count: Array
+    parts: Components, policy: Tree, fixed: tuple[Tree, Array], columns: tuple[Transition, Array], mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Tree]]:
-    """Return this device's share of the policy's loss alpha log pi(a | o) - min Q(o, a), and (its metrics, ()).
+    """Return the policy's loss alpha log pi(a | o) - min Q(o, a), and (metrics, ()).
 
     Args:
       policy: what the gradient is for. fixed: weights of the critics, and log alpha.
-      columns: transitions, and noise for the actions. count: columns of all devices on which the agent acted.
+      columns: transitions, and noise for the actions. mean: over those on which the agent acted.
     """
     critics, log_temperature = fixed
     batch, noise = columns
     value, log_prob = parts.evaluate(policy, critics, batch.observation, noise)
-    loss = jnp.sum((jnp.exp(log_temperature) * log_prob - value) * batch.acting) / count
-    excess = jnp.sum(entropy_excess(-log_prob, parts.target_entropy, ac.action_mask(batch.observation)) * batch.acting)
-    entropy = jnp.sum(-log_prob * batch.acting) / count
-    return loss, ({"loss_policy": loss, "entropy": entropy, "entropy_excess": excess / count}, ())
+    loss = mean(jnp.exp(log_temperature) * log_prob - value)
+    excess = mean(entropy_excess(-log_prob, parts.target_entropy, ac.action_mask(batch.observation)))
+    return loss, ({"loss_policy": loss, "entropy": mean(-log_prob), "entropy_excess": excess}, ())
 
 
 def critic_step(
-    parts: Components, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+    parts: Components, state: AgentState, batch: Transition, key: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array], Array]:
     """Return the state after one gradient step of the critics, metrics, and the mean |error| of the critics [B]."""
     config, (online, target) = parts.config, state.learner_params
     fixed = (target, state.params.weights.network, state.extra.log_temperature)
-    noise = off.normal_columns(key, batch.action.shape, axis_name)
+    noise = normal_columns(key, batch.action.shape, axis_name)
 
-    def loss(critics: Tree, columns: Any) -> Any:
-        return critic_loss(parts, critics, fixed, columns, count)
+    def loss(critics: Tree, columns: Any, mean: Mean) -> Any:
+        return critic_loss(parts, critics, fixed, columns, mean)
 
-    gradients, metrics, error = off.gradient(loss, online, (batch, noise), axis_name)
+    gradients, metrics, error = off.gradient(loss, online, (batch, noise), batch.mask, axis_name)
     rate = config.critic_learning_rate or config.learning_rate
     online, opt_state = ac.apply_gradients(parts.optimizer, gradients, state.opt_state.critics, online, rate)
     learned = {"learner_params": Critics(online, target), "opt_state": state.opt_state._replace(critics=opt_state)}
@@ -249,17 +247,17 @@ def critic_step(
 
 
 def policy_step(
-    parts: Components, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+    parts: Components, state: AgentState, batch: Transition, key: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array]]:
     """Return the state after one gradient step of policy and temperature, and metrics."""
     config, weights, opt_state = parts.config, state.params.weights, state.opt_state
     fixed = (state.learner_params.online, state.extra.log_temperature)
-    noise = off.normal_columns(key, batch.action.shape, axis_name)
+    noise = normal_columns(key, batch.action.shape, axis_name)
 
-    def loss(policy: Tree, columns: Any) -> Any:
-        return policy_loss(parts, policy, fixed, columns, count)
+    def loss(policy: Tree, columns: Any, mean: Mean) -> Any:
+        return policy_loss(parts, policy, fixed, columns, mean)
 
-    gradients, metrics, _ = off.gradient(loss, weights.network, (batch, noise), axis_name)
+    gradients, metrics, _ = off.gradient(loss, weights.network, (batch, noise), batch.acting, axis_name)
     rate = config.learning_rate
     policy, policy_opt = ac.apply_gradients(parts.optimizer, gradients, opt_state.policy, weights.network, rate)
     log_temperature, temperature_opt = state.extra.log_temperature, opt_state.temperature
@@ -287,13 +285,13 @@ def move_targets(parts: Components, state: AgentState) -> AgentState:
 def split_sac(parts: Components, num_agents: int | None) -> Split:
     """Return policy (with the temperature) and critics as two updates."""
 
-    def critics(state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None) -> Any:
-        state, metrics, error = critic_step(parts, state, batch, counts.value, jax.random.split(key)[0], axis_name)
+    def critics(state: AgentState, batch: Transition, key: Array, axis_name: str | None) -> Any:
+        state, metrics, error = critic_step(parts, state, batch, jax.random.split(key)[0], axis_name)
         return move_targets(parts, state), metrics, error
 
-    def policy(state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None) -> Any:
+    def policy(state: AgentState, batch: Transition, key: Array, axis_name: str | None) -> Any:
         def delayed_update(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
-            return policy_step(parts, state, batch, counts.policy, jax.random.split(key)[1], axis_name)
+            return policy_step(parts, state, batch, jax.random.split(key)[1], axis_name)
 
         delay = parts.config.policy_delay
         state, reported = off.every(delay, state.updates, delayed_update, state, state.extra.reported)

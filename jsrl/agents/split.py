@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import AgentState, Split, UpdateOutput
 from jsrl.agents.off_policy import Transition
-from jsrl.agents.rows import RowMasks
 from jsrl.types import Array, Trajectory, Tree
 
 
@@ -20,7 +19,7 @@ class CriticStep(Protocol):
     """A step of the critics, then of the targets."""
 
     def __call__(
-        self, state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None, /
+        self, state: AgentState, batch: Transition, key: Array, axis_name: str | None, /
     ) -> tuple[AgentState, dict[str, Array], Array]:
         """Return the state after one step, metrics and error [B]; `key` is that of the whole update."""
         ...
@@ -30,7 +29,7 @@ class PolicyStep(Protocol):
     """A step of the policy."""
 
     def __call__(
-        self, state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None, /
+        self, state: AgentState, batch: Transition, key: Array, axis_name: str | None, /
     ) -> tuple[AgentState, dict[str, Array]]:
         """Return the state after one step, and metrics; `key` is that of the whole update."""
         ...
@@ -47,16 +46,16 @@ def make_split(critic_step: CriticStep, policy_step: PolicyStep, *, gamma: float
     def critic(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        batch, counts, _ = off.prepare(state.params.moments, trajectory, **options, axis_name=axis_name)
-        state, metrics, error = critic_step(state, batch, counts, key, axis_name)
+        batch, _ = off.prepare(state.params.moments, trajectory, **options, axis_name=axis_name)
+        state, metrics, error = critic_step(state, batch, key, axis_name)
         priorities = off.priorities(error, batch.mask, num_agents)
         return state._replace(updates=state.updates + 1), UpdateOutput(metrics, priorities)
 
     def policy(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        batch, counts, moments = off.prepare(state.params.moments, trajectory, **options, axis_name=axis_name)
-        state, metrics = policy_step(state, batch, counts, key, axis_name)
+        batch, moments = off.prepare(state.params.moments, trajectory, **options, axis_name=axis_name)
+        state, metrics = policy_step(state, batch, key, axis_name)
         updates = state.updates + 1
         params = state.params._replace(weights=state.params.weights._replace(updates=updates), moments=moments)
         return state._replace(params=params, updates=updates), UpdateOutput(metrics)

@@ -20,8 +20,8 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
+from jsrl.agents.devices import Mean, normal_columns
 from jsrl.agents.off_policy import ActingWeights, Transition
-from jsrl.agents.rows import RowMasks
 from jsrl.agents.split import make_split
 from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
@@ -133,13 +133,13 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
         options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
-        batch, counts, moments = off.prepare(state.params.moments, trajectory, **options)
+        batch, moments = off.prepare(state.params.moments, trajectory, **options)
         # 1. Critics: one gradient step towards the smaller target value of the target policy's action, with noise.
-        state, metrics, error = critic_step(parts, state, batch, counts.value, key, axis_name)
+        state, metrics, error = critic_step(parts, state, batch, key, axis_name)
 
         # 2. and 3. Every `policy_delay` updates: the policy, with the new critics, and all targets.
         def delayed_update(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
-            state, metrics = policy_step(parts, state, batch, counts.policy, axis_name)
+            state, metrics = policy_step(parts, state, batch, axis_name)
             return move_targets(parts, state), metrics
 
         state, reported = off.every(config.policy_delay, state.updates, delayed_update, state, state.extra)
@@ -161,16 +161,16 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
 
 
 def critic_loss(
-    parts: Components, critics: Tree, fixed: tuple[Tree, Tree], columns: tuple[Transition, Array], count: Array
+    parts: Components, critics: Tree, fixed: tuple[Tree, Tree], columns: tuple[Transition, Array], mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-    """Return this device's share of the critics' loss, and (its share of the metrics, error [B]).
+    """Return the critics' loss, and (metrics, error [B]).
 
     y = r + d min Q'(o', clip(pi'(o') + clip(noise))); loss: (Q(o, a) - y)^2 / 2, summed over critics. Where o' is a
     value-only row, the stored action 0 takes the policy's place: only its value is trained there.
 
     Args:
       critics: what the gradient is for. fixed: weights of the target critics and the target policy.
-      columns: transitions, and standard normal noise [B, A]. count: unmasked columns of all devices.
+      columns: transitions, and standard normal noise [B, A]. mean: over the transitions' mask.
     """
     config, (target_critics, target_policy), (batch, noise) = parts.config, fixed, columns
     noise = jnp.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
@@ -179,34 +179,33 @@ def critic_loss(
     next_value = jnp.min(parts.critics.apply(target_critics, batch.next_observation, action), axis=0)
     value = parts.critics.apply(critics, batch.observation, parts.box.to_unit(batch.action))
     error = value - jax.lax.stop_gradient(batch.reward + batch.discount * next_value)
-    loss = jnp.sum(0.5 * jnp.square(error) * batch.weight) / count
-    metrics = {"loss_value": loss, "value_mean": jnp.sum(jnp.mean(value, axis=0) * batch.mask) / count}
-    return loss, (metrics, jnp.mean(jnp.abs(error), axis=0))
+    loss = mean(jnp.sum(0.5 * jnp.square(error), axis=0) * batch.weight)
+    return loss, ({"loss_value": loss, "value_mean": mean(jnp.mean(value, axis=0))}, jnp.mean(jnp.abs(error), axis=0))
 
 
 def policy_loss(
-    parts: Components, policy: Tree, critics: Tree, batch: Transition, count: Array
+    parts: Components, policy: Tree, critics: Tree, batch: Transition, mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Tree]]:
-    """Return this device's share of the policy's loss -Q_1(o, pi(o)), the first critic's, and (its metrics, ())."""
+    """Return the policy's loss -Q_1(o, pi(o)), the first critic's, and (metrics, ())."""
     first = jax.tree.map(lambda w: w[:1], critics)
     value = parts.critics.apply(first, batch.observation, parts.policy.apply(policy, batch.observation))[0]
-    loss = -jnp.sum(value * batch.acting) / count
+    loss = -mean(value)
     return loss, ({"loss_policy": loss}, ())
 
 
 def critic_step(
-    parts: Components, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+    parts: Components, state: AgentState, batch: Transition, key: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array], Array]:
     """Return the state after one gradient step of the critics, metrics, and the mean |error| of the critics [B]."""
     learned, config = state.learner_params, parts.config
     fixed = (learned.target_critics, learned.target_policy)
     shape = batch.action.shape
-    noise = off.normal_columns(key, shape, axis_name) if config.target_noise else jnp.zeros(shape)
+    noise = normal_columns(key, shape, axis_name) if config.target_noise else jnp.zeros(shape)
 
-    def loss(critics: Tree, columns: Any) -> Any:
-        return critic_loss(parts, critics, fixed, columns, count)
+    def loss(critics: Tree, columns: Any, mean: Mean) -> Any:
+        return critic_loss(parts, critics, fixed, columns, mean)
 
-    gradients, metrics, error = off.gradient(loss, learned.critics, (batch, noise), axis_name)
+    gradients, metrics, error = off.gradient(loss, learned.critics, (batch, noise), batch.mask, axis_name)
     rate = config.critic_learning_rate or config.learning_rate
     critics, opt_state = ac.apply_gradients(parts.optimizer, gradients, state.opt_state.critics, learned.critics, rate)
     learned = learned._replace(critics=critics)
@@ -214,15 +213,15 @@ def critic_step(
 
 
 def policy_step(
-    parts: Components, state: AgentState, batch: Transition, count: Array, axis_name: str | None
+    parts: Components, state: AgentState, batch: Transition, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array]]:
     """Return the state after one gradient step of the policy, and metrics."""
     config, weights, critics = parts.config, state.params.weights, state.learner_params.critics
 
-    def loss(policy: Tree, columns: Transition) -> Any:
-        return policy_loss(parts, policy, critics, columns, count)
+    def loss(policy: Tree, columns: Transition, mean: Mean) -> Any:
+        return policy_loss(parts, policy, critics, columns, mean)
 
-    gradients, metrics, _ = off.gradient(loss, weights.network, batch, axis_name)
+    gradients, metrics, _ = off.gradient(loss, weights.network, batch, batch.acting, axis_name)
     policy, opt_state = ac.apply_gradients(
         parts.optimizer, gradients, state.opt_state.policy, weights.network, config.learning_rate
     )
@@ -247,19 +246,19 @@ def split_td3(parts: Components, num_agents: int | None) -> Split:
     config = parts.config
 
     def critics(
-        state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None
+        state: AgentState, batch: Transition, key: Array, axis_name: str | None
     ) -> tuple[AgentState, dict[str, Array], Array]:
-        state, metrics, error = critic_step(parts, state, batch, counts.value, key, axis_name)
+        state, metrics, error = critic_step(parts, state, batch, key, axis_name)
         moved, _ = off.every(config.policy_delay, state.updates, lambda s: (move_targets(parts, s), ()), state, ())
         return moved, metrics, error
 
     def policy(
-        state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None
+        state: AgentState, batch: Transition, key: Array, axis_name: str | None
     ) -> tuple[AgentState, dict[str, Array]]:
         del key
 
         def delayed_update(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
-            return policy_step(parts, state, batch, counts.policy, axis_name)
+            return policy_step(parts, state, batch, axis_name)
 
         state, reported = off.every(config.policy_delay, state.updates, delayed_update, state, state.extra)
         return state._replace(extra=reported), reported

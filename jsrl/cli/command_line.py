@@ -86,7 +86,8 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
     while remaining:
         token = remaining.pop(0)
         if not token.startswith("--"):
-            raise ConfigError(f"{token!r} is not an option; options begin with --; only NAME does not.")
+            hint = f" An environment is given as --env.id {token}." if ":" in token or "-v" in token else ""
+            raise ConfigError(f"{token!r} is not an option; options begin with --; only NAME does not.{hint}")
         name, given, text = token[2:].partition("=")
         name = full_name(name.replace("_", "-"), options)
         option = find_option(positive(name, options), options)

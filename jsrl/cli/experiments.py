@@ -151,7 +151,7 @@ def take_name(arguments: list[str]) -> str | None:
         name = arguments.pop(0)
         if name in known:
             return name
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}."
         raise ConfigError(f"there is no experiment {name!r}; {hint} (Add your own as {FOLDER}/{name}.py here.)")
     for index, arg in enumerate(arguments):

@@ -100,6 +100,11 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     wants_help = [w for w in args if w in ("-h", "--help", "--help-all")]
     args = [w for w in args if w not in wants_help]
     name = take_name(args)
+    if name is not None and not wants_help and (target := resume_target(args)) is not None:
+        raise ConfigError(
+            f"--resume continues a run with the run's own options; leave out the name {name}: "
+            f"`jsrl run --resume {target[0]}`."
+        )
     if name is None and not wants_help and (group := resumed_group(args)) is not None:
         return run_missing(group, args, hooks)
     stored = resumed(args) if name is None else None

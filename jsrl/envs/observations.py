@@ -31,7 +31,8 @@ def checked(observation: Any, spec: EnvSpec) -> Tree:
         if not fits or array.dtype.kind not in ("biuf" if np.dtype(leaf.dtype).kind == "f" else "biu"):
             raise SpecMismatch(
                 f"{where} is {array.dtype} {list(array.shape)}; expected {wanted}. Give a batch, with one-hots for "
-                "the parts that the environment declares as Discrete."
+                "the parts that the environment declares as Discrete: jsrl.extend.encode(env.observation_space, "
+                "[observation]) makes it from what a Gymnasium environment returns."
             )
         array = array.astype(leaf.dtype, copy=False)
         if array.dtype.kind == "f" and (bad := first_non_finite(array)) is not None:

@@ -22,7 +22,6 @@ from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec
 
 ADVICE_SPACE = "Correct the environment's declared space or what it returns"
-ADVICE_RAISED = "Its own traceback shows where; run it alone with this seed to see it again"
 WRONG_CALL = re.compile(r"to unpack|cannot unpack|unexpected keyword argument")  # in Python's messages
 
 
@@ -32,6 +31,13 @@ def raised_by_caller(error: BaseException) -> bool:
     return len(frames) == 1 or (
         frames[-1].startswith(("gymnasium.wrappers.", "gymnasium.core")) and bool(WRONG_CALL.search(str(error)))
     )
+
+
+def advice_raised(error: BaseException) -> str:
+    """Return the line that raised an environment's error, not counting installed packages that it called, and advice."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), frames[-1])
+    return f"It was raised in {line.filename}, line {line.lineno}; run it alone with this seed to see it again"
 
 
 class Resting:
@@ -238,7 +244,7 @@ class SyncVectorEnv(SlotRepairs):
                 f"returned what {where} must not: {wrong[0] if wrong else error}",
                 "Expected (observation, reward, terminated, truncated, info) with a number as reward and bools",
             )
-        return self._rows.fault(slot, f"raised {type(error).__name__} in {where}: {error}", ADVICE_RAISED)
+        return self._rows.fault(slot, f"raised {type(error).__name__} in {where}: {error}", advice_raised(error))
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from jsrl.envs.notes import environment_notes
 from jsrl.envs.repair import close_quietly
 from jsrl.envs.rows import Rows, vector_seed
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
-from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
+from jsrl.envs.sync import ADVICE_SPACE, advice_raised
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, Tree
 
@@ -200,7 +200,7 @@ class GymVectorEnv:
 
     def _raised(self, where: str, error: Exception) -> Exception:
         what = f"raised {type(error).__name__} in {where} of the vector: {error}"
-        return self._rows.fault(0, what, f"It may be another slot's. {ADVICE_RAISED}")
+        return self._rows.fault(0, what, f"It may be another slot's. {advice_raised(error)}")
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -65,16 +65,16 @@ class Result:
     updates: int
     wall_s: float
     process_s: float = 0.0
-    ledger: dict[str, Any] = field(default_factory=dict)
-    hops: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ledger: dict[str, Any] = field(default_factory=dict, repr=False)
+    hops: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     evaluation: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
-    others: dict[str, dict[str, Any]] = field(default_factory=dict)
+    others: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     first_policy: str = ""
     unsaved: str = ""
     restarts: dict[str, int] = field(default_factory=dict)
-    summary: str = ""
+    summary: str = field(default="", repr=False)
 
     @property
     def as_intended(self) -> bool:

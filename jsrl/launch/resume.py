@@ -340,5 +340,6 @@ def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
             return f"{store.folder}@{tag}"
     tags = {f"{policy}/{tag}" if policy else tag for store in stores for tag in store.tags()}
     raise ConfigError(
-        f"{folder.name} has no snapshot tagged {selector or 'latest'!r}; it has: {', '.join(sorted(tags)) or 'none'}."
+        f"{folder.name} has no snapshot tagged {selector or 'latest'!r}; it has: {', '.join(sorted(tags)) or 'none'}. "
+        "`jsrl status` lists the runs; another one is named by its folder."
     )

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum, row_mask
-from jsrl.agents.off_policy import normal_columns, transition
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, row_mask
+from jsrl.agents.devices import masked_mean, normal_columns, psum
+from jsrl.agents.off_policy import transition
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 
 GAMMA, RATE, SIZE = 0.9, 0.05, 4

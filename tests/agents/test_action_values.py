@@ -10,6 +10,7 @@ from jsrl.agents import dqn as dqn_file
 from jsrl.agents import off_policy as off
 from jsrl.agents import r2d2 as r2d2_file
 from jsrl.agents.actor_critic import one_agent
+from jsrl.agents.devices import masked_mean
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.random_rows import random_trajectory
@@ -139,6 +140,11 @@ def test_continuous_actions_and_windows_without_an_unroll_are_refused():
 # -- DQN --------------------------------------------------------------------------------------------------------------
 
 
+def fifth(x):
+    """Stands for the mean of the rows of all devices; masked rows have weight 0 here."""
+    return jnp.sum(x) / 5.0
+
+
 def action_0_where_dead(batch, chooser):
     """Return scores [B, A] that prefer action 0 where the next row is value-only: its value is the only one trained there."""
     dead = np.asarray(batch.next_acting) == 0
@@ -153,7 +159,7 @@ def test_one_atom_loss_equals_a_loop_and_rlax(rlax, double):
     parts = dqn_file.Components(config, network, jnp.zeros(1))
     weights, target = map(compiled(network.init), (jax.random.key(0), jax.random.key(1)))
     batch = compiled(lambda t: off.transition(t, GAMMA))(draw())
-    total, (_, error) = compiled(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0))(target)
+    total, (_, error) = compiled(lambda t: dqn_file.loss(parts, weights, t, batch, fifth))(target)
     apply = compiled(lambda weights, seen: dqn_file.apply(parts, weights, seen))
     now, following = (apply(weights, seen)[..., 0] for seen in (batch.observation, batch.next_observation))
     fixed = apply(target, batch.next_observation)[..., 0]
@@ -164,7 +170,7 @@ def test_one_atom_loss_equals_a_loop_and_rlax(rlax, double):
     expected = oracle(now, batch.action, batch.reward, batch.discount, fixed, chooser)
     np.testing.assert_allclose(error, -np.asarray(expected), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(total, (0.5 * np.square(expected) * batch.weight).sum() / 5.0, rtol=1e-4)
-    still = compiled(jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0)[0]))(target)
+    still = compiled(jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, fifth)[0]))(target)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
 
 
@@ -176,7 +182,7 @@ def test_c51_loss_equals_rlax(rlax):
     parts = dqn_file.Components(config, network, jnp.linspace(-2.0, 2.0, 7))
     weights, target = map(compiled(network.init), (jax.random.key(0), jax.random.key(1)))
     batch = compiled(lambda t: off.transition(t, GAMMA))(draw())
-    total, (metrics, error) = compiled(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0))(target)
+    total, (metrics, error) = compiled(lambda t: dqn_file.loss(parts, weights, t, batch, fifth))(target)
     apply = compiled(lambda weights, seen: dqn_file.apply(parts, weights, seen))
     now, following = (apply(weights, seen) for seen in (batch.observation, batch.next_observation))
     fixed = apply(target, batch.next_observation)
@@ -192,7 +198,7 @@ def test_c51_loss_equals_rlax(rlax):
     goal = compiled(jax.vmap(rlax.categorical_l2_project, (0, 0, None)))(atoms, ahead, parts.support)
     own_entropy = -(goal * np.log(np.maximum(goal, 1e-30))).sum(-1)
     np.testing.assert_allclose(error, each - own_entropy, rtol=1e-3, atol=1e-4)  # the KL divergence
-    still = compiled(jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0)[0]))(target)
+    still = compiled(jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, fifth)[0]))(target)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
     assert abs(metrics["value_mean"]) < 2
 
@@ -240,7 +246,11 @@ def test_sequence_loss_equals_a_loop_over_rows(rlax, rescaled):
     core = r2d2_file.Core(jax.random.normal(jax.random.key(2), (8, 4)), jnp.zeros(8))
     t = draw(num_rows=9, num_envs=8, core=core)
     sequences = jax.jit(lambda t: r2d2_file.burn_in(parts, weights, target, (), t, None))(t)
-    total, (_, error) = jax.jit(lambda s: r2d2_file.loss(parts, weights, target, s))(sequences)
+
+    def loss(s):
+        return r2d2_file.loss(parts, weights, target, s, lambda x: masked_mean(x, s.rows.mask))
+
+    total, (_, error) = jax.jit(loss)(sequences)
 
     # The stored core goes in at row 0, so reading the whole window gives the same values after the burn-in.
     apply = compiled(network.apply)
@@ -266,7 +276,7 @@ def test_sequence_loss_equals_a_loop_over_rows(rlax, rescaled):
 
     def of(core, target):
         sequences = r2d2_file.burn_in(parts, weights, target, (), t._replace(core=core), None)
-        return r2d2_file.loss(parts, weights, target, sequences)[0]
+        return loss(sequences)[0]
 
     still = jax.jit(jax.grad(of, argnums=(0, 1)))(core, target)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # no gradient flows into the burn-in and the target

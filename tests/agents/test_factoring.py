@@ -216,8 +216,8 @@ def test_targets_equal_a_loop_over_seats(name: str, double: bool) -> None:
     online, target = (init(jax.random.key(seed)) for seed in (3, 4))
     t = with_dead_teams(rows_of(team.base, spec, weighted=True))
     batch = compiled(lambda t: off.transition(factoring.as_team(team, t), GAMMA))(t)
-    loss = compiled(lambda *weights_and_rows: factoring.dqn_loss(parts, mixing, *weights_and_rows))
-    total, (_, error) = loss(online, target, batch, 7.0)
+    loss = compiled(lambda *weights: factoring.dqn_loss(parts, mixing, *weights, batch, lambda x: jnp.sum(x) / 7.0))
+    total, (_, error) = loss(online, target)
     apply = compiled(network.apply)
 
     def values(weights, observation, b, i):

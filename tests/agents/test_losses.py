@@ -7,6 +7,7 @@ import pytest
 
 from jsrl.agents import bc as bc_file
 from jsrl.agents import sac as sac_file
+from jsrl.agents.devices import masked_mean
 from jsrl.agents.distributions import distribution
 from jsrl.agents.losses import approximate_kl, clipped_surrogate, entropy_excess, value_loss
 from jsrl.agents.off_policy import transition
@@ -69,7 +70,9 @@ def test_uniform_policies_over_few_legal_actions_never_raise_the_temperature():
     t.observation["action_mask"][:, ::2, 1] = 0
     batch = transition(t, 0.9)
     fixed = (critics, jnp.zeros(()))
-    _, (metrics, _) = sac_file.policy_loss(parts, policy, fixed, (batch, jnp.zeros(8)), jnp.sum(batch.mask))
+    _, (metrics, _) = sac_file.policy_loss(
+        parts, policy, fixed, (batch, jnp.zeros(8)), lambda x: masked_mean(x, batch.acting)
+    )
     half_log_2 = 0.5 * np.log(2) * np.mean(batch.mask[1::2]) / (2 * np.mean(batch.mask))
     np.testing.assert_allclose(metrics["entropy_excess"], half_log_2, rtol=1e-5)
     assert metrics["entropy_excess"] > 0  # the temperature decreases
@@ -82,8 +85,8 @@ def test_imitation_gains_from_entropy():
     )
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(5, 2, 3)).astype(np.float32), np.zeros((5, 2), bool), rng.integers(0, 4, (5, 2))
-    batch = bc_file.Batch(*rows, np.ones((5, 2), np.float32), 10.0)
+    batch = bc_file.Batch(*rows)
     weights, _ = parts.network.init(jax.random.key(0))
-    total, metrics = jax.jit(lambda weights: bc_file.loss(parts, weights, batch))(weights)
+    total, metrics = jax.jit(lambda weights: bc_file.loss(parts, weights, batch, jnp.mean))(weights)
     assert metrics["entropy"] > 1.0
     np.testing.assert_allclose(total, metrics["loss_policy"] - 0.3 * metrics["entropy"], rtol=1e-5)

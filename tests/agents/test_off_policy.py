@@ -164,19 +164,25 @@ def test_recurrent_networks_are_refused_by_name():
         sac(SACConfig(network=NetworkConfig(core="gru")), REAL)
 
 
+def mean_of(mask, count):
+    """Return the share of these columns in a mean over `count` columns of all devices."""
+    return lambda x: jnp.sum(x * mask) / count
+
+
 def test_chunked_gradients_equal_the_full_batch(monkeypatch):
     rng = np.random.default_rng(0)
     weights = {"w": jnp.asarray(rng.normal(size=3), jnp.float32)}
     columns = rng.normal(size=(12, 3)).astype(np.float32)
 
-    def loss(weights, x):
+    def loss(weights, x, mean):
         error = jnp.tanh(x @ weights["w"]) - 0.3
-        total = jnp.sum(jnp.square(error))
+        total = mean(jnp.square(error))
         return total, ({"loss": total}, error)
 
-    whole = off.gradient(loss, weights, columns)
+    mask = (np.arange(12) % 5 > 0).astype(np.float32)
+    whole = off.gradient(loss, weights, columns, mask)
     monkeypatch.setattr(off, "CHUNK", 4)
-    chunked = off.gradient(loss, weights, columns)
+    chunked = off.gradient(loss, weights, columns, mask)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), whole, chunked)
     assert chunked[2].shape == (12,)
 
@@ -217,7 +223,9 @@ def test_soft_critic_loss_equals_distrax_and_numpy():
     t = draw(REAL, num_rows=3, num_envs=16, weighted=True)
     noise = np.random.default_rng(4).normal(size=(16, 2)).astype(np.float32)
     batch, fixed = transition(t), (target, policy, np.log(np.float32(0.3)))
-    losses = compiled(lambda fixed: sac_file.critic_loss(parts, online, fixed, (batch, noise), 7.0))
+    losses = compiled(
+        lambda fixed: sac_file.critic_loss(parts, online, fixed, (batch, noise), mean_of(batch.mask, 7.0))
+    )
     loss, (metrics, error) = losses(fixed)
 
     outputs = forward(jax.tree.map(lambda w: np.asarray(w, np.float64), policy), np.asarray(batch.next_observation))
@@ -241,7 +249,9 @@ def test_soft_critic_loss_equals_distrax_and_numpy():
     np.testing.assert_allclose(loss, (0.5 * (value - goal) ** 2 * batch.weight).sum() / 7.0, rtol=1e-3)
     np.testing.assert_allclose(metrics["value_mean"], (value.mean(0) * batch.mask).sum() / 7.0, rtol=1e-3, atol=1e-5)
 
-    still = compiled(jax.grad(lambda f: sac_file.critic_loss(parts, online, f, (batch, noise), 7.0)[0]))(fixed)
+    still = compiled(
+        jax.grad(lambda f: sac_file.critic_loss(parts, online, f, (batch, noise), mean_of(batch.mask, 7.0))[0])
+    )(fixed)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # no gradient flows into the targets
 
 
@@ -281,7 +291,9 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
     online, target = map(compiled(nets[1].init), (jax.random.key(2), jax.random.key(3)))
     batch = transition(draw(REAL, num_envs=16))
     noise = np.random.default_rng(4).normal(size=(16, 2)).astype(np.float32)
-    losses = compiled(lambda fixed: td3_file.critic_loss(parts, online, fixed, (batch, noise), 5.0))
+    losses = compiled(
+        lambda fixed: td3_file.critic_loss(parts, online, fixed, (batch, noise), mean_of(batch.mask, 5.0))
+    )
     loss, (_, error) = losses((target, policy))
 
     outputs = np.tanh(forward(jax.tree.map(np.asarray, policy), np.asarray(batch.next_observation)))
@@ -297,9 +309,9 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
     value = np.stack([forward(member(online, e), joint)[:, 0] for e in range(2)])
     np.testing.assert_allclose(error, np.abs(value - goal).mean(0), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(loss, (0.5 * (value - goal) ** 2 * batch.weight).sum() / 5.0, rtol=1e-3)
-    still = compiled(jax.grad(lambda f: td3_file.critic_loss(parts, online, f, (batch, noise), 5.0)[0]))(
-        (target, policy)
-    )
+    still = compiled(
+        jax.grad(lambda f: td3_file.critic_loss(parts, online, f, (batch, noise), mean_of(batch.mask, 5.0))[0])
+    )((target, policy))
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
 
 

@@ -10,9 +10,10 @@ import pytest
 from jsrl.agents import off_policy as off
 from jsrl.agents import rows as rows_file
 from jsrl.agents.actor_critic import fold_agents, for_agents
-from jsrl.agents.base import ActOutput, Agent, masked_mean
+from jsrl.agents.base import ActOutput, Agent
 from jsrl.agents.bc import BCConfig, bc
 from jsrl.agents.ddpg import DDPGConfig, ddpg
+from jsrl.agents.devices import masked_mean
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
@@ -178,5 +179,5 @@ def test_priorities_are_means_over_trained_seats():
 
 def test_means_refuse_a_mask_of_another_shape():
     """A [T, B, N] loss over the count of a [T, B] mask would be N times too large."""
-    with pytest.raises(ValueError, match=r"masked_mean of values \[6, 4, 3\] got a mask \[6, 4\]"):
+    with pytest.raises(ValueError, match=r"a mean of values \[6, 4, 3\] got a mask \[6, 4\]"):
         masked_mean(jnp.ones((T, B, N)), jnp.ones((T, B)))

@@ -241,7 +241,7 @@ def test_ppo_bounds_the_loss_of_stale_rows_with_negative_advantages():
     batch = batch._replace(**rows, masks=RowMasks(jnp.ones((1, 2)), None))
     for dual_clip, expected in ((None, 10.0), (3.0, 3.0)):
         parts = ppo_file.Components(PPOConfig(dual_clip=dual_clip), None, chosen, None)
-        assert ppo_file.policy_terms(parts, None, batch, 2.0)["loss_policy"] == pytest.approx(expected, rel=1e-5)
+        assert ppo_file.policy_terms(parts, None, batch, jnp.mean)["loss_policy"] == pytest.approx(expected, rel=1e-5)
 
 
 # -- policies of off-policy agents ------------------------------------------------------------------------------------
@@ -274,7 +274,9 @@ def test_sacs_policy_follows_its_online_critics():
         return jnp.sum((0.3 * log_prob - value) * batch.acting) / 7.0, -log_prob
 
     def theirs(policy):
-        return sac_file.policy_loss(parts, policy, (critics, log_alpha), (batch, noise), 7.0)
+        return sac_file.policy_loss(
+            parts, policy, (critics, log_alpha), (batch, noise), lambda x: jnp.sum(x * batch.acting) / 7.0
+        )
 
     assert 0 < batch.acting.sum() < batch.mask.sum()
     (expected, entropy), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(policy)
@@ -297,7 +299,7 @@ def test_td3s_policy_climbs_its_first_critic():
         return -jnp.sum(nets[1].apply(critics, batch.observation, action)[0] * batch.acting) / 7.0
 
     def theirs(policy):
-        return td3_file.policy_loss(parts, policy, critics, batch, 7.0)[0]
+        return td3_file.policy_loss(parts, policy, critics, batch, lambda x: jnp.sum(x * batch.acting) / 7.0)[0]
 
     for got, expected in zip(*(jax.jit(jax.value_and_grad(of))(policy) for of in (theirs, loss)), strict=True):
         assert_near(got, expected)

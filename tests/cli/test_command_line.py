@@ -189,6 +189,10 @@ def test_an_agent_by_reference_keeps_its_function():
         (["--env.kwargs", "x"], "--env.kwargs is 'x', expected a JSON object, or keys one by one: --env.kwargs.KEY "
          "VALUE."),
         (["stray"], "'stray' is not an option; options begin with --; only NAME does not."),
+        (["my_env:MyEnv"], "'my_env:MyEnv' is not an option; options begin with --; only NAME does not. An environment is "
+         "given as --env.id my_env:MyEnv."),
+        (["Pendulum-v1"], "'Pendulum-v1' is not an option; options begin with --; only NAME does not. An environment is "
+         "given as --env.id Pendulum-v1."),
         # An unreadable value is reported before a conflict between options.
         (["--num-groups", "3", "--num-envs", "12", "--seed", "x"], "--seed is 'x', expected a whole number."),
         (["--evaluator.env.max_steps", "9"], "evaluator.env has no option 'max_steps'; did you mean max_episode_steps?"),

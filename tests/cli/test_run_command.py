@@ -60,7 +60,9 @@ def test_long_help_has_the_remaining_options(capsys):
         (["ppo", "--num-actors", "3", "--num-envs", "16"], "cannot be split into 3 equal groups"),
         (["ppo", "--seeds", "4-0"], "--seeds is '4-0', expected a range such as 0-4"),
         (["ppo", "--seeds", "x"], "--seeds is 'x'"),
+        (["PPO"], "did you mean ppo?"),
         (["--resume"], "--resume needs a run"),
+        (["ppo", "--resume", "one"], "leave out the name ppo: `jsrl run --resume one`"),
         (["--resume", "no-such-run"], "no-such-run"),
     ],
 )

@@ -102,7 +102,7 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo --env.max-episode-steps 0", "give at least 1, or None"),
     ("ppo --env.on-fault ignore", "expected one of auto, stop, restart-env, restart-actor"),
     ("ppo_cartpole --run-name a/b", "use letters, digits"),
-    ("ppo_cartpole --resume nothing", "there is no run nothing"),
+    ("--resume nothing", "there is no run nothing"),
     ("ppo_cartpole --init-from nothing@best", "there is no run nothing"),
     ("ppo_cartpole --graph nothing", "expected module:function"),
     ("ppo_cartpole --graph nothing:at_all", "there is no module 'nothing' on sys.path"),

@@ -177,7 +177,7 @@ def test_contract_violations_are_refused(form: str, fault: str, told: str) -> No
     ("fault", "told"),
     [
         ("made", r":Raises' raised RuntimeError when it was made with kwargs \{'fault': 'made'\}: no display"),
-        ("reset", r":Raises' \(slot 0, .*seed \d+\) raised RuntimeError in reset: no level"),
+        ("reset", r":Raises' \(slot 0, .*seed \d+\) raised RuntimeError in reset: no level.*_games\.py, line \d+"),
     ],
 )
 def test_errors_before_the_first_step_are_named(fault: str, told: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.devices import masked_mean, psum
 
 
 def toy_agent(*, priorities: bool = True, poison: float = jnp.inf, poison_gradient: float = jnp.inf) -> Agent:

@@ -144,7 +144,7 @@ def test_open_by_path_name_and_experiment(tmp_path):
 
 def test_an_at_sign_in_the_path_of_a_run_is_not_a_tag(tmp_path):
     folder = RunFolder.create(tmp_path / "me@host", "ppo", "x").path
-    with pytest.raises(ConfigError, match="ppo/x has no snapshot tagged 'best'"):
+    with pytest.raises(ConfigError, match=r"ppo/x has no snapshot tagged 'best'; it has: none\. `jsrl status` lists"):
         params_source(f"{folder}@best", tmp_path)
     assert split_tag(folder) == (str(folder), "")
     assert split_tag("ppo/x@left/frozen-3") == ("ppo/x", "left/frozen-3")

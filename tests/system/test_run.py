@@ -206,7 +206,7 @@ def test_update_that_is_not_finite_is_kept_and_can_be_replayed(launch) -> None:
     assert "NonFiniteUpdate: update 8 made loss = nan (1 of 2 metrics are not finite)" in text
     command = next(line for line in text.splitlines() if "Replay it with: " in line).split("Replay it with: ")[1]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    words = [sys.executable, *command.split()[1:]]
+    words = [sys.executable, "-m", "jsrl.cli.main", *command.split()[1:]]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "update 8, repeated" in ended.stdout

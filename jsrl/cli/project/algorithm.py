@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jsrl.extend import ActOutput, ActParams, Agent, AgentState, Rows, UpdateOutput, gae, masked_mean, psum, row_mask
+from jsrl.extend import ActOutput, ActParams, Agent, AgentState, Rows, UpdateOutput, gae, mean_gradient, row_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +57,6 @@ def make_agent(config: AgentConfig, spec) -> Agent:
         action = jnp.argmax(logits, -1) if greedy else jax.random.categorical(key, logits)
         return ActOutput(action.astype(jnp.int32), log_prob_of(logits, action)), core
 
-    def loss(weights, trajectory, advantage, target, mask, count):
-        def mean(x):  # this device's share of the mean over the unmasked rows of all devices
-            return jnp.sum(x * mask) / count
-
-        logits, value = network.apply(weights, trajectory.observation[:-1])  # [T, B, A], [T, B]
-        loss_policy = -mean(log_prob_of(logits, trajectory.action[:-1]) * advantage)
-        loss_value = mean((target - value) ** 2)
-        entropy = mean(-jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=-1))
-        metrics = {"loss_policy": loss_policy, "loss_value": loss_value, "entropy": entropy}
-        return loss_policy + 0.5 * loss_value - config.entropy_coef * entropy, metrics
-
     def update(state, trajectory, key, *, axis_name=None):
         weights = state.params.weights
         _, value = network.apply(weights, trajectory.observation)  # [T+1, B]
@@ -75,11 +64,16 @@ def make_agent(config: AgentConfig, spec) -> Agent:
         rows = Rows(value, reward, discount, trajectory.acts, trajectory.is_first)
         advantage, target = gae(rows, gamma=config.gamma, lambda_=config.gae_lambda)
         mask = row_mask(trajectory)  # 0 where the episode was over and the action ignored
-        advantage -= masked_mean(advantage, mask, axis_name)
-        count = jnp.maximum(psum(mask.sum(), axis_name), 1.0)
-        gradients, metrics = psum(
-            jax.grad(loss, has_aux=True)(weights, trajectory, advantage, target, mask, count), axis_name
-        )
+
+        def loss(weights, mean):  # mean(x): over the rows with mask 1, on all devices
+            logits, value = network.apply(weights, trajectory.observation[:-1])  # [T, B, A], [T, B]
+            loss_policy = -mean(log_prob_of(logits, trajectory.action[:-1]) * (advantage - mean(advantage)))
+            loss_value = mean((target - value) ** 2)
+            entropy = mean(-jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=-1))
+            metrics = {"loss_policy": loss_policy, "loss_value": loss_value, "entropy": entropy}
+            return loss_policy + 0.5 * loss_value - config.entropy_coef * entropy, metrics
+
+        gradients, metrics = mean_gradient(loss, weights, mask, axis_name)
         steps, opt_state = optimizer.update(gradients, state.opt_state, weights)
         params = ActParams(optax.apply_updates(weights, steps))
         return AgentState(params, (), opt_state, (), state.updates + 1), UpdateOutput(metrics)

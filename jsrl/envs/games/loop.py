@@ -17,7 +17,7 @@ from jsrl.envs.games.rows import GameRows
 from jsrl.envs.repair import SlotRepairs, close_quietly
 from jsrl.envs.rows import metric_value, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, allowed_choices, choice_starts
-from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
+from jsrl.envs.sync import ADVICE_SPACE, advice_raised
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError
 from jsrl.types import ACTING, Array, GameSpec, Seat, Tree, map_tree
 
@@ -359,7 +359,7 @@ def _told(where: str, error: BaseException) -> tuple[str, str]:
     """Return what an environment did wrong when it raised an error, and advice."""
     if isinstance(error, EnvironmentFault):
         return str(error), "Correct what the environment returns"
-    return f"raised {type(error).__name__} in {where}: {error}", ADVICE_RAISED
+    return f"raised {type(error).__name__} in {where}: {error}", advice_raised(error)
 
 
 def _has_mask(seat: SeatSpaces) -> bool:
