@@ -24,7 +24,7 @@ if "--here" not in sys.argv and os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
 import jax
 import numpy as np
 
-from jsrl.agents.check import random_trajectory
+from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.experiment.building import compute_in_caller
 from jsrl.networks.model import NetworkConfig

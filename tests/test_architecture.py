@@ -213,7 +213,6 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 # Files that may import more than their package does, each with its reason.
 MORE: dict[str, tuple[set[str], str]] = {
     "cli/play.py": ({"pygame"}, "a window, of the extra `video`"),
-    "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
     "launch/opponents.py": ({"jsrl.contest"}, "opponents are trained policies of other runs, loaded before the start"),
     "workers/evaluator/build.py": ({"jsrl.contest"}, "opponents are trained policies of other runs"),
     "launch/result.py": ({"jsrl.policy"}, "the policy of a result is loaded when it is asked for"),
