@@ -84,7 +84,8 @@ def update_learns(checked: Checked) -> None:
     """Within 64 updates the policy changes; all states are finite and count their updates."""
     state = checked.state
     for number in range(LONGEST_DELAY):
-        new, output = checked.update(state, checked.varied(), jax.random.fold_in(checked.key, number))
+        rows = checked.acted(state.params, checked.varied())  # else `target_kl` and the like would stop each update
+        new, output = checked.update(state, rows, jax.random.fold_in(checked.key, number))
         if number >= WARM and _changed(state.params.weights, new.params.weights):
             break
         state = new

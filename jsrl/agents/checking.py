@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable
 from functools import cached_property
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.agents.base import Agent, AgentState, UpdateOutput
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
 from jsrl.agents.random_rows import random_observation, random_trajectory
 from jsrl.types import Array, ArraySpec, EnvSpec, Trajectory, Tree, map_tree, named_leaves, spec_of, spread
 
@@ -105,6 +106,18 @@ class Checked:
     def open_rows(self) -> Trajectory:
         """Return rows in which no episode begins or ends."""
         return self.rows(np.full(self.num_envs, self.num_rows + 1))
+
+    def acted(self, params: ActParams, trajectory: Trajectory) -> Trajectory:
+        """Return the rows with the actions and log-probabilities that the agent samples there."""
+        core = trajectory.core if self.agent.store_core else self.agent.initial_core(self.num_envs)
+        chosen = []
+        for row, is_first in enumerate(trajectory.is_first[: len(trajectory.log_prob)]):
+            observation = map_tree(operator.itemgetter(row), trajectory.observation)
+            key = jax.random.fold_in(self.key, row)
+            output, core = self.act(params, key, observation, is_first, core)
+            chosen.append(output)
+        action, log_prob = (np.stack([getattr(one, name) for one in chosen]) for name in ("action", "log_prob"))
+        return trajectory._replace(action=action, log_prob=log_prob)
 
     def learn(self, trajectory: Trajectory) -> tuple[AgentState, dict[str, Array]]:
         """Return the trained state after an update with these rows, and the metrics."""
