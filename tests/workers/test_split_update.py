@@ -24,7 +24,7 @@ import sys
 import jax
 import numpy as np
 
-from jsrl.agents.check import random_trajectory
+from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.ddpg import DDPGConfig, ddpg
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.agents.td3 import TD3Config, td3
