@@ -24,7 +24,7 @@ SHOWN = ("jax", "flax", "numpy", "gymnasium", "orbax-checkpoint", "mujoco")
 def least_versions() -> list[str]:
     """Return a constraint for each package that a user cannot do without, and for MuJoCo."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["mujoco"]]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["hide-and-seek"]]
     return [re.sub(r">=([\w.]+).*", r"==\1", text) for text in asked]
 
 
