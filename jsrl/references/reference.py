@@ -15,7 +15,7 @@ import functools
 import inspect
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,10 +165,16 @@ def from_json(tree: Any, path: str = "") -> Any:
     Raises:
       ConfigError: an unknown or damaged tag, a name that cannot be imported, or fields that its class rejects.
     """
-    try:
-        return _decode(tree, path)
-    except RecursionError:
-        raise ConfigError(f"{path or 'tree'} is nested deeper than {MAX_DEPTH} levels.") from None
+    level = [tree]
+    for _ in range(4 * MAX_DEPTH):  # a container of a value is up to three in JSON
+        level = [inner for one in level if isinstance(one, dict | list) for inner in _inner(one)]
+    if level:
+        raise ConfigError(f"{path or 'tree'} is nested deeper than {MAX_DEPTH} levels.")
+    return _decode(tree, path)
+
+
+def _inner(tree: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return tree.values() if isinstance(tree, dict) else tree
 
 
 def _decode(tree: Any, path: str) -> Any:
