@@ -26,8 +26,8 @@ _SET_DEATH_SIGNAL, _SET_NAME = 1, 15
 
 
 def memory_folder() -> Path:
-    """Return the folder whose files are shared memory: /dev/shm, or without it the folder of temporary files."""
-    return SHM if os.access(SHM, os.W_OK) else Path(tempfile.gettempdir())
+    """Return this user's folder whose files are shared memory: in /dev/shm, or without it among temporary files."""
+    return (SHM if os.access(SHM, os.W_OK) else Path(tempfile.gettempdir())) / f"jsrl-{os.getuid()}"
 
 
 def boot_id() -> str:

@@ -289,9 +289,8 @@ def _density(actions: np.ndarray, logs: np.ndarray, *, squash: bool) -> None:
     inside = ((actions >= low) & (actions <= high)).all(axis=-1)
     volume = np.log(high - low)
     weights = np.where(inside, np.exp(np.minimum(-logs - volume.sum(axis=-1), 300.0)), 0.0)
-    found = float(
-        np.median(weights.mean(axis=0))
-    )  # 1; less in many dimensions, where few draws have most of the weight
+    # 1 if densities are right; less in many dimensions, where few draws have most of the weight
+    found = float(np.median(weights.mean(axis=0)))
     expect(found < 3.0, f"{RARER}: densities exp(log_prob) are {found:.2g} times too low")
     if size <= FLAT:
         _quarters(actions, edges, weights, high - low)

@@ -223,7 +223,8 @@ def traced_alike(what: str, function: Callable[..., Any], *arguments: Any) -> No
     programs = []
     try:
         for _ in range(2):
-            program = jax.make_jaxpr(functools.partial(function))(*arguments)
+            fresh = functools.partial(function)  # jax keeps what it has traced by the function's identity
+            program = jax.make_jaxpr(fresh)(*arguments)
             constants = [np.asarray(x).tobytes() for x in program.consts if isinstance(x, np.ndarray | jax.Array)]
             programs.append((re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr)), constants))
     except jax.errors.UnexpectedTracerError:

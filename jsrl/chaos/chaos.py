@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import random
 import select
 import signal
@@ -162,7 +161,7 @@ class ChaosRun:
         if self._intruder is None or flood is None:
             yield
             return
-        folders = [*(memory_folder() / f"jsrl-{os.getuid()}").glob(f"{self._popen.pid}-*")]
+        folders = [*memory_folder().glob(f"{self._popen.pid}-*")]
         if not folders:
             flood.failed = "the run's folder of sockets was not found"
             yield

@@ -37,7 +37,7 @@ def own_memory_folder(run: Path | None = None) -> Iterator[Path]:
 
 def memory_root() -> Path:
     """Return the folder of this user's shared memory, after removing what dead controllers left there."""
-    root = make_folder(memory_folder() / f"jsrl-{os.getuid()}")
+    root = make_folder(memory_folder())
     for folder in root.iterdir():
         with contextlib.suppress(OSError):
             remove_unless_living(folder)
