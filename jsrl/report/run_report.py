@@ -25,6 +25,7 @@ from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json
 from jsrl.report.bottleneck import Bottleneck, find_bottleneck
 from jsrl.report.evidence import RunSetup
+from jsrl.report.page import RUNS
 from jsrl.report.signs import learning_text
 from jsrl.runs.curves import policies_in
 from jsrl.runs.runs import Run, RunFolder
@@ -39,8 +40,6 @@ PLAIN_TAGS = {"$tuple", "$dict", "$float", "$int"}
 OWN_SETTINGS = re.compile(r"jsrl\.(experiment|agents|networks|directors)(\.\w+)*:[A-Z]\w*")
 SEATS = re.compile(r"policies\.\w+\.seats")
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
-
-RUNS = "running"  # instead of the reason for the end
 
 
 @dataclass(frozen=True)
