@@ -5,15 +5,16 @@ from __future__ import annotations
 from html import escape
 from urllib.parse import quote
 
+from jsrl.counted import counted
 from jsrl.metrics.display_state import games_text
 from jsrl.metrics.phases import PHASES, of_main_thread
-from jsrl.report.bottleneck import Bottleneck
 from jsrl.report.curves import FIRST, algorithm, learning, machine, own_workers, shares_of_time
 from jsrl.report.graph import dataflow
 from jsrl.report.page import Table, badge, folded, header, section, shell
 from jsrl.report.run_report import RunReport
-from jsrl.report.standings import standings_page
-from jsrl.report.text import failure, lag_text, number, origin_lines, outcome_lines, percent
+from jsrl.report.text import MOST_PLAYERS, failure, lag_text, number, origin_lines, outcome_lines, percent, rating
+from jsrl.report.verdicts import Bottleneck
+from jsrl.runs.standings import StandingsTable
 from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
 
 
@@ -51,6 +52,31 @@ def _players(report: RunReport) -> str:
     games = games_text(report.last)
     table = standings_page(report.standings) if report.standings is not None else ""
     return (f"<p>{escape(games)}</p>" if games else "") + table
+
+
+def standings_page(table: StandingsTable) -> str:
+    """Return ratings and payoff table as HTML: each cell is the share of points that the row won against the column."""
+    shown = table.best(MOST_PLAYERS)
+    head = "".join(f"<th>{escape(player)}</th>" for player in shown.players)
+    rows = []
+    for i, player in enumerate(shown.players):
+        cells = "".join(_cell(shown.points[i, j], shown.games[i, j]) for j in range(len(shown.players)))
+        rows.append(f"<tr><th>{escape(player)}</th><td>{rating(shown, i)}</td>{cells}</tr>")
+    players = counted(len(table.players), "player")
+    note = f"<p>{players}; recent games weigh more. Ratings cannot show cycles: look at the cells.</p>"
+    table_html = (
+        f'<table class="numbers"><thead><tr><th>row against column</th><th>Elo</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+    return f'{note}<div class="scroll">{table_html}</div>'
+
+
+def _cell(points: float, games: float) -> str:
+    if games <= 0:
+        return "<td></td>"
+    share = points / games
+    shade = f"rgba({'46,160,67' if share >= 0.5 else '218,54,51'},{abs(share - 0.5):.2f})"
+    return f'<td style="background:{shade}" title="{games:.0f} games">{100 * share:.0f}%</td>'
 
 
 def _dataflow(report: RunReport) -> str:

@@ -60,7 +60,9 @@ def test_returns_of_players_that_learn_against_each_other_say_nothing():
     columns = curves(np.zeros(20))
     assert learning_text(columns, OPTIONS, contested=True) == ""
     wins = {f"evaluator/{name}": np.zeros(40) for name in ("win_rate", "win_rate_low", "win_rate_high")}
-    assert "learned nothing yet" in learning_text(columns | wins, OPTIONS, contested=True), "named opponents stay the same"
+    assert "learned nothing yet" in learning_text(columns | wins, OPTIONS, contested=True), (
+        "named opponents stay the same"
+    )
 
 
 def test_a_run_that_lost_what_it_learned_says_so():

@@ -406,7 +406,9 @@ def test_compare_lists_differences(tmp_path):
     net = {"$type": "N", "fields": {"hidden": {"$tuple": [64]}, "act": "tanh"}}
     make_run(tmp_path, "ppo", "a", [10.0, 200.0, 300.0], {"$type": "E", "fields": {"lr": 3e-4, "net": net}})
     other = {"$type": "N", "fields": {"hidden": {"$tuple": [64]}}}
-    make_run(tmp_path, "ppo", "b", [10.0, 20.0, 25.0], {"$type": "E", "fields": {"lr": 1e-3, "net": other, "clip": 0.2}})
+    make_run(
+        tmp_path, "ppo", "b", [10.0, 20.0, 25.0], {"$type": "E", "fields": {"lr": 1e-3, "net": other, "clip": 0.2}}
+    )
     for name, final in (("a", 290.0), ("b", 27.0)):
         (tmp_path / "ppo" / name / "result.json").write_text(
             json.dumps({"ended": "total_env_steps", "final": {"return_mean": final}})
