@@ -53,8 +53,6 @@ class PlayerRow:
 def games_text(metric: Callable[[str], float | None]) -> str:
     """Return how a director's games ended, and its copies and scores, from metrics by name; empty: no director."""
     values = [(metric(f"director/{name}"), name) for name in ("finished", "discarded", "open", "copies")]
-    if values[1][0] is None:
-        values[1] = metric("director/void"), "discarded"  # its name in older runs
     parts = [f"{value:,.0f} {name}" for value, name in values if value is not None]
     worst, best = (metric(f"director/score_{which}") for which in ("worst", "best"))
     if worst is not None and best is not None:
