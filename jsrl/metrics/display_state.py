@@ -1,10 +1,14 @@
-"""The content of a display, and short number formats with units."""
+"""The content of a display, short number formats with units, and curves as a line of text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -224,3 +228,16 @@ def clock(seconds: float | None) -> str:
         return f"{whole}s"
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def sparkline(values: Sequence[float] | np.ndarray, width: int = 24) -> str:
+    """Return finite values as at most `width` bars between their minimum and maximum (neighbours are averaged)."""
+    finite = np.asarray([value for value in values if np.isfinite(value)], np.float64)
+    if not finite.size:
+        return ""
+    points = np.array([part.mean() for part in np.array_split(finite, min(width, finite.size))])
+    low, high = points.min(), points.max()
+    if high == low:
+        return _BARS[3] * points.size
+    levels = np.rint((points - low) / (high - low) * (len(_BARS) - 1)).astype(int)
+    return "".join(_BARS[level] for level in levels)

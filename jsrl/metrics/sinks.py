@@ -24,8 +24,8 @@ class Sink(Protocol):
     """A further place for metrics. Every method except `write` may be missing.
 
     The methods of all sinks are called in one thread (jsrl.metrics.sink_thread), so they should return soon. Exceptions are
-    reported once and do not end the run; if `start` raises, the sink is switched off. If a sink did not end in time and has a method
-    `abandon() -> str | None`, that is called from another thread; it returns advice for the user.
+    reported once and do not end the run; if `start` raises, the sink is switched off. If a sink did not end in time and has a
+    method `abandon() -> str | None`, that is called from another thread; it returns advice for the user.
     """
 
     def start(self, config: dict[str, Any]) -> str | None:

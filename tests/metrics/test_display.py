@@ -11,10 +11,8 @@ from rich.console import Console
 
 from jsrl.errors import ConfigError
 from jsrl.launch.stages import row_of
-from jsrl.metrics.display import LineDisplay, LiveDisplay, make_display
-from jsrl.metrics.display_state import DisplayState, PlayerRow, Waiting, clock, percent, short
-from jsrl.metrics.picture import picture, plain_line
-from jsrl.metrics.sparkline import sparkline
+from jsrl.metrics.display import LineDisplay, LiveDisplay, make_display, picture, plain_line
+from jsrl.metrics.display_state import DisplayState, PlayerRow, Waiting, clock, percent, short, sparkline
 from jsrl.workers.kinds import own_kinds
 
 
