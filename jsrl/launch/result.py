@@ -26,12 +26,10 @@ STOPPED = "stopped by"  # followed by `hook` and its name, or by the worker of a
 
 
 def is_intended(ended: str) -> bool:
-    """Return whether a run ended for one of its own reasons, or because its director or a hook of the user ended it."""
     return ended in INTENDED or ended.startswith(STOPPED)
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the run in a folder has ended as intended, with its final snapshot on disk."""
     result = read_result(folder)
     return is_intended(str(result.get("ended", ""))) and not result.get("unsaved")
 
@@ -143,7 +141,6 @@ class Result(RunData):
         return store.load("latest").tree["state"]["params"]
 
     def __str__(self) -> str:
-        """Return the closing lines."""
         how = f"reached {self.ended}" if self.ended in INTENDED else self.ended
         lines = [
             f"{how} after {self.env_steps:,} env steps, {counted(self.updates, 'update')}, {self.wall_s:.1f} s "
@@ -200,12 +197,10 @@ def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def ledger_text(ledger: dict[str, Any]) -> str:
-    """Return a ledger as one sum, and whether it balances."""
     return str(hop_ledger(ledger))
 
 
 def ledger_lines(ledger: dict[str, Any], hops: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a line for each ledger of a run."""
     lines = [f"ledger: {ledger_text(ledger)}"] if ledger else []
     return lines + [f"ledger of {name}: {ledger_text(counts)}" for name, counts in hops.items()]
 
