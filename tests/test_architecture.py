@@ -130,6 +130,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"jax", "numpy"},
     ),
+    "background": ({"errors", "experiment", "launch", "references", "runs"}, set()),
     "contest": (
         {"envs", "errors", "experiment", "matches", "policy", "runs", "snapshots", "types"},
         {"numpy"},
@@ -178,6 +179,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "cli": (
         {
+            "background",
             "linux",
             "counted",
             "chaos",
