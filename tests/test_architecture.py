@@ -19,7 +19,9 @@ CONFIGS = sorted(p.stem for p in (PACKAGE / "configs").glob("*.py") if p.stem !=
 
 def lint(*command: str) -> str:
     """Return what a linter finds in this tree; its exit status 0 gives an empty text."""
-    told = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    told = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     return told.stdout + told.stderr if told.returncode else ""
 
 
