@@ -297,7 +297,7 @@ def group_text(group: Group) -> str:
 
 def table(folders: Sequence[Path]) -> str:
     """Return a line for each run, running ones first; if there are many, the newest."""
-    rows = []
+    rows: list[tuple[bool, tuple[str, ...]]] = []
     for path in folders:
         try:
             row = row_of(path)

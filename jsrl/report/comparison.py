@@ -187,7 +187,7 @@ def scores_table(runs: Sequence[Run], key: str) -> tuple[Table, list[str]]:
         unequal |= most > 1.1 * fewest
         steps = f"{short(fewest)} to {short(most)}" if most > 1.1 * fewest else short(float(env_steps.mean()))
         mean = _with_interval(values.mean(), *interval_of(values, middle=False))
-        iqm = _with_interval(interquartile_mean(values), *interval_of(values, middle=True))
+        iqm = _with_interval(float(interquartile_mean(values)), *interval_of(values, middle=True))
         rows.append((experiment, str(values.size), steps, mean, iqm, short(values.min()), short(values.max())))
     notes = ["One seed has no interval."] if any(row[1] == "1" for row in rows) else []
     notes += [UNEQUAL] if unequal else []
