@@ -238,8 +238,7 @@ class Controller:
     def _objection(self, worker: SupervisedWorker, message: AnyMessage) -> str:
         """Return why a message of a worker is dropped; empty: it is not. Those that are relayed were checked at the port."""
         is_checked = self._plan.hosts.relayed and worker.handle.host
-        why = "" if is_checked else objection(message, self._kind(worker), worker.budget)
-        return why or self._session.implausible(message)
+        return "" if is_checked else objection(message, self._kind(worker), worker.budget)
 
     def _check(self, worker: SupervisedWorker) -> None:
         """Check that a worker is alive, becomes ready in time, sends heartbeats, and no wrong messages."""

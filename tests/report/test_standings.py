@@ -49,14 +49,6 @@ def test_large_tables_show_the_best_and_the_learning_players(tmp_path: Path) -> 
     assert (last.name, last.shares) == ("main@latest", (0.25, 0.25, 0.25, None))
 
 
-def test_folders_of_older_runs_have_no_intervals(tmp_path: Path) -> None:
-    write(tmp_path, ["main@latest", "main@frozen-1"])
-    file = tmp_path / "director" / "standings.json"
-    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "elo_ci95"}))
-    table = read_standings(tmp_path)
-    assert table is not None and standings_lines(table)[0].endswith("main@frozen-1 +10, main@latest +0")
-
-
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"players": ["a"]}', '{"players": ["a", "b"], "elo": [1], "points": [], "games": []}']
 )
