@@ -214,7 +214,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 MORE: dict[str, tuple[set[str], str]] = {
     "cli/play.py": ({"pygame"}, "a window, of the extra `video`"),
     "launch/opponents.py": ({"jsrl.contest"}, "opponents are trained policies of other runs, loaded before the start"),
-    "workers/evaluator/build.py": ({"jsrl.contest"}, "opponents are trained policies of other runs"),
+    "workers/evaluator/worker.py": ({"jsrl.contest"}, "opponents are trained policies of other runs"),
     "launch/result.py": ({"jsrl.policy"}, "the policy of a result is loaded when it is asked for"),
     "launch/run.py": ({"jsrl.report"}, "a run writes its report as it ends"),
     "envs/hide_and_seek/settings.py": ({"msgspec"}, "options are JSON values, whose types it checks"),

@@ -19,12 +19,10 @@ from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
-from jsrl.launch.display_rows import RatedPlayers, frames_per_step, other_policy
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import STOPPED, Result, ledger_lines
-from jsrl.launch.stages import Stages
-from jsrl.launch.status_writer import StatusWriter, rarity
+from jsrl.launch.status_writer import RatedPlayers, Stages, StatusWriter, frames_per_step, other_policy, rarity
 from jsrl.metrics.display import Display
 from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.metrics import MetricsHub
@@ -32,10 +30,10 @@ from jsrl.metrics.scores import score_name, score_of
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
 from jsrl.runs.control import Event, Report
 from jsrl.runs.control_bodies import FINAL, ForwardedCommand
+from jsrl.runs.door import printable
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, WorkerSummary, is_whole
-from jsrl.runs.texts import printable
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.transport.stream import POLICY
 from jsrl.types import version_updates

@@ -24,12 +24,9 @@ import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
 from jsrl.rate_limit import is_reported
-from jsrl.runs.door import MAX_MESSAGE_BYTES
-from jsrl.runs.lease import Lease
+from jsrl.runs.door import MAX_MESSAGE_BYTES, shortened
 from jsrl.runs.logs import MOST_BYTES, cut_log
-from jsrl.runs.pauses import Pauses
-from jsrl.runs.stacks import all_stacks, main_stack
-from jsrl.runs.texts import shortened
+from jsrl.runs.process import Lease, Pauses, all_stacks, main_stack
 from jsrl.transport.meeting.curve import (
     ConnectionWatch,
     Listener,

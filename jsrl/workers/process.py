@@ -57,7 +57,7 @@ def work(
 
     def build_from_file(reporter: Reporter) -> Worker:
         from jsrl.references.reference import from_json
-        from jsrl.runs.lease import Lease
+        from jsrl.runs.process import Lease
         from jsrl.runs.state import RUNNING
         from jsrl.transport.memory.segment import share_lock
         from jsrl.workers.kinds import build_worker, find_kind, value_of

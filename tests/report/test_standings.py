@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.launch.display_rows import player_rows
+from jsrl.launch.status_writer import player_rows
 from jsrl.report.standings import standings_lines, standings_page
 from jsrl.runs.standings import read_standings
 

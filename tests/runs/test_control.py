@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zmq
 
-from jsrl.runs import control, lease
+from jsrl.runs import control, process
 from jsrl.runs.control import (
     HEARTBEAT_S,
     LEASE_GRACE_S,
@@ -26,7 +26,7 @@ from jsrl.runs.control import (
     Stage,
     encoded,
 )
-from jsrl.runs.lease import Lease
+from jsrl.runs.process import Lease
 from jsrl.workers.kinds import find_kind
 from jsrl.workers.process import slowness
 
@@ -202,7 +202,7 @@ def test_heartbeat_traffic_is_bounded_for_thousands_of_actors():
 
 def test_worker_ends_after_the_lease_of_its_host(tmp_path, monkeypatch):
     clock, statuses = [100.0], []
-    monkeypatch.setattr(lease, "now_s", lambda: clock[0])
+    monkeypatch.setattr(process, "now_s", lambda: clock[0])
     monkeypatch.setattr(os, "_exit", statuses.append)
     agent = Lease(tmp_path, extends=True)
     worker = SimpleNamespace(lease=Lease(tmp_path))

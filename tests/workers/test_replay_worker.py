@@ -30,8 +30,7 @@ from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replay_link import ReplayConsumer
 from jsrl.workers.learner.sources import FromReplay
 from jsrl.workers.peers import CLOSED_S
-from jsrl.workers.replay.build import build_replay
-from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker
+from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker, build_replay
 
 T, B, M = 4, 3, 8
 SPEC = make_trajectory_spec(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=B)
