@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, SpecMismatch, counted
 from jsrl.experiment import Experiment
-from jsrl.launch.plan import Plan
 from jsrl.recordings.recordings import (
     Recording,
     Source,
@@ -23,6 +22,9 @@ from jsrl.types import EnvSpec, Trajectory
 from jsrl.workers.jobs import Schemas
 from jsrl.workers.learner.recorded import wanted_leaves
 from jsrl.workers.memory import row_bytes
+
+if TYPE_CHECKING:
+    from jsrl.launch.plan import Plan
 
 # Options of an environment that change what is recorded; rewards are stored raw.
 RECORDED_OPTIONS = ("id", "kwargs", "wrappers", "max_episode_steps", "tasks", "task_weights", "atari")
