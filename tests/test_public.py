@@ -58,7 +58,7 @@ def examples() -> Iterator[tuple[str, str]]:
         cells = json.loads(path.read_text())["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         yield from ((path.name, re.sub(r"^%.*$", "", source, flags=re.MULTILINE)) for source in sources)
-    folders = ("notebooks", "experiments/configs", "experiments/graphs")
+    folders = ("notebooks", "examples", "experiments/configs", "experiments/graphs")
     own = ROOT / "tests" / "system" / "world" / "my_workers.py"
     for path in (own, *project.rglob("*.py"), *(file for folder in folders for file in (ROOT / folder).glob("*.py"))):
         yield path.name, path.read_text()
@@ -84,8 +84,13 @@ def test_docs_notebooks_examples_and_the_template_import_only_public_names() -> 
         "jsrl.runs",
     }
     given = list(examples())
-    assert {"README.md", "my_workers.py", "01_write_an_algorithm.ipynb", "algorithm.py", "ppo_pong.py"} <= {
-        name for name, _ in given
-    }
+    assert {
+        "README.md",
+        "my_workers.py",
+        "01_write_an_algorithm.ipynb",
+        "algorithm.py",
+        "crossq.py",
+        "ppo_pong.py",
+    } <= {name for name, _ in given}
     wrong = {f"{name}: {module}" for name, code in given for module in private_imports(code)}
     assert sorted(wrong) == []

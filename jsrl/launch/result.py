@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import textwrap
 from dataclasses import dataclass, field
@@ -38,8 +39,46 @@ def missing(group: Group) -> list[int]:
     return [seed for seed in group.seeds if not is_finished(group.folder(seed))]
 
 
+class RunData:
+    """What a run's folder gives while it runs and afterwards: `metrics`, `scores`, `plot`, `policy`."""
+
+    folder: Path
+
+    @property
+    def _run(self) -> Run:
+        return Run(RunFolder(self.folder))
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Return the run's metrics as columns: name -> numpy array with NaN where a line has no value."""
+        return self._run.metrics
+
+    @property
+    def scores(self) -> Scores:
+        """Return the evaluations as arrays, those of the first policy if there are several: `scores.return_mean`."""
+        return self._run.scores
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the scores of every policy with their 95% intervals into matplotlib axes (None: new ones), and return these.
+
+        Raises:
+          MissingExtra: matplotlib is not installed.
+        """
+        return self._run.plot(axes)
+
+    def policy(self, tag: str = "best", policy: str = "") -> Policy:
+        """Return a policy of the run to act with: the best one, or that of another tag; see `load_policy`.
+
+        Raises:
+          ConfigError: there is no such tag or policy.
+        """
+        from jsrl.policy import load_policy
+
+        return load_policy(self.folder, tag, policy=policy)
+
+
 @dataclass(frozen=True)
-class Result:
+class Result(RunData):
     """The outcome of a run.
 
     Attributes:
@@ -80,36 +119,14 @@ class Result:
         return is_intended(self.ended)
 
     @property
-    def _run(self) -> Run:
-        return Run(RunFolder(self.folder))
+    def facts(self) -> dict[str, Any]:
+        """Return the fields as plain values, from which `from_facts` makes an equal result."""
+        return dataclasses.asdict(self) | {"folder": str(self.folder)}
 
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """Return the run's metrics as columns: name -> numpy array with NaN where a line has no value."""
-        return self._run.metrics
-
-    @property
-    def scores(self) -> Scores:
-        """Return the evaluations as arrays, those of the first policy if there are several: `scores.return_mean`."""
-        return self._run.scores
-
-    def plot(self, axes: Any = None) -> Any:
-        """Draw the scores of every policy with their 95% intervals into matplotlib axes (None: new ones), and return these.
-
-        Raises:
-          MissingExtra: matplotlib is not installed.
-        """
-        return self._run.plot(axes)
-
-    def policy(self, tag: str = "best", policy: str = "") -> Policy:
-        """Return a policy of the run to act with: the best one, or that of another tag; see `load_policy`.
-
-        Raises:
-          ConfigError: there is no such tag or policy.
-        """
-        from jsrl.policy import load_policy
-
-        return load_policy(self.folder, tag, policy=policy)
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> Result:
+        """Return the result with these fields."""
+        return cls(**facts | {"folder": Path(facts["folder"])})
 
     @property
     def params(self) -> Any:

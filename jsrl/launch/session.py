@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -479,7 +478,7 @@ class Session:
             restarts=self.restarts,
         )
         self.outcome = result
-        facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})
+        facts = result.facts | ({"error": error} if error else {})
         text = json.dumps(facts, indent=2, default=float)
         try:
             if not self._is_deleted:  # else RunDeleted says so

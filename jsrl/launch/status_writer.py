@@ -1,4 +1,4 @@
-"""What a run shows: stages of its workers, rated players, use of the machine, its log, and its status in the run folder.
+"""What a run shows: stages of its workers, rated players, use of the machine, and its status in the run folder.
 
 The controller writes RUN/status.json every two seconds (see `rarity`), and checks as often whether the run must end.
 """
@@ -210,24 +210,6 @@ def player_rows(table: StandingsTable) -> tuple[PlayerRow, ...]:
         PlayerRow(table.players[i], float(table.elo[i]), float(table.half[i]), tuple(table.share(i, j) for j in every))
         for i in every
     )
-
-
-LOG = "controller.log"
-
-
-class RunLog:
-    """The controller's log: every line for the display, shown or not, with the time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __call__(self, line: str) -> None:
-        """Append a line; the run continues without its log if the disk fails."""
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-        except OSError:
-            return
 
 
 class Usage:

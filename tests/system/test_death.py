@@ -15,7 +15,7 @@ from jsrl.experiment import DeadlineConfig, EvaluatorConfig
 from jsrl.launch import controller
 from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.run import run as run_experiment
-from jsrl.launch.status_writer import LOG
+from jsrl.launch.run_log import LOG
 from tests.patience import stretched
 from tests.system.joined import endless
 from tests.system.launched import FOREVER, Launched

@@ -208,7 +208,7 @@ class Members:
         self._revoked: frozenset[str] | None = None  # names of hosts that may not join; None: not read yet
         self._cut_off: set[str] = set()  # the same, because of their messages
 
-    def handle(self, key: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:
+    def handle(self, key: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:  # noqa: C901
         """Process a message sent with a key; return (identity, message) pairs to send."""
         if isinstance(message, Join) and key == JOIN:
             self._join_key.admit(message.key.encode())

@@ -391,7 +391,7 @@ class Agent:
             if now_s() >= until_s:
                 return
 
-    def _execute(self, message: AnyControllerMessage) -> None:
+    def _execute(self, message: AnyControllerMessage) -> None:  # noqa: C901
         if isinstance(message, Welcome):
             self._join(message)
         elif isinstance(message, Admitted):
