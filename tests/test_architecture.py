@@ -39,19 +39,20 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "plain_files": (set(), {"numpy"}),
     "types": ({"errors"}, {"numpy"}),
     "references": ({"errors"}, {"numpy"}),
-    "field_names": (set(), set()),
+    "fields": ({"errors"}, set()),
+    "field_names": ({"fields"}, set()),
     "networks": ({"field_names", "types", "errors", "references"}, {"jax", "flax", "numpy"}),
     "agents": ({"field_names", "networks", "types", "errors"}, {"jax", "flax", "optax", "chex", "numpy"}),
     "parallel": ({"agents", "types", "errors"}, {"jax", "numpy"}),
     "envs": (
-        {"counted", "field_names", "rate_limit", "extras", "types", "errors", "references"},
+        {"fields", "counted", "field_names", "rate_limit", "extras", "types", "errors", "references"},
         {"numpy", "gymnasium", "ale_py", "envpool", "lbforaging", "mujoco", "pyspiel"},
     ),
     "transport": (
         {"extras", "linux", "rate_limit", "types", "errors", "plain_files"},
         {"numpy", "ml_dtypes", "zmq", "msgspec", "lz4"},
     ),
-    "experiment": ({"counted", "field_names", "envs", "types", "errors", "references"}, {"jax"}),
+    "experiment": ({"counted", "field_names", "envs", "fields", "types", "errors", "references"}, {"jax"}),
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
     "runs": (
         {"linux", "extras", "file_lock", "rate_limit", "transport", "errors", "plain_files"},
@@ -62,6 +63,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "recordings": ({"errors", "extras", "plain_files", "runs", "transport", "types"}, {"numpy", "msgspec"}),
     "workers": (
         {
+            "fields",
             "linux",
             "counted",
             "agents",
@@ -87,6 +89,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"counted", "errors", "experiment", "references", "transport", "workers"}, {"msgspec"}),
     "launch": (
         {
+            "fields",
             "linux",
             "counted",
             "directors",
@@ -107,7 +110,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "types",
             "workers",
         },
-        {"jax", "msgspec", "numpy", "psutil", "ray", "tyro", "zmq"},
+        {"jax", "msgspec", "numpy", "psutil", "ray", "zmq"},
     ),
     "directors": ({"errors", "types"}, {"numpy", "scipy"}),
     "matches": ({"counted", "directors", "envs", "errors", "intervals", "types"}, {"numpy"}),
@@ -152,7 +155,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"msgspec", "numpy", "scipy"},
     ),
-    "search": ({"errors", "extras", "file_lock", "launch", "report", "runs"}, {"numpy", "optuna"}),
+    "search": (
+        {"field_names", "fields", "errors", "extras", "file_lock", "launch", "report", "runs"},
+        {"numpy", "optuna"},
+    ),
     "chaos": ({"linux", "errors", "launch", "transport", "workers"}, set()),
     "tuning": (
         {"counted", "errors", "experiment", "file_lock", "intervals", "launch", "references", "runs", "workers"},
@@ -178,6 +184,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "cli": (
         {
+            "field_names",
+            "fields",
             "linux",
             "counted",
             "chaos",
@@ -206,7 +214,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "types",
             "workers",
         },
-        {"jax", "numpy", "tyro"},
+        {"jax", "numpy"},
     ),
 }
 
