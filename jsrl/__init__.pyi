@@ -45,6 +45,8 @@ from jsrl.experiment import SnapshotConfig as SnapshotConfig
 from jsrl.experiment import SupervisionConfig as SupervisionConfig
 from jsrl.experiment import VideoConfig as VideoConfig
 from jsrl.export.file import load as load_policy_file  # noqa: F401  (under another name)
+from jsrl.launch.background import BackgroundRun as BackgroundRun
+from jsrl.launch.background import start as start
 from jsrl.launch.result import Result as Result
 from jsrl.launch.run import run as run
 from jsrl.launch.write_recording import RecordedEpisode as RecordedEpisode

@@ -113,13 +113,14 @@ def check_fields(config: Any) -> None:
     Raises:
       InvalidValue: the message names the field, its value, and what is expected.
     """
-    hints = type_hints(type(config), include_extras=True)
+    cls: Any = type(config)
+    hints = type_hints(cls, include_extras=True)
     for field in dataclasses.fields(config):
         name, value = field.name, getattr(config, field.name)
         if value is field.default:
             continue
         kind = hints[name]
-        check_value(type(config), name, value, kind)
+        check_value(cls, name, value, kind)
         if (
             isinstance(value, numbers.Real)
             and not isinstance(value, int)

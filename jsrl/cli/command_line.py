@@ -295,12 +295,13 @@ def _changed(config: Any, changes: dict[str, Any], texts: Mapping[str, str], nam
     new = _made(config, changes, texts, name)
     if isinstance(config, Mapping):
         return {**config, **new}
+    cls: Any = type(config)
     try:
         for field, value in new.items():  # a user's own class may have no checks
-            check_value(type(config), field, value, type_hints(type(config))[field])
+            check_value(cls, field, value, type_hints(cls)[field])
         return dataclasses.replace(config, **new) if new else config
     except InvalidValue as error:
-        raise _respelled(error, type(config), name, texts) from error
+        raise _respelled(error, cls, name, texts) from error
 
 
 def _made(config: Any, changes: dict[str, Any], texts: Mapping[str, str], name: str = "") -> dict[str, Any]:

@@ -25,6 +25,11 @@ def check(experiment: Experiment) -> None:
     e = experiment
     if isinstance(e.agent, type):
         raise ConfigError(f"agent is the class {e.agent.__name__}; make an instance: agent={e.agent.__name__}(...).")
+    if hasattr(e.agent, "initial_core"):
+        raise ConfigError(
+            "agent is an Agent, whose functions no other process can be given; give what makes it there: "
+            "AgentReference(factory, kwargs), where factory(spec, **kwargs) returns the Agent."
+        )
     if isinstance(e.agent, dict | list | tuple):
         raise ConfigError(
             "an experiment has one agent (a config such as PPOConfig). Several policies in one environment are its policies: "

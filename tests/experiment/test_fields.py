@@ -164,5 +164,7 @@ def test_children_of_a_run_only_decode(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_policies_have_fields_of_their_own() -> None:
     with pytest.raises(ConfigError, match=r"PolicyConfig.seed is -1; it must be from 0 to 4294967295, or none"):
         PolicyConfig(PPOConfig(), seed=-1)
-    with pytest.raises(ConfigError, match=r"PolicyConfig.replay is 'yes'; expected replay=ReplayConfig\(...\), or none"):
+    with pytest.raises(
+        ConfigError, match=r"PolicyConfig.replay is 'yes'; expected replay=ReplayConfig\(...\), or none"
+    ):
         PolicyConfig(PPOConfig(), replay="yes")  # type: ignore[arg-type]
