@@ -56,13 +56,15 @@ def work(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def build_from_file(reporter: Reporter) -> Worker:
+        from jsrl.fields import decoding
         from jsrl.references.reference import from_json
         from jsrl.runs.process import Lease
         from jsrl.runs.state import RUNNING
         from jsrl.transport.memory.segment import share_lock
         from jsrl.workers.kinds import build_worker, find_kind, value_of
 
-        job = from_json(json.loads(job_path.read_text()))
+        with decoding():
+            job = from_json(json.loads(job_path.read_text()))
         kind = find_kind(job.kind)
         control.stuck_s = job.experiment.deadlines.stuck_s
         control.slowness = slowness(kind, job.workers, job.experiment.deadlines.silence_s)
