@@ -36,7 +36,7 @@ from jsrl.metrics.display_state import (
     short,
     sparkline,
 )
-from jsrl.runs.texts import printable
+from jsrl.runs.door import printable
 
 MODES = ("auto", "live", "plain", "quiet", "log-only")
 RATE_WINDOW_S = 30.0

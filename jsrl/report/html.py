@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from urllib.parse import quote
 
-from jsrl.counted import counted
+from jsrl.errors import counted
 from jsrl.metrics.display_state import games_text
 from jsrl.metrics.phases import PHASES, of_main_thread
 from jsrl.report.curves import FIRST, algorithm, learning, machine, own_workers, shares_of_time

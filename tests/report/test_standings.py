@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.launch.display_rows import player_rows
+from jsrl.launch.status_writer import player_rows
 from jsrl.report.html import standings_page
 from jsrl.report.text import standings_lines
 from jsrl.runs.standings import read_standings
