@@ -152,11 +152,22 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"msgspec", "numpy", "scipy"},
     ),
-    "search": ({"errors", "extras", "file_lock", "launch", "report", "runs"}, {"numpy", "optuna"}),
     "chaos": ({"linux", "errors", "launch", "transport", "workers"}, set()),
     "tuning": (
-        {"counted", "errors", "experiment", "file_lock", "intervals", "launch", "references", "runs", "workers"},
-        {"numpy", "psutil"},
+        {
+            "counted",
+            "errors",
+            "experiment",
+            "extras",
+            "file_lock",
+            "intervals",
+            "launch",
+            "references",
+            "report",
+            "runs",
+            "workers",
+        },
+        {"msgspec", "numpy", "optuna", "psutil"},
     ),
     "simulation": (
         {
@@ -198,7 +209,6 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "replay",
             "report",
             "runs",
-            "search",
             "simulation",
             "snapshots",
             "transport",
@@ -229,11 +239,8 @@ PROCESSES: dict[str, tuple[set[str], str]] = {
     "launch/run.py": ({f"{LOCAL}.launcher"}, "the launcher of a run that names none"),
     "launch/interrupts.py": ({"signal"}, "what interrupts the launching process itself"),
     "launch/session.py": ({"psutil"}, "the age of the launching process itself"),
-    "search/child.py": ({"subprocess", "signal"}, "a trial is a whole run, started and ended as a user would"),
-    "tuning/trial.py": (
-        {"subprocess", "signal", "psutil"},
-        "a trial is a whole run, started and ended as a user would; what its launching process uses is measured",
-    ),
+    "tuning/child.py": ({"subprocess", "signal"}, "a trial is a whole run, started and ended as a user would"),
+    "tuning/trial.py": ({"psutil", "signal", "subprocess"}, "what a trial's launching process uses is measured"),
     "chaos/chaos.py": (
         {"subprocess", "signal", f"{LOCAL}.outside"},
         "it starts a whole run and strangers; workers that it did not start itself are seen by launch/local",
@@ -464,7 +471,7 @@ def sees_processes(path: Path, tree: ast.Module) -> list[str]:
 
 
 def test_processes_are_used_in_launch_local_only():
-    rooms = [path for path in SOURCES if room_of(path) in ("launch", "report", "chaos", "tuning", "search")]
+    rooms = [path for path in SOURCES if room_of(path) in ("launch", "report", "chaos", "tuning")]
     outside = [path for path in rooms if not relative(path).startswith("launch/local/")]
     wrong = [text for path in outside for text in sees_processes(path, parsed(path))]
     assert not wrong, "\n".join(wrong)

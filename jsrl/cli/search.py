@@ -29,10 +29,10 @@ from jsrl.experiment.options import Option, SlurmOptions, find_option, option_li
 from jsrl.launch.hosts.slurm import SlurmSearch, search_script
 from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
-from jsrl.search.options import SearchOptions
-from jsrl.search.page import best_first, page, rows, text_table
-from jsrl.search.search import RUNS, Search, Setup, held, require_optuna
-from jsrl.search.space import Range, parse_space
+from jsrl.tuning.options import SearchOptions
+from jsrl.tuning.page import best_first, page, rows, text_table
+from jsrl.tuning.ranges import Range, parse_space
+from jsrl.tuning.study import RUNS, Search, Setup, held, require_optuna
 
 FILE, PAGE = "search.json", "search.html"  # in the folder of a search
 ON_RESUME = {"resume", "trials", "parallel", "part", "launcher"}

@@ -11,8 +11,8 @@ import numpy as np
 
 from jsrl.report.charts import Axis, Series, chart
 from jsrl.report.style import STYLE
-from jsrl.search.search import finished
-from jsrl.search.space import Range
+from jsrl.tuning.ranges import Range
+from jsrl.tuning.study import finished
 
 WORDS = {"COMPLETE": "", "PRUNED": "pruned", "FAIL": "failed"}
 

@@ -15,9 +15,9 @@ from jsrl.errors import ConfigError, MissingExtra, TrialsFailed
 from jsrl.extras import install_command
 from jsrl.file_lock import file_lock
 from jsrl.launch.interrupts import interrupts
-from jsrl.search.child import Child
-from jsrl.search.options import SearchOptions
-from jsrl.search.space import Range
+from jsrl.tuning.child import Child
+from jsrl.tuning.options import SearchOptions
+from jsrl.tuning.ranges import Range
 
 JOURNAL, RUNS, OUTPUT, LOCK, ASKING = "optuna.journal", "runs", "output", "running", "asking"  # in a search's folder
 POLL_S = 0.1
