@@ -24,10 +24,9 @@ from jsrl.file_lock import file_lock
 from jsrl.report.charts import Axis
 from jsrl.runs.limits import RUNS_AT_ONCE
 from jsrl.tuning.child import Child
-from jsrl.tuning.options import SearchOptions
 from jsrl.tuning.page import page, rows, text_table
 from jsrl.tuning.ranges import parse_range, parse_space
-from jsrl.tuning.study import ASKING, Search, Setup, finished, held
+from jsrl.tuning.study import ASKING, Search, SearchOptions, Setup, finished, held
 
 pytest.importorskip("optuna")
 
