@@ -13,6 +13,8 @@ from typing import Any
 
 from jsrl.errors import ConfigError, MissingExtra, TrialsFailed
 from jsrl.extras import install_command
+from jsrl.field_names import suggesting
+from jsrl.fields import PositiveInt, option
 from jsrl.file_lock import file_lock
 from jsrl.launch.interrupts import interrupts
 from jsrl.tuning.child import Child
@@ -27,37 +29,28 @@ PART = "part"  # attribute of a trial: number of the process that runs it, if se
 MOST_FAILURES = 3  # failed trials at the start, without any success, that end the search
 
 
+@suggesting
 @dataclass(frozen=True)
 class SearchOptions:
     """How a search runs."""
 
-    vary: dict[str, str] = field(default_factory=dict)
-    """An option to vary: OPTION=log:LOW:HIGH, lin:LOW:HIGH, int:LOW:HIGH, log-int:LOW:HIGH, or values such as OPTION=0.5,1,10
-    (with | between values that have commas). Give it several times."""
-    space: str | None = None
-    """JSON file with further options to vary: an object of option and range."""
-    trials: int = 20
-    """Trials in total; a resumed search counts its finished ones."""
-    parallel: int = 1
-    """Trials at the same time, each in its own processes."""
-    seeds_per_trial: int = 1
-    """Runs of each trial, one after another; the first one has --seed, the next one --seed + 1. Their mean score counts."""
-    prune: bool = True
-    """End a trial early if it scores less than the median of the others at the same time."""
-    searches_dir: str = "searches"
-    """Folder of all searches; a search goes to SEARCHES_DIR/EXPERIMENT/SEARCH."""
-    search_name: str | None = None
-    """Name of this search (default: the time)."""
-    resume: str | None = None
-    """Continue a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials, --parallel and --launcher may be given
-    with it."""
-    part: int | None = None
-    """With --resume: number of this process in a search of several processes; a job array sets it."""
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "parallel", "seeds_per_trial"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+    # fmt: off
+    vary: dict[str, str] = option(help="An option to vary: OPTION=log:LOW:HIGH, lin:LOW:HIGH, int:LOW:HIGH, "
+        "log-int:LOW:HIGH, or values such as OPTION=0.5,1,10 (with | between values that have commas). Give it several "
+        "times.", factory=dict)
+    space: str | None = option(None, "JSON file with further options to vary: an object of option and range.")
+    trials: PositiveInt = option(20, "Trials in total; a resumed search counts its finished ones.")
+    parallel: PositiveInt = option(1, "Trials at the same time, each in its own processes.")
+    seeds_per_trial: PositiveInt = option(1, "Runs of each trial, one after another; the first one has --seed, the next one "
+        "--seed + 1. Their mean score counts.")
+    prune: bool = option(True, "End a trial early if it scores less than the median of the others at the same time.")
+    searches_dir: str = option("searches", "Folder of all searches; a search goes to SEARCHES_DIR/EXPERIMENT/SEARCH.")
+    search_name: str | None = option(None, "Name of this search (default: the time).")
+    resume: str | None = option(None, "Continue a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials, "
+        "--parallel and --launcher may be given with it.")
+    part: int | None = option(None, "With --resume: number of this process in a search of several processes; a job "
+        "array sets it.")
+    # fmt: on
 
 
 @dataclass(frozen=True)
