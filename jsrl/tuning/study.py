@@ -15,8 +15,8 @@ from jsrl.errors import ConfigError, MissingExtra, TrialsFailed
 from jsrl.extras import install_command
 from jsrl.field_names import suggesting
 from jsrl.fields import PositiveInt, option
-from jsrl.file_lock import file_lock
 from jsrl.launch.interrupts import interrupts
+from jsrl.runs.files import file_lock
 from jsrl.tuning.child import Child
 from jsrl.tuning.ranges import Range
 

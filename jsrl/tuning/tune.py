@@ -20,10 +20,10 @@ import msgspec
 import jsrl
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.file_lock import file_lock
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.machine import this_machine
 from jsrl.launch.plan import settle
+from jsrl.runs.files import file_lock
 from jsrl.tuning.advice import Advice, Measurements, advise, label, save
 from jsrl.tuning.child import Lines
 from jsrl.tuning.profiles import Profile, machine_facts, make_folder, profiles_folder, work_facts
