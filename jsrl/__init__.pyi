@@ -14,6 +14,8 @@ from jsrl.agents.sac import SACConfig as SACConfig
 from jsrl.agents.td3 import TD3Config as TD3Config
 from jsrl.agents.vdn import RecurrentVDNConfig as RecurrentVDNConfig
 from jsrl.agents.vdn import VDNConfig as VDNConfig
+from jsrl.background import BackgroundRun as BackgroundRun
+from jsrl.background import start as start
 from jsrl.contest import Arena as Arena
 from jsrl.directors.fixed import Fixed as Fixed
 from jsrl.directors.fixed import LatestSelfPlay as LatestSelfPlay

@@ -34,7 +34,6 @@ class LoadedPlayer(NamedTuple):
 
     @property
     def experiment(self) -> Experiment:
-        """Return the experiment that trained it."""
         return self.policies[0].experiment
 
 
@@ -45,9 +44,6 @@ def load_player(text: str, *, runs_dir: str | os.PathLike[str] = "runs") -> Load
 
     Args:
       text: RUN as for `load_policy`. TAG: best (the default), latest, final, or a frozen player such as frozen-3.
-
-    Raises:
-      ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed.
     """
     run, tag = split_tag(text)
     folder, tag = RunFolder.open(run, runs_dir), tag or "best"
@@ -75,9 +71,6 @@ def frozen_players(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[s
 
     If several policies play the same seats, as in a league, these are `RUN@POLICY/NAME` and `RUN@POLICY/latest` of each; the
     latest params of the first policy are the last.
-
-    Raises:
-      ConfigError: there is no such run, or it froze none.
     """
     folder = RunFolder.open(run, runs_dir)
     folder.use_source()
@@ -281,9 +274,6 @@ def check_same(name: str, experiment: Experiment, other: LoadedPlayer, spec: Gam
 
     Args:
       name: the player or run that owns the environment. experiment: its experiment. spec: its environment.
-
-    Raises:
-      ConfigError: the environments differ; the message says how.
     """
     here, there = experiment.env.id, other.experiment.env.id
     if here != there:

@@ -52,7 +52,6 @@ def with_half(mean: float, half: float | None, decimals: int = 2) -> str:
 
 
 def return_facts(returns: Sequence[float]) -> dict[str, float]:
-    """Return mean and standard deviation of returns, and the half width of the mean's 95% interval if there is one."""
     mean, half = mean_interval(returns)
     facts = {"return_mean": mean, "return_std": 0.0 if half is None else float(np.std(returns, ddof=1))}
     return facts if half is None else facts | {"return_ci95": half}

@@ -206,11 +206,7 @@ def _params_of(
 
 
 def check_leaves(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
-    """Check that params have the names, shapes and dtypes that an agent's `init` gives them.
-
-    Raises:
-      SnapshotError: one differs; the message names it.
-    """
+    """Check that params have the names, shapes and dtypes that an agent's `init` gives them."""
     if changed := changed_leaves(found, wanted):
         raise SnapshotError(
             f"the params of {where} do not fit: {changed}. The environment's spaces or the agent's code have changed; load it "

@@ -311,11 +311,7 @@ def _with_starts(actions: Sequence[ActionSpec]) -> ActionSpec:
 
 
 def spec_for_one(spec: EnvSpec | GameSpec) -> EnvSpec:
-    """Return the spec for one policy that plays all seats of an environment, or its only agent.
-
-    Raises:
-      ConfigError: the seats differ.
-    """
+    """Return the spec for one policy that plays all seats of an environment, or its only agent."""
     return spec.view(spec.names) if isinstance(spec, GameSpec) else spec
 
 
@@ -550,7 +546,6 @@ def _rebuild(tree: Tree, remaining: Iterator[Any]) -> Tree:
 
 
 def spec_of(tree: Tree) -> Tree:
-    """Return the schema of a tree of arrays."""
     return map_tree(lambda leaf: ArraySpec(tuple(leaf.shape), str(leaf.dtype)), tree)
 
 

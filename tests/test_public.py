@@ -23,7 +23,7 @@ NAMED = ("jsrl.configs", "jsrl.graphs")  # experiments and graphs by name, as on
 def test_names_exist_and_are_those_of_the_api_page(module) -> None:
     documented = re.findall(rf"^::: {re.escape(module.__name__)}\.(\w+)$", API, re.MULTILINE)
     assert sorted(documented) == module.__all__ == sorted(dir(module))
-    assert [name for name in module.__all__ if getattr(module, name) is None] == []
+    assert [name for name in module.__all__ if not getattr(module, name).__doc__] == []
 
 
 def test_no_name_is_in_both() -> None:
@@ -58,7 +58,7 @@ def examples() -> Iterator[tuple[str, str]]:
         cells = json.loads(path.read_text())["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         yield from ((path.name, re.sub(r"^%.*$", "", source, flags=re.MULTILINE)) for source in sources)
-    folders = ("notebooks", "experiments/configs", "experiments/graphs")
+    folders = ("notebooks", "examples", "experiments/configs", "experiments/graphs")
     own = ROOT / "tests" / "system" / "world" / "my_workers.py"
     for path in (own, *project.rglob("*.py"), *(file for folder in folders for file in (ROOT / folder).glob("*.py"))):
         yield path.name, path.read_text()
@@ -84,8 +84,13 @@ def test_docs_notebooks_examples_and_the_template_import_only_public_names() -> 
         "jsrl.runs",
     }
     given = list(examples())
-    assert {"README.md", "my_workers.py", "01_write_an_algorithm.ipynb", "algorithm.py", "ppo_pong.py"} <= {
-        name for name, _ in given
-    }
+    assert {
+        "README.md",
+        "my_workers.py",
+        "01_write_an_algorithm.ipynb",
+        "algorithm.py",
+        "crossq.py",
+        "ppo_pong.py",
+    } <= {name for name, _ in given}
     wrong = {f"{name}: {module}" for name, code in given for module in private_imports(code)}
     assert sorted(wrong) == []

@@ -43,7 +43,6 @@ class Flood:
 
     @property
     def passed(self) -> bool:
-        """Return whether messages were sent and every worker survived."""
         return bool(self.sent) and not self.replaced and not self.failed
 
 
@@ -101,7 +100,6 @@ class ScoreCard:
         return faults
 
     def text(self) -> str:
-        """Return the card as text."""
         lines = [f"score card: {'passed' if self.passed else 'FAILED'}", *self._fault_lines(), *self._flood_lines()]
         share = self.storm_per_s / self.calm_per_s if self.calm_per_s else 0.0
         lines.append(

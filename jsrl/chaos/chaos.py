@@ -60,11 +60,6 @@ class ChaosSettings:
     faults: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: one is out of its range.
-        """
         positive = ("storm_s", "every_s", "patience_s")
         for name in (*positive, "calm_s", "flood_s", "pauses", "hangs"):
             value = getattr(self, name)
@@ -149,7 +144,6 @@ class ChaosRun:
         self.card.storm_per_s = (self._produced() - before) / (time.monotonic() - begun_s)
 
     def _rate_of_rest(self, duration_s: float) -> float:
-        """Return the trajectories produced per second without faults."""
         begun_s, before = time.monotonic(), self._produced()
         self._pause(duration_s)
         return (self._produced() - before) / (time.monotonic() - begun_s)
@@ -177,7 +171,6 @@ class ChaosRun:
             self._count_messages(popen, flood)
 
     def _count_messages(self, popen: subprocess.Popen[str], flood: Flood) -> None:
-        """Add the counts that the sender of unauthorised messages reports."""
         try:
             printed = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
             if popen.returncode == -signal.SIGTERM and not printed:
@@ -246,7 +239,6 @@ class ChaosRun:
         return next((kind for kind in own_kinds() if kind.name == kind_of(worker)), None)
 
     def _next_kind(self) -> str:
-        """Return the kind of the next fault."""
         drawn, settings = self._rng.random(), self._settings
         return "pause" if drawn < settings.pauses else "hang" if drawn < settings.pauses + settings.hangs else "kill"
 
@@ -278,13 +270,11 @@ class ChaosRun:
             return {}
 
     def _games(self) -> Games | None:
-        """Return the games of the run's director."""
         with contextlib.suppress(StopIteration):
             return read_games(self._folder())
         return None
 
     def _lines(self) -> int:
-        """Return the number of the run's lines of metrics."""
         with contextlib.suppress(OSError, StopIteration):
             return len((self._folder() / METRICS).read_bytes().splitlines())
         return 0
@@ -326,9 +316,6 @@ def run_command(args: list[str], runs_dir: Path, run_name: str, *, hangs: bool =
     """Return the command of a run with restarts, with the user's options added.
 
     `hangs`: the run must detect hanging workers within ten seconds, however long its updates are.
-
-    Raises:
-      ConfigError: no experiment was named.
     """
     if not args or args[0].startswith("-"):
         raise ConfigError("name an experiment first, such as: jsrl dev chaos ppo_cartpole")

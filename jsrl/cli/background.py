@@ -5,46 +5,21 @@ Until the run begins, the starting command shows its output; from then on the ou
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
+from jsrl.background import await_begin
 from jsrl.cli.command_line import CommandLine, without
 from jsrl.errors import ConfigError
-from jsrl.launch.hooks import LiveRun
 from jsrl.runs.groups import read_group
 from jsrl.runs.runs import RunFolder, check_run_name, in_command, named, new_run_name
-from jsrl.runs.state import RunState, read_state
+from jsrl.runs.state import read_state
 
-LOOK_S = 0.1
-LOG = "output.log"
 OWN = ("detach", "run-name", "display")  # options that the new process sets itself
-
-
-class OutputToFolder:
-    """A hook that redirects this process's output to the folder of its run once it begins."""
-
-    name = "output"
-
-    def on_start(self, run: LiveRun) -> None:
-        """Redirect standard output and standard error."""
-        redirect(run.folder / "logs" / LOG)
-
-
-def redirect(path: Path) -> None:
-    """Redirect the output of this process and its children to a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
 
 
 def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
@@ -77,7 +52,7 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
         try:
-            began = await_begin(child, folder, output)
+            began = await_begin(child, lambda: has_begun(folder, child.pid), output)
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)
             child.wait()
@@ -105,24 +80,11 @@ def folder_of(asked: CommandLine) -> Path:
     return next(parent / name for name in names if not (parent / name).exists())
 
 
-def await_begin(child: subprocess.Popen[bytes], folder: Path, output: IO[bytes]) -> bool:
-    """Return whether a run has begun; False: its process has ended. Shows its output meanwhile."""
-    shown = 0
-    while True:
-        state, ended = read_state(folder), child.poll() is not None
-        text = os.pread(output.fileno(), 1 << 20, shown)
-        shown += len(text)
-        sys.stderr.write(text.decode(errors="replace"))
-        sys.stderr.flush()
-        if ended:
-            return False
-        if state.process is not None and state.process.pid == child.pid and is_at_work(folder, state):
-            return True
-        time.sleep(LOOK_S)
-
-
-def is_at_work(folder: Path, state: RunState) -> bool:
-    """Return whether a run, or one of a group's, has begun."""
+def has_begun(folder: Path, pid: int) -> bool:
+    """Return whether a run, or one of a group's, has begun in this process."""
+    state = read_state(folder)
+    if state.process is None or state.process.pid != pid:
+        return False
     group = read_group(folder)
     states = [state] if group is None else [read_state(path) for path in group.runs]
     return any(one.is_running and one.status is not None for one in states)

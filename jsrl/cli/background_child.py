@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from jsrl.cli.background import OutputToFolder
 from jsrl.cli.run import main
+from jsrl.launch.run_log import OutputToFolder
 from jsrl.runs.provenance import record_command
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.background import redirect
 from jsrl.errors import ConfigError
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.result import is_finished, missing
 from jsrl.launch.resume import claimed, with_paths
-from jsrl.launch.run_log import RunLog
+from jsrl.launch.run_log import RunLog, redirect
 from jsrl.launch.start_points import check_kept
 from jsrl.metrics.scores import score_text
 from jsrl.report.report import write_comparison

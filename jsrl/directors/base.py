@@ -49,7 +49,6 @@ class Bookkeeping(ABC):
     """
 
     def init(self, seed: int) -> State:
-        """Return the state before the first assignment."""
         counts = {"assigned": 0, "finished": 0, "discarded": 0, "late": 0}
         return {
             "format": FORMAT,
@@ -62,21 +61,13 @@ class Bookkeeping(ABC):
         }
 
     def propose(self, state: State, num: int) -> tuple[State, list[Assignment]]:
-        """Return the next `num` assignments.
-
-        Raises:
-          ConfigError: the state is another director's, or of another version.
-        """
+        """Return the next `num` assignments."""
         state = self._checked(state)
         draws, cache = Draws(state), {}  # type: Draws, dict[Any, Any]
         return state, [self._next(state, draws, cache) for _ in range(num)]
 
     def report(self, state: State, reports: Sequence[Report]) -> tuple[State, list[Command]]:
-        """Record outcomes and scores; execute the commands in order, before the next proposal.
-
-        Raises:
-          ConfigError: the state is another director's, or an outcome lacks what this director counts.
-        """
+        """Record outcomes and scores; execute the commands in order, before the next proposal."""
         state = self._checked(state)
         commands: list[Command] = []
         for report in reports:
@@ -92,10 +83,6 @@ class Bookkeeping(ABC):
         return state, commands
 
     def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
-        """Return (players, points [P, P] of row against column, games [P, P]), for displays and ratings.
-
-        Directors that count no wins have no players.
-        """
         return [], np.zeros((0, 0)), np.zeros((0, 0))
 
     # -- implemented by a director -------------------------------------------------------------------------------------
@@ -113,7 +100,7 @@ class Bookkeeping(ABC):
         return ()
 
     def _score(self, state: State, score: Score) -> None:  # noqa: B027  (most directors need no scores)
-        """Record a score."""
+        ...
 
     # -- used by a director --------------------------------------------------------------------------------------------
 
@@ -142,7 +129,6 @@ class Bookkeeping(ABC):
         return Assignment(game, tuple(players), tuple(learns), tuple(sides), draws.seed(), task, greedy)
 
     def _checked(self, state: State) -> State:
-        """Return a copy of the state, which may be changed."""
         name = type(self).__name__
         if (state.get("director"), state.get("format")) != (name, FORMAT):
             raise ConfigError(
@@ -162,7 +148,6 @@ def open_assignments(state: State) -> list[int]:
 
 
 def wants_scores(director: Any) -> bool:
-    """Return whether a director chooses by scores of games, which come from learners."""
     return bool(getattr(director, "wants_scores", False))
 
 
@@ -180,7 +165,6 @@ def first_hyperparameters(director: Any, seed: int) -> dict[str, dict[str, float
 
 
 def players_of(record: State) -> tuple[Player, ...]:
-    """Return the players of an open assignment's record."""
     return tuple(map(parse_player, record["players"]))
 
 
@@ -191,11 +175,7 @@ def learning_policies(record: State) -> list[str]:
 
 
 def of_players(record: State, per_side: Sequence[float]) -> list[float]:
-    """Return numbers by player, from numbers in the order of sides.
-
-    Raises:
-      ConfigError: there is not one for each side.
-    """
+    """Return numbers by player, from numbers in the order of sides."""
     if len(per_side) != len(record["sides"]):
         raise ConfigError(
             f"an outcome has {len(per_side)} numbers where the assignment has {len(record['sides'])} sides; "
@@ -205,11 +185,6 @@ def of_players(record: State, per_side: Sequence[float]) -> list[float]:
 
 
 def check_policies(director: Any, policies: Sequence[str], at_least: int = 1, at_most: int | None = None) -> None:
-    """Check names of policies.
-
-    Raises:
-      ConfigError: too few or too many, one twice, or a name with a space or an @ in it.
-    """
     name = type(director).__name__
     if not at_least <= len(policies) <= (at_most or len(policies)):
         wanted = str(at_least) if at_least == at_most else f"{at_least} to {at_most}" if at_most else f">= {at_least}"
@@ -222,11 +197,6 @@ def check_policies(director: Any, policies: Sequence[str], at_least: int = 1, at
 
 
 def check_range(director: Any, low: float, high: float, **values: float) -> None:
-    """Check that options lie within [low, high].
-
-    Raises:
-      ConfigError: one does not; names it.
-    """
     for option, value in values.items():
         if not low <= value <= high:
             raise ConfigError(

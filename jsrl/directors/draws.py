@@ -30,16 +30,13 @@ class Draws:
         self._key = _mix(state["seed"] & _MASK)
 
     def bits(self) -> int:
-        """Return an integer of 64 random bits."""
         self._state["draws"] += 1
         return _mix((self._key + self._state["draws"] * _GAMMA) & _MASK)
 
     def uniform(self) -> float:
-        """Return a number from [0, 1)."""
         return (self.bits() >> 11) * 2.0**-53
 
     def below(self, limit: int) -> int:
-        """Return an integer from 0 to limit - 1."""
         return int(self.uniform() * limit)
 
     def choose(self, weights: Sequence[float]) -> int:
@@ -65,5 +62,4 @@ class Draws:
         return order
 
     def seed(self) -> int:
-        """Return a seed of 31 bits."""
         return self.bits() >> 33

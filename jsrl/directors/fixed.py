@@ -34,11 +34,6 @@ class Fixed(Bookkeeping):
     """Seat the players at random sides; for symmetric games."""
 
     def __post_init__(self) -> None:
-        """Check the matches.
-
-        Raises:
-          ConfigError: none, one without players, numbers of players that differ, or weights that cannot be drawn from.
-        """
         sizes = {len(match.players) for match in self.matches}
         if len(sizes) != 1 or 0 in sizes:
             raise ConfigError(

@@ -63,11 +63,6 @@ class League(Bookkeeping):
     """Weight of a game's result after each newer game of the same pair."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: no main player, a name twice, or a number out of its range; the message names it.
-        """
         check_policies(self, self.main)
         check_policies(self, self.policies)
         check_range(self, 0.0, 1.0, pfsp_share=self.pfsp_share, beaten=self.beaten, decay=self.decay)
@@ -94,7 +89,6 @@ class League(Bookkeeping):
         return [Player(*pair) for pair in state["frozen"] if policies is None or pair[0] in policies]
 
     def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
-        """Return (players, points [P, P] of row against column, games [P, P]), for displays and ratings."""
         players = [*map(Player, self.policies), *self.frozen(state)]
         return players, *self.payoff(state).matrices(players)
 

@@ -26,7 +26,6 @@ class Player(NamedTuple):
 
 
 def parse_player(text: str) -> Player:
-    """Return the player that `policy@version` names; a policy alone is its latest version."""
     policy, _, version = text.partition("@")
     return Player(policy, version or LATEST)
 
@@ -75,11 +74,6 @@ class Outcome:
     discarded: str = ""
 
     def __post_init__(self) -> None:
-        """Check that the numbers can be counted.
-
-        Raises:
-          ConfigError: returns that are not finite, or results outside of 0 to 1.
-        """
         if not all(map(math.isfinite, self.returns)):
             raise ConfigError(
                 f"assignment {self.assignment} ended with returns {self.returns}; finite numbers are expected. "
@@ -110,11 +104,6 @@ class Score:
     episode_return: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check that the values can be ranked.
-
-        Raises:
-          ConfigError: one is not finite.
-        """
         values = self.value, self.positive, self.predicted, self.episode_return
         if not all(map(math.isfinite, values)):
             raise ConfigError(f"assignment {self.assignment} has the scores {values}; report finite numbers, or none")
@@ -167,11 +156,6 @@ def to_json(message: Message) -> dict[str, Any]:
 
 
 def from_json(values: dict[str, Any]) -> Message:
-    """Return the message from the JSON values of `to_json`.
-
-    Raises:
-      ConfigError: they are of an unknown type.
-    """
     kind = KINDS.get(values.get("type", ""))
     if kind is None:
         raise ConfigError(f"a message of type {values.get('type')!r}; expected one of {', '.join(KINDS)}")

@@ -26,11 +26,9 @@ class Payoff:
     """
 
     def __init__(self, cells: dict[str, Any], decay: float = 1.0) -> None:
-        """View the cells of a table, {} for an empty one, and change them in place."""
         self._cells, self._decay = cells, decay
 
     def assign(self, game: int, home: Player, away: Player, *, greedy: bool = False) -> None:
-        """Record that a game of two players was assigned."""
         if home != away:
             key, _ = _key(home, away, greedy)
             cell = self._cells.setdefault(
@@ -88,7 +86,6 @@ class Payoff:
         return 1.0 - rate if swapped else rate
 
     def win_rates(self, home: Player, others: Sequence[Player]) -> list[float]:
-        """Return the win rates of one player against others."""
         return [self.win_rate(home, away) for away in others]
 
     def mean_returns(self, home: Player, away: Player, *, greedy: bool = False) -> tuple[float, float]:

@@ -30,11 +30,6 @@ class Range:
     """It is an integer."""
 
     def __post_init__(self) -> None:
-        """Check the bounds.
-
-        Raises:
-          ConfigError: they are empty, infinite, or not positive with `log`.
-        """
         if not -math.inf < self.low <= self.high < math.inf or (self.log and self.low <= 0.0):
             raise ConfigError(
                 f"a range from {self.low:g} to {self.high:g} with log={self.log}; give finite numbers, low <= high, and "
@@ -49,7 +44,6 @@ class Range:
         return self.clip(self.low + share * (self.high - self.low))
 
     def clip(self, value: float) -> float:
-        """Return the nearest value within the range."""
         value = min(max(value, self.low), self.high)
         return min(max(round(value), math.ceil(self.low)), math.floor(self.high)) if self.whole else value
 
@@ -89,11 +83,6 @@ class PBT(Bookkeeping):
     """Factors of hyperparameters, all equally likely."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: fewer than 2 members, or a number out of its range; the message names it.
-        """
         check_policies(self, self.policies, at_least=2)
         check_range(self, 1, math.inf, ready_env_steps=self.ready_env_steps, window=self.window)
         check_range(self, 0.0, 0.5, worst_share=self.worst_share, best_share=self.best_share)

@@ -65,11 +65,6 @@ class PLR(SelfPlayTasks):
     """Train on new levels as well; false: robust PLR, where new levels are only scored."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: one is out of its range; the message names it.
-        """
         super().__post_init__()
         unit = {"replay_share": self.replay_share, "min_fill": self.min_fill, "staleness": self.staleness}
         check_range(self, 0.0, 1.0, **unit)

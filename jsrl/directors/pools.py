@@ -34,9 +34,6 @@ def weigh(win_rates: Sequence[float], weighting: Weighting) -> list[float]:
     at one's own level. If all weights are 0, because all opponents are beaten, all become 1.
 
     Source: Vinyals et al. (2019), Methods, "Prioritized fictitious self-play", and pfsp() of the pseudocode.
-
-    Raises:
-      ConfigError: an unknown weighting.
     """
     if weighting == "squared":
         weights = [(1.0 - rate) ** 2 for rate in win_rates]
@@ -50,11 +47,7 @@ def weigh(win_rates: Sequence[float], weighting: Weighting) -> list[float]:
 
 
 def points_of(director: Any, record: State, outcome: Outcome) -> float | None:
-    """Return the first player's points, None for a discarded game.
-
-    Raises:
-      ConfigError: the outcome has no winner.
-    """
+    """Return the first player's points, None for a discarded game."""
     if outcome.discarded:
         return None
     if outcome.result is None:
@@ -66,11 +59,7 @@ def points_of(director: Any, record: State, outcome: Outcome) -> float | None:
 
 
 def end_match(payoff: Payoff, director: Any, record: State, outcome: Outcome) -> None:
-    """Add the outcome of a match of two to a payoff table.
-
-    Raises:
-      ConfigError: the outcome has no winner.
-    """
+    """Add the outcome of a match of two to a payoff table."""
     home, away = players_of(record)
     points = points_of(director, record, outcome)
     returns = of_players(record, outcome.returns) if outcome.returns and not outcome.discarded else (0.0, 0.0)
@@ -102,11 +91,6 @@ class PoolDirector(Bookkeeping):
     """Weight of a game's result after each newer game of the same pair."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: one is out of its range; the message names it.
-        """
         check_policies(self, self.policies, at_most=2)
         check_range(self, 0, math.inf, live=self.live)
         check_range(self, 1, math.inf, renew_games=self.renew_games)
@@ -122,11 +106,9 @@ class PoolDirector(Bookkeeping):
         return {"payoff": {}, "pools": {policy: {**per_policy, "frozen": [], "live": []} for policy in self.policies}}
 
     def payoff(self, state: State) -> Payoff:
-        """Return the payoff table in a state."""
         return Payoff(state["payoff"], self.decay)
 
     def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
-        """Return (players, points [P, P] of row against column, games [P, P]), for displays and ratings."""
         frozen = [Player(policy, name) for policy, pool in state["pools"].items() for name in pool["frozen"]]
         players = [*map(Player, self.policies), *frozen]
         return players, *self.payoff(state).matrices(players)
@@ -196,11 +178,6 @@ class DeltaUniform(PoolDirector):
     """Share of the oldest frozen versions that is left out."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: one is out of its range; the message names it.
-        """
         super().__post_init__()
         check_range(self, 0.0, 1.0, delta=self.delta)
 
@@ -220,11 +197,6 @@ class PFSP(PoolDirector):
     """squared: (1 - w)^2. capped: min(0.5, 1 - w). variance: w (1 - w). w is the win rate."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: one is out of its range; the message names it.
-        """
         super().__post_init__()
         weigh((), self.weighting)
 

@@ -54,11 +54,6 @@ class PSRO(Bookkeeping):
     """Number of members at which the run stops, once the table is solved; None: no limit."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: one is out of its range; the message names it.
-        """
         check_policies(self, self.policies, at_most=2)
         check_range(self, 1, math.inf, oracle_env_steps=self.oracle_env_steps, games_per_cell=self.games_per_cell)
         check_range(self, 2, math.inf, max_population=self.max_population or 2)
@@ -84,7 +79,6 @@ class PSRO(Bookkeeping):
         return list(state["members"][policy]["mixture"])
 
     def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
-        """Return (players, points [P, P] of row against column, games [P, P]), for displays and ratings."""
         players = [player for policy in self.policies for player in self.population(state, policy)]
         return players, *self.payoff(state).matrices(players, greedy=self.greedy)
 
@@ -170,11 +164,7 @@ class PSRO(Bookkeeping):
             yield from (Reset(policy, INITIAL) for policy in self.policies)
 
     def matrices(self, state: State) -> tuple[np.ndarray, np.ndarray]:
-        """Return the payoffs of the row player and of the column player, float64 [R, C] each; unplayed cells are 0.
-
-        Raises:
-          ConfigError: one policy plays a game that is not zero-sum.
-        """
+        """Return the payoffs of the row player and of the column player, float64 [R, C] each; unplayed cells are 0."""
         first, last = (self.population(state, policy) for policy in (self.policies[0], self.policies[-1]))
         payoff, tables = self.payoff(state), np.zeros((2, len(first), len(last)))
         for i, home in enumerate(first):

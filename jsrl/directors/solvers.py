@@ -25,9 +25,6 @@ def nash(row: np.ndarray, column: np.ndarray) -> Mixtures:
     Args:
       row: payoffs [R, C] of the first player.
       column: of the second.
-
-    Raises:
-      ConfigError: the payoffs do not sum to zero (or to another constant).
     """
     total = row + column
     if np.ptp(total) > 1e-6 * (1.0 + np.abs(row).max()):

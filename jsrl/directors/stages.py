@@ -53,11 +53,6 @@ class Stages(SelfPlayTasks):
     """End the run when the last stage is passed; false: continue with the last stage."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: no stages, a stage that never ends before another one, or one without tasks; the message names it.
-        """
         super().__post_init__()
         names = [stage.name for stage in self.stages]
         if not names or len(set(names)) < len(names):

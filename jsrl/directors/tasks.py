@@ -20,11 +20,6 @@ class SelfPlayTasks(Bookkeeping):
     """Sides of the environment, if one policy plays all of them."""
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: invalid names, or no sides.
-        """
         check_policies(self, self.policies)
         check_range(self, 1, 1_000, num_sides=self.num_sides)
 

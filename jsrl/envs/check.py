@@ -40,7 +40,6 @@ class EnvReport:
     episodes: int
 
     def __str__(self) -> str:
-        """Return a report of a few lines."""
         lines = _described(self.spec)
         lines += [f"  ok    {line}" for line in self.passed]
         lines += [f"  note  {line}" for line in self.notes]
@@ -93,11 +92,7 @@ def check_env(
 
 
 def _findings(one: _Walk | GameWalk, begins: tuple[bool, bool]) -> tuple[list[str], list[str]]:
-    """Return the checks that a walk has passed, and what it has not seen; begins: as _begins returns it.
-
-    Raises:
-      EnvironmentFault: seeds have no effect.
-    """
+    """Return the checks that a walk has passed, and what it has not seen; begins: as _begins returns it."""
     varies, slots_differ = begins
     passed = ["shapes and dtypes of observations, rewards, discounts", "same seed, same run", "reset row: reward 0"]
     notes = []

@@ -36,7 +36,6 @@ class GameWalk:
         self._same_side = np.array([[one == other for other in sides] for one in sides])
 
     def run(self, steps: int, max_seconds: float) -> None:
-        """Reset, then step until `steps` or the time is over."""
         begun, in_env = time.monotonic(), 0.0
         step = self.env.reset()
         self._contract.check(step, opens=True)

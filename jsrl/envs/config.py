@@ -164,7 +164,6 @@ class EnvConfig:
 
     @property
     def is_atari(self) -> bool:
-        """Return whether the id is that of an Atari game, with or without the module that registers it."""
         return isinstance(self.id, str) and split_module(self.id)[1].startswith("ALE/")
 
     def to_json(self) -> dict[str, Any]:
@@ -213,11 +212,6 @@ def main_target(thing: Any) -> str:
 
 
 def split_metric(metric: str) -> tuple[str, str]:
-    """Return (key of `info`, aggregation) of an entry of `episode_metrics`.
-
-    Raises:
-      ConfigError: the aggregation is unknown.
-    """
     key, _, kind = metric.partition(":")
     if kind and kind not in METRIC_KINDS:
         raise ConfigError(
@@ -227,11 +221,6 @@ def split_metric(metric: str) -> tuple[str, str]:
 
 
 def split_wrapper(wrapper: Any) -> tuple[str, dict[str, Any]]:
-    """Return (reference, keyword arguments) of an entry of `wrappers`.
-
-    Raises:
-      ConfigError: it is neither `module:Class` nor {"wrapper": ..., "kwargs": ...}.
-    """
     if callable(wrapper) and hasattr(wrapper, "__qualname__"):
         return main_target(wrapper), {}
     if isinstance(wrapper, str):

@@ -43,11 +43,7 @@ class Contract:
         self._declared = {name: ((num_envs, *shape), np.dtype(dtype)) for name, (shape, dtype) in declared.items()}
 
     def check(self, step: EnvStep | GameStep, *, opens: bool = False) -> None:
-        """Check one step, or the result of a reset (`opens`).
-
-        Raises:
-          EnvironmentFault: names the array, its values and what was expected.
-        """
+        """Check one step, or the result of a reset (`opens`)."""
         if opens:
             self.steps, self.ended = 0, np.ones(self.num_envs, bool)
         else:
@@ -106,11 +102,7 @@ class Contract:
                 self.expect(False, "slot {} returned {} in {}{}; expected finite numbers", slot, value, name, place)
 
     def expect(self, holds: bool, what: str, *values: Any) -> None:
-        """Raise unless it holds; only then the message is formatted: printing arrays takes longer than checking them.
-
-        Raises:
-          EnvironmentFault: it does not hold.
-        """
+        """Raise unless it holds; only then the message is formatted: printing arrays takes longer than checking them."""
         if not holds:
             table = "jsrl.envs.games.rows" if isinstance(self.spec, GameSpec) else "jsrl.types"
             raise EnvironmentFault(
@@ -142,17 +134,14 @@ class CheckedVector:
         self.spec, self.num_envs = env.spec, env.num_envs
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the vector: its `groups` of seats and `set_tasks`, if it has them."""
         return getattr(self._env, name)
 
     def reset(self) -> Any:
-        """Reset every slot."""
         opened = self._env.reset()
         self._contract.check(opened, opens=True)
         return opened
 
     def step(self, action: Any) -> Any:
-        """Step every slot."""
         stepped = self._env.step(action)
         self._contract.check(stepped)
         if self._scale == 1.0 and self._clip is None:
@@ -161,5 +150,4 @@ class CheckedVector:
         return stepped._replace(reward=reward if self._clip is None else np.clip(reward, -self._clip, self._clip))
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()

@@ -35,11 +35,9 @@ class DrawnTasks:
         self._random = [np.random.default_rng((own, STREAM)) for own in slot_seeds(seed, group, env.num_envs)]
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the vector."""
         return getattr(self._env, name)
 
     def reset(self) -> Any:
-        """Reset every slot, each with a task."""
         self._draw(range(self._env.num_envs))
         return self._env.reset()
 

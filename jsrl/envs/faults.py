@@ -23,7 +23,6 @@ def fault(
 
 
 def place(slot: int, seed: int | None, episode: int, step: int) -> str:
-    """Return a text with a slot's seed, episode and step."""
     return f"slot {slot}, episode {episode}, step {step}" + (f", seed {seed}" if seed is not None else "")
 
 

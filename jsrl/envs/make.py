@@ -157,11 +157,7 @@ def make_spec(config: EnvConfig) -> EnvSpec | GameSpec:
 
 
 def import_modules(config: EnvConfig) -> None:
-    """Import what `make` needs for an environment, and create nothing: for a process that will fork.
-
-    Raises:
-      ConfigError, MissingExtra: something cannot be imported.
-    """
+    """Import what `make` needs for an environment, and create nothing: for a process that will fork."""
     for target, _ in map(split_wrapper, config.wrappers):
         import_target(target)
     scheme = config.id.partition(":")[0]
@@ -320,7 +316,6 @@ def _wrapped(config: EnvConfig, single: Callable[[], gymnasium.Env]) -> Callable
 
 
 def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
-    """Call `build`; errors get our message."""
     try:
         return build()
     except gymnasium.error.DependencyNotInstalled as error:
@@ -362,11 +357,7 @@ def _unknown_id(name: str) -> ConfigError:
 
 
 def without_module(config: EnvConfig) -> EnvConfig:
-    """Return the config with the id alone if it is `module:Name-v0`, as in `gymnasium.make`, after importing the module.
-
-    Raises:
-      ConfigError: the module cannot be imported.
-    """
+    """Return the config with the id alone if it is `module:Name-v0`, as in `gymnasium.make`, after importing the module."""
     module, name = split_module(config.id)
     if not module:
         return config
@@ -375,11 +366,7 @@ def without_module(config: EnvConfig) -> EnvConfig:
 
 
 def register_suites(name: str) -> None:
-    """Register the ids of an optional suite, when one of them is used.
-
-    Raises:
-      MissingExtra: the suite is not installed.
-    """
+    """Register the ids of an optional suite, when one of them is used."""
     for beginnings, module, package, extra in _REGISTERED_BY:
         if name.startswith(beginnings):
             try:

@@ -14,11 +14,7 @@ from jsrl.types import EnvSpec, Tree, named_leaves, unflatten
 
 
 def checked(observation: Any, spec: EnvSpec) -> Tree:
-    """Return a batch of observations as arrays of the spec's dtypes.
-
-    Raises:
-      SpecMismatch: an array is missing, has another shape or kind, or holds NaN or infinity.
-    """
+    """Return a batch of observations as arrays of the spec's dtypes."""
     found = dict(_entries(observation)) if isinstance(spec.observation, dict) else {"": observation}
     arrays: list[np.ndarray] = []
     for name, leaf in named_leaves(spec.observation):

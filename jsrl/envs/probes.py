@@ -90,14 +90,12 @@ class Probe:
         raise NotImplementedError
 
     def reset(self) -> EnvStep:
-        """Reset every slot."""
         started = self.clock > 0
         self.episode[started] += 1
         self.clock[:] = 0
         return self._rows.opened(self.observe())
 
     def step(self, action: Array) -> EnvStep:
-        """Step every slot; slots whose episode ended start another instead."""
         first = self._rows.first
         reward = np.where(first, np.float32(0.0), self.reward(np.asarray(action)))
         self.clock += 1
@@ -109,11 +107,9 @@ class Probe:
         return self._rows.step(self.observe(), reward, terminated, cut & ~terminated)
 
     def save(self) -> dict[str, Any]:
-        """Return the whole state as a tree of arrays."""
         return {"clock": self.clock.copy(), "episode": self.episode.copy(), "rows": self._rows.save()}
 
     def load(self, saved: Mapping[str, Any]) -> EnvStep:
-        """Continue from the result of `save`; returns the step before it (without its reward and episodes)."""
         self.clock[:], self.episode[:] = saved["clock"], saved["episode"]
         self._rows.load(saved["rows"])
         ones, none = np.ones(self.num_envs, np.float32), np.zeros(self.num_envs, np.float32)
@@ -130,7 +126,6 @@ class ConstantReward(Probe):
     random_return = 1.0
 
     def reward(self, action: np.ndarray) -> np.ndarray:
-        """Return ones."""
         return np.ones(self.num_envs, np.float32)
 
 
@@ -140,11 +135,9 @@ class PredictableReward(Probe):
     optimal_return = 0.0
 
     def observe(self) -> Tree:
-        """Return the sign."""
         return self.sign()[:, None]
 
     def reward(self, action: np.ndarray) -> np.ndarray:
-        """Return the sign."""
         return self.sign()
 
 
@@ -155,11 +148,9 @@ class DelayedReward(Probe):
     random_return = 1.0
 
     def observe(self) -> Tree:
-        """Return the clock."""
         return self.clock.astype(np.float32)[:, None]
 
     def reward(self, action: np.ndarray) -> np.ndarray:
-        """Return 1 at the last step."""
         return (self.clock == self.steps - 1).astype(np.float32)
 
 
@@ -167,7 +158,6 @@ class ActionMatters(Probe):
     """One step; action 1 earns 1, action 0 earns -1."""
 
     def reward(self, action: np.ndarray) -> np.ndarray:
-        """Return the action as a sign."""
         return 2.0 * action.astype(np.float32) - 1.0
 
 
@@ -175,7 +165,6 @@ class ActionByObservation(Probe):
     """One step; the observation says which action earns 1, the other earns -1."""
 
     def observe(self) -> Tree:
-        """Return the sign."""
         return self.sign()[:, None]
 
     def reward(self, action: np.ndarray) -> np.ndarray:
@@ -227,11 +216,9 @@ class ContinuousTarget(Probe):
     random_return = -2.0 / 3.0  # 1 - E[(a - x)^2] with a in U(-2, 2), x in U(-1, 1)
 
     def observe(self) -> Tree:
-        """Return the target."""
         return (2.0 * self.draw() - 1.0).astype(np.float32)[:, None]
 
     def reward(self, action: np.ndarray) -> np.ndarray:
-        """Return 1 minus the squared distance."""
         target = self.observe()[:, 0]
         return 1.0 - (np.clip(action[:, 0].astype(np.float32), -2.0, 2.0) - target) ** 2
 
@@ -244,11 +231,9 @@ class MultiDiscreteMatch(Probe):
     random_return = 5.0 / 12.0
 
     def observe(self) -> Tree:
-        """Return (-1 or 1, -1, 0 or 1)."""
         return np.stack([self.sign(), np.floor(3.0 * self.draw(1)).astype(np.float32) - 1.0], axis=1)
 
     def reward(self, action: np.ndarray) -> np.ndarray:
-        """Return the share of matching choices."""
         wanted = self.observe()
         right = (action[:, 0] == (wanted[:, 0] > 0)).astype(np.float32) + (action[:, 1] == wanted[:, 1] + 1)
         return (0.5 * right).astype(np.float32)
@@ -300,11 +285,6 @@ PROBES: dict[str, type[Probe]] = {
 
 
 def make_probe(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...] = 0, group: int = 0) -> Probe:
-    """Build the probe that an id `probe:NAME` names.
-
-    Raises:
-      ConfigError: there is no such probe, or no such option.
-    """
     name = config.id.partition(":")[2]
     if name not in PROBES:
         raise ConfigError(f"there is no probe {name!r}{nearest(name, PROBES)}; probes: {', '.join(PROBES)}")

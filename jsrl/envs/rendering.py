@@ -47,11 +47,9 @@ class RenderedEnv:
         self.num_envs = env.num_envs
 
     def reset(self) -> Any:
-        """Start over; returns an EnvStep, or a GameStep of an environment with seats."""
         return self._env.reset()
 
     def step(self, action: Any) -> Any:
-        """Step with `action` [1, ...], or by group of seats."""
         return self._env.step(action)
 
     def picture(self) -> np.ndarray:
@@ -84,7 +82,6 @@ class RenderedEnv:
         return picture
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
 
@@ -95,9 +92,6 @@ def make_rendered(
 
     Observations are those of `make(config, ...)`. A Gymnasium id gives the single environment, even if training uses
     a vectorised one; Atari's pictures come from a second console with the same actions. `groups`: of seats, as in `make`.
-
-    Raises:
-      ConfigError: it has no pictures. MissingExtra: its renderer is not installed.
     """
     check_rendered(config)
     prepare_headless()
@@ -118,11 +112,7 @@ def make_rendered(
 
 
 def check_rendered(config: EnvConfig) -> None:
-    """Check, without making it, that an environment can be rendered, as far as its declaration tells.
-
-    Raises:
-      ConfigError: it has no pictures. MissingExtra: its renderer is not installed.
-    """
+    """Check, without making it, that an environment can be rendered, as far as its declaration tells."""
     if callable(config.id):
         return
     scheme = config.id.partition(":")[0]

@@ -39,11 +39,7 @@ class Repairs:
         self._warn = warn
 
     def take(self, fault: EnvironmentFault, cure: str) -> None:
-        """Use one repair for `fault`; `cure` describes it.
-
-        Raises:
-          EnvironmentFault: the repair budget is exhausted.
-        """
+        """Use one repair for `fault`; `cure` describes it."""
         limit, window_s = self._repairs_limit.limit, self._repairs_limit.window_s
         if not self._repairs_limit.spend():
             used_up = EnvironmentFault(
@@ -111,11 +107,7 @@ class SlotRepairs:
                 begin = max(begin, fault.slot + 1)
 
     def _replace(self, fault: EnvironmentFault, slot: int, repairs: Repairs) -> None:
-        """Replace a faulty environment by a fresh one; the current step begins its first episode.
-
-        Raises:
-          EnvironmentFault: the repair budget is exhausted.
-        """
+        """Replace a faulty environment by a fresh one; the current step begins its first episode."""
         opened = False
         while not opened:
             seed = vector_seed(self._seeds[slot], 0)
@@ -153,19 +145,9 @@ class RebuiltVector:
         self._tasks: dict[int, Any] = {}  # slot -> the last one that it was given
 
     def reset(self) -> EnvStep:
-        """Reset every slot.
-
-        Raises:
-          EnvironmentFault: the environment failed, and the repair budget is exhausted.
-        """
         return self._guarded(self._vector.reset)
 
     def step(self, action: Array) -> EnvStep:
-        """Step every slot with `action` [B, ...]; if that fails, every slot begins an episode instead.
-
-        Raises:
-          EnvironmentFault: the environment failed, and the repair budget is exhausted.
-        """
         return self._guarded(lambda: self._vector.step(action))
 
     def __getattr__(self, name: str) -> Any:
@@ -211,5 +193,4 @@ class RebuiltVector:
         return begin
 
     def close(self) -> None:
-        """Close the environment."""
         self._vector.close()

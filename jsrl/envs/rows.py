@@ -46,7 +46,6 @@ class Metrics:
         self._values: list[dict[str, list[float]]] = [{} for _ in range(num_envs)]  # name -> [aggregate, count]
 
     def add(self, slot: int, info: Mapping[str, Any]) -> None:
-        """Add one step's `info` of a slot."""
         kept = self._values[slot]
         for name, key, kind in self.entries:
             if key not in info:
@@ -82,11 +81,7 @@ class Metrics:
 
 
 def metric_value(key: str, value: Any) -> float:
-    """Return the number that `info` has under a key of `episode_metrics`.
-
-    Raises:
-      EnvironmentFault: it is not a number.
-    """
+    """Return the number that `info` has under a key of `episode_metrics`."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -189,12 +184,10 @@ class Rows:
         return self._time - self._opened_at
 
     def fault(self, slot: int, what: str, advice: str) -> EnvironmentFault:
-        """Return an EnvironmentFault that names the slot's seed, episode and step."""
         seed, episode, step = self._life(slot)
         return fault(self.name, what, advice, slot=slot, seed=seed, episode=episode, step=step)
 
     def where(self, slot: int) -> str:
-        """Return a slot's seed, episode and step, as text."""
         return place(slot, *self._life(slot))
 
     def _life(self, slot: int) -> tuple[int | None, int, int]:
@@ -245,7 +238,6 @@ class Rows:
         return episodes
 
     def save(self) -> dict[str, np.ndarray]:
-        """Return the state of the open episodes as arrays (metrics excluded: they are reports, not state)."""
         return {
             "first": self.first.copy(),
             "return": self._return.copy(),
@@ -254,7 +246,6 @@ class Rows:
         }
 
     def load(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Continue from the result of `save`."""
         self.first = np.array(saved["first"], bool)
         self.any_first = bool(self.first.any())
         self._return[:] = saved["return"]

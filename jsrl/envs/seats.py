@@ -57,7 +57,6 @@ def view_of(group: str, places: Sequence[int]) -> SeatView | None:
 
 
 def seat_group(view: SeatView | None) -> str:
-    """Return the group name of a view's seats."""
     return NO_SEATS if view is None else view.group
 
 
@@ -71,10 +70,10 @@ def part_of(view: SeatView | None, step: EnvStep | GameStep) -> EnvStep:
 
 
 def finite_actions(action: Array, part: EnvStep) -> Array:
-    """Return a policy's actions for its part of a step; those of rows that do not act may be anything.
+    """Return a policy's actions for its part of a step, which must be finite in rows that act.
 
     Raises:
-      AgentFault: one is NaN or infinite. The environment would be blamed for what it makes of it.
+      AgentFault: one is not. The environment would be blamed for what it makes of it.
     """
     if action.dtype.kind != "f" or np.isfinite(action).all():
         return action

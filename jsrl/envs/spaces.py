@@ -70,7 +70,6 @@ class Leaf:
 
     @property
     def name(self) -> str:
-        """Return the leaf's name for messages."""
         return "/".join(self.names) or "observation"
 
     def check(self, value: Any, batch: tuple[int, ...] = ()) -> None:
@@ -235,11 +234,7 @@ def encode(space: spaces.Space, observations: Sequence[Any], masks: Sequence[Any
 
 
 def check_paths(paths: Collection[str], environment: str) -> None:
-    """Refuse two leaves of an observation with the same path, such as the keys `a/b`, and `b` inside `a`.
-
-    Raises:
-      ConfigError: names the path.
-    """
+    """Refuse two leaves of an observation with the same path, such as the keys `a/b`, and `b` inside `a`."""
     for path in (path for path, count in Counter(paths).items() if count > 1):
         raise ConfigError(
             f"environment {environment!r}: two parts of its observation are called {path!r}, because the keys of nested dicts "
@@ -328,11 +323,6 @@ class ActionLayout:
 
 
 def action_layout(space: spaces.Space, environment: str, transform: Any) -> ActionLayout:
-    """Read an action space.
-
-    Raises:
-      ConfigError: the space is not supported.
-    """
     if isinstance(space, spaces.Discrete):
         start, dtype = int(space.start), np.dtype(space.dtype)
         if start == 0:

@@ -50,7 +50,6 @@ class Resting:
         return getattr(self.env, name)
 
     def reset(self, **given: Any) -> Any:
-        """Reset the environment."""
         self._opening = self.env.reset(**given)
         return self._opening
 
@@ -119,24 +118,17 @@ class SyncVectorEnv(SlotRepairs):
         self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:
-        """Reset every slot; the first time with its seed, later with its current random state."""
         self._envs = [env.env if isinstance(env, Resting) else env for env in self._envs]
         step = self._visited(self._open_slots, lambda: self._rows.opened(self._tree))
         self._started = True
         return step
 
     def step(self, action: Array) -> EnvStep:
-        """Step every slot with `action` [B, ...]; slots whose episode ended start another instead.
-
-        Raises:
-          EnvironmentFault: an environment raised, or returned NaN, a wrong shape or a wrong dtype.
-        """
         actions = self._actions.convert(np.asarray(action))
         first = self._rows.first.tolist() if self._rows.any_first else None
         return self._visited(partial(self._step_slots, actions, first), self._stepped)
 
     def set_tasks(self, tasks: Mapping[int, Any]) -> None:
-        """Begin the next episode of each slot with its task; see jsrl.envs.base.TakesTasks."""
         self._tasks |= {slot: options_of_task(task) for slot, task in tasks.items() if task is not None}
 
     def rest(self, slots: Iterable[int]) -> None:
@@ -248,15 +240,12 @@ class SyncVectorEnv(SlotRepairs):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Return the environment's metadata, such as `render_fps`."""
         return self._envs[0].metadata or {}
 
     def render(self, slot: int = 0) -> Any:
-        """Return slot's picture from the environment's render (needs kwargs `render_mode`)."""
         return self._envs[slot].render()
 
     def close(self) -> None:
-        """Close every environment."""
         envs, self._envs = self._envs, []
         for env in envs:
             close_quietly(env)

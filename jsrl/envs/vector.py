@@ -70,7 +70,6 @@ class GymVectorEnv:
         self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:
-        """Reset every slot; the first time with the group's seed, later with its current random state."""
         opening, self._opening = self._opening, None
         observation, info = self._reset() if opening is None else opening
         return self._rows.opened(self._take(observation, info))
@@ -83,11 +82,6 @@ class GymVectorEnv:
             raise self._raised("reset", error) from error
 
     def step(self, action: Array) -> EnvStep:
-        """Step every slot with `action` [B, ...]; slots whose episode ended start another instead.
-
-        Raises:
-          EnvironmentFault: the environment raised, or returned NaN, a wrong shape or a wrong dtype.
-        """
         rows = self._rows
         try:
             if self._mode is AutoresetMode.DISABLED and rows.any_first:
@@ -204,16 +198,13 @@ class GymVectorEnv:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Return the environment's metadata, such as `render_fps`."""
         return self._env.metadata or {}
 
     def render(self, slot: int = 0) -> Any:
-        """Return slot's picture from the environment's render (needs kwargs `render_mode`)."""
         pictures = self._env.render()
         return pictures[slot] if pictures is not None else None
 
     def close(self) -> None:
-        """Close the environment."""
         if self._env is not None:
             env, self._env = self._env, None
             close_quietly(env)

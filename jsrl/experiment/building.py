@@ -10,7 +10,7 @@ from typing import Any
 
 from jsrl.errors import AgentFault, ConfigError, JsrlError
 from jsrl.experiment import AgentReference, Experiment
-from jsrl.references.importing import import_target
+from jsrl.references.importing import MAIN_MODULES, import_target
 from jsrl.types import Tree, type_names
 
 
@@ -80,7 +80,14 @@ def _call_factory(agent: Any, spec: Tree) -> Any:
             f"agent is {agent!r}, which is neither a config such as PPOConfig nor an AgentReference; "
             "wrap your own factory(spec, **kwargs) as AgentReference(factory, kwargs)."
         )
-    factory = import_target(type(agent).factory)
+    factory = type(agent).factory
+    if isinstance(factory, str):
+        if factory.startswith(MAIN_MODULES):
+            raise ConfigError(
+                f"{type(agent).__name__}.factory is {factory!r}, which no other process can import; give the function "
+                "itself, or write it as a method: `def factory(self, spec): ... return Agent(...)`."
+            )
+        factory = import_target(factory)
     with agent_faults(f"factory {agent_name(agent)}"):
         return factory(agent, spec)
 

@@ -33,6 +33,11 @@ def check(experiment: Experiment) -> None:
     """
     e = experiment
     _check_types(e)
+    if hasattr(e.agent, "initial_core"):
+        raise ConfigError(
+            "agent is an Agent, whose functions no other process can be given; give what makes it there: "
+            "AgentReference(factory, kwargs), where factory(spec, **kwargs) returns the Agent."
+        )
     if isinstance(e.agent, dict | list | tuple):
         raise ConfigError(
             "an experiment has one agent (a config such as PPOConfig). Several policies in one environment are its policies: "

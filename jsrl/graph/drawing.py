@@ -35,7 +35,6 @@ class Box(NamedTuple):
 
     @property
     def corner(self) -> tuple[float, float]:
-        """Return the top left corner, in pixels."""
         return MARGIN + self.column * COLUMN, MARGIN + self.row * ROW
 
 
@@ -48,7 +47,6 @@ class Edge(NamedTuple):
     points: tuple[Point, Point, Point, Point]
 
     def at(self, t: float) -> Point:
-        """Return the point at parameter t."""
         weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
         x, y = (sum(w * p[axis] for w, p in zip(weights, self.points, strict=True)) for axis in (0, 1))
         return x, y

@@ -275,7 +275,6 @@ class Graph:
         return Graph(self.streams, tuple(worker for worker in self.workers if worker not in gone))._used()
 
     def _used(self) -> Graph:
-        """Return the graph without unused streams."""
         used = {link.stream for worker in self.workers for link in worker.links}
         return Graph(tuple(stream for stream in self.streams if stream.name in used), self.workers)
 

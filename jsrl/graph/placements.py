@@ -182,11 +182,7 @@ def with_ranks(graph: Graph, learner: str, count: int) -> Graph:
 
 
 def check_groups(graph: Graph, experiment: Experiment) -> None:
-    """Refuse a graph whose actors step other groups of environments than the experiment's.
-
-    Raises:
-      ConfigError: some groups have no actor, or the experiment does not have them.
-    """
+    """Refuse a graph whose actors step other groups of environments than the experiment's."""
     wanted = set(range(experiment.groups if experiment.recording is None else 0))
     stepped = {
         group
@@ -205,5 +201,4 @@ def check_groups(graph: Graph, experiment: Experiment) -> None:
 
 
 def groups_of(e: Experiment, actor: int) -> tuple[int, ...]:
-    """Return the groups of environments that an actor steps."""
     return tuple(range(actor * e.ring, (actor + 1) * e.ring))

@@ -57,7 +57,6 @@ class PolicyPart:
 
 
 def learners_of(graph: Graph) -> list[WorkerNode]:
-    """Return the workers that train policies."""
     return [worker for worker in graph.workers if find_kind(worker.kind).trains]
 
 
@@ -99,11 +98,7 @@ def groups_trained_on(graph: Graph, learner: WorkerNode) -> tuple[int, ...]:
 
 
 def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
-    """Return the policies of a graph by name, the first learner's first.
-
-    Raises:
-      ConfigError: the settings of a learner, or the groups that reach it, give no valid experiment.
-    """
+    """Return the policies of a graph by name, the first learner's first."""
     parts: dict[str, PolicyPart] = {}
     if not learners_of(graph):
         raise ConfigError("this graph has no learner, so a run would never end; add one.")
@@ -149,7 +144,6 @@ def taken_names() -> set[str]:
 
 
 def _check_name(graph: Graph, policy: str) -> None:
-    """Refuse a name with which a policy's metrics and snapshots would be taken for those of the first policy."""
     if policy in taken_names() | {find_kind(worker.kind).prefix for worker in graph.workers}:
         raise ConfigError(
             f"a policy is called {policy!r}, a name that metrics or snapshots of every run use; choose another, such as "

@@ -76,9 +76,6 @@ class Controller:
 
         Ctrl-C, SIGTERM and SIGHUP end the run cleanly, with a snapshot; a second one ends it at once. Either way there is a
         result, with `ended` set to `interrupted`.
-
-        Raises:
-          WorkerDied: a worker ended, hung or never became ready; the message has its traceback.
         """
         make_folder(self._plan.memory_folder)
         failure: BaseException | None = None
@@ -271,7 +268,6 @@ class Controller:
             self._died(worker, self._silent(worker))
 
     def _ranks(self, worker: SupervisedWorker) -> list[SupervisedWorker]:
-        """Return the lives of all ranks of a learner, the first rank first; any other worker has no others."""
         return [self._workers[name] for name in self._groups[worker.name]]
 
     def _silence_limits(self) -> dict[str, float]:
@@ -315,9 +311,6 @@ class Controller:
 
         After the training nothing can replace a worker in its last task: the params' source has left. If it may be restarted
         at all, the run ends without the result of this task.
-
-        Raises:
-          WorkerDied: with the worker's own traceback if it sent one, else the end of its log.
         """
         running = self._session.reason is None  # messages received meanwhile may end it
         seen = self._watchdog.look(worker)  # before it is killed
@@ -490,7 +483,6 @@ class Controller:
         self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
 
     def _hosts_of_workers(self) -> dict[str, tuple[int, str, int]]:
-        """Return worker -> (restarts so far, host, process id)."""
         return {worker.name: (worker.restarts, worker.handle.host, worker.pid) for worker in self._workers.values()}
 
     def _pass_on(self, worker: str, command: str, facts: dict[str, Any]) -> None:
@@ -582,7 +574,6 @@ class Controller:
         self._session.display.message(f"{worker.name} while stopping: {what}", "warning")
 
     def _begin_finals(self, left: dict[str, dict[str, Any]]) -> None:
-        """Tell each of these workers to start its last task, once: `left` is empty afterwards."""
         for name in list(left):
             self._begin_final(name, left.pop(name))
 

@@ -25,9 +25,6 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
     Args:
       gpus: accelerators of its host. here: the workers there, whose accelerators it may share; None: all. A worker that
         is not among them computes on CPU.
-
-    Raises:
-      ConfigError: a requested accelerator does not exist.
     """
     e = plan.experiment
     kind = find_kind(job.kind)
@@ -59,11 +56,7 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
 
 
 def check_devices(plan: Plan, gpus: list[str]) -> None:
-    """Check that this host has the accelerators of a run whose workers are all here; other hosts were checked with the layout.
-
-    Raises:
-      ConfigError: a requested one does not exist, or there are fewer than ranks.
-    """
+    """Check the accelerators of a run whose workers are all on this host; other hosts were checked with the layout."""
     if plan.experiment.where.has_processes and not plan.hosts.of:
         devices_of(plan.graph.workers, plan.experiment.inference.device, gpus)
 
@@ -73,9 +66,6 @@ def devices_of(workers: Iterable[WorkerNode], device: str, gpus: list[str]) -> d
 
     A server shares the learner's first one, or has the last one to itself (`own_device`); `device` (`inference.device`) may
     name one. On a host without a learner, servers take turns.
-
-    Raises:
-      ConfigError: a requested one does not exist.
     """
     workers = list(workers)
     servers = {w.name: w.own_device for w in workers if find_kind(w.kind).resources.device == "serves"}

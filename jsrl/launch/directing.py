@@ -23,9 +23,6 @@ def check_director(experiment: Experiment, sides: Sides, seats: Mapping[str, Map
 
     Args:
       sides: of the environment. seats: policy -> its seats: name -> place.
-
-    Raises:
-      ConfigError: the message gives the assignment, and what the run has.
     """
     director: Any = experiment.director
     unknown = [name for name in director.policies if name not in seats]
@@ -107,11 +104,7 @@ def _check_scored(experiment: Experiment, director: Any) -> None:
 
 
 def check_players(folder: Path, policy_folders: Sequence[str]) -> None:
-    """Check the frozen players of a run that will be continued.
-
-    Raises:
-      ConfigError: one is missing, or has changed.
-    """
+    """Check the frozen players of a run that will be continued."""
     for policy in policy_folders:
         try:
             PlayerStore(folder / PLAYERS_FOLDER / policy).check()

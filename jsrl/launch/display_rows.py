@@ -21,7 +21,6 @@ def frames_per_step(env: EnvConfig) -> int:
 
 
 def other_policy(progress: Progress) -> OtherPolicy:
-    """Return the display's facts about a policy other than the first."""
     other = OtherPolicy(progress.policy.name, progress.env_steps, progress.updates)
     if not progress.curve:
         return other
@@ -47,7 +46,6 @@ class RatedPlayers:
 
 
 def player_rows(table: StandingsTable) -> tuple[PlayerRow, ...]:
-    """Return the display's rows of the players of a table."""
     every = range(len(table.players))
     return tuple(
         PlayerRow(table.players[i], float(table.elo[i]), float(table.half[i]), tuple(table.share(i, j) for j in every))

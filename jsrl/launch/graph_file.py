@@ -32,9 +32,6 @@ def resolve(experiment: Experiment, graph: Edit | None) -> tuple[Graph, bool]:
     Args:
       experiment: to run. graph: a graph; a function that gets the experiment's own graph and returns one; such a function as
         `module:function`; None or `own`: the experiment's own.
-
-    Raises:
-      ConfigError: there is no such function, it refuses the experiment's graph, or it does not return a graph.
     """
     own = make_graph(experiment)
     graph = None if graph == OWN else graph
@@ -78,11 +75,7 @@ def _a(value: object) -> str:
 
 
 def stored_graph(folder: RunFolder) -> Graph | None:
-    """Return the graph of a run that differs from its experiment's own; None: it ran that.
-
-    Raises:
-      ConfigError: its file is missing or damaged; the message says how to continue without it.
-    """
+    """Return the graph of a run that differs from its experiment's own; None: it ran that."""
     try:
         saved = read_graph(folder.path)
     except ConfigError as error:
@@ -94,11 +87,6 @@ def stored_graph(folder: RunFolder) -> Graph | None:
 
 
 def read_graph(folder: Path) -> Graph:
-    """Return the graph of a run.
-
-    Raises:
-      ConfigError: its file is missing or damaged.
-    """
     try:
         return Graph.from_json(_read(folder)[0])
     except (OSError, ValueError, ConfigError) as error:
@@ -119,11 +107,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def saved_experiment(folder: RunFolder) -> Experiment:
-    """Return the experiment of a run, with all its policies.
-
-    Raises:
-      ConfigError: its file is missing or damaged.
-    """
     folder.use_source()
     config = folder.config
     try:
@@ -191,9 +174,6 @@ def experiment_of(folder: RunFolder, policy: str = "") -> Experiment:
 
     Args:
       folder: the run's. policy: its name; empty: the first one's.
-
-    Raises:
-      ConfigError: the run has no such policy, or its files are damaged.
     """
     experiment = saved_experiment(folder)
     if (folder.path / FILE).exists():

@@ -128,15 +128,12 @@ class Hooks:
         self._call_all("on_start")
 
     def write(self, row: dict[str, Any]) -> None:
-        """Call on_metrics with a row; rows are dropped while too many wait."""
         self._call_all("on_metrics", dict(row), may_drop=True)
 
     def evaluated(self, score: dict[str, Any]) -> None:
-        """Call on_evaluation with a score."""
         self._call_all("on_evaluation", score)
 
     def saved(self, snapshot: SavedSnapshot) -> None:
-        """Call on_snapshot with a written snapshot."""
         self._call_all("on_snapshot", snapshot)
 
     def end(self, result: Result | None, limit_s: float) -> None:
@@ -192,17 +189,12 @@ class Hooks:
 
 
 def hook_name(hook: Any) -> str:
-    """Return the name of a hook for messages: its attribute `name`, or the name of its class."""
     name = getattr(hook, "name", None)
     return name if isinstance(name, str) and name else type(hook).__name__
 
 
 def load_hooks(hooks: Sequence[Any]) -> list[Any]:
-    """Return hooks, those given as `module:name` imported and made.
-
-    Raises:
-      ConfigError: one cannot be imported or made, or is not a hook.
-    """
+    """Return hooks, those given as `module:name` imported and made."""
     found = load_values("hook", hooks, METHODS)
     for hook in found:
         check_hook(hook)
@@ -210,11 +202,6 @@ def load_hooks(hooks: Sequence[Any]) -> list[Any]:
 
 
 def check_hook(hook: Any) -> None:
-    """Check the methods of a hook.
-
-    Raises:
-      ConfigError: a method has nearly the name of a hook's method, or other arguments.
-    """
     what, known = f"hook {hook_name(hook)}", ", ".join(f"{name}({', '.join(a)})" for name, a in METHODS.items())
     strange = [n for n in dir(hook) if n.startswith("on_") and n not in METHODS and nearest(n, METHODS)]
     if strange:

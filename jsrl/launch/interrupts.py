@@ -34,7 +34,6 @@ class Interrupts:
         self._first, self._count = first, 0
 
     def __call__(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """Handle a signal."""
         if loads_native(frame):
             send_again(number)
             return
@@ -63,7 +62,6 @@ class EarlyInterrupt:
         self.taken = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
         self.taken = True
         if not loads_native(frame):
             raise KeyboardInterrupt

@@ -155,13 +155,13 @@ class Handle(Protocol):
     """
 
     @property
-    def where(self) -> str: ...  # noqa: D102
+    def where(self) -> str: ...
 
     @property
-    def host(self) -> str: ...  # noqa: D102
+    def host(self) -> str: ...
 
     @property
-    def log(self) -> str: ...  # noqa: D102
+    def log(self) -> str: ...
 
     @property
     def alive(self) -> bool:

@@ -30,9 +30,6 @@ def bind_addresses(
 
     A stream with its own transport uses that; another one between hosts uses TCP, and one that stays on this host
     uses the experiment's transport.
-
-    Raises:
-      ConfigError: there are not enough ports, or a socket's path is too long.
     """
     over_zmq, found = zmq_addresses(experiment, memory_folder), {}
     for stream in graph.streams:
@@ -56,7 +53,6 @@ def bind_addresses(
 
 
 def stays_here(graph: Graph, stream: Stream, hosts: Hosts) -> bool:
-    """Return whether all workers of a stream are on this host."""
     return hosts.are_here(worker.name for worker, _, _ in graph.ends(stream.name))
 
 
@@ -99,7 +95,6 @@ def ends_of(
 
 
 def hop_of(graph: Graph, stream: Stream, reader: WorkerNode) -> str:
-    """Return the name under which a worker's input trajectories are counted: the first learner's is SAMPLES."""
     if stream.type != "samples" or stream.feedback:
         return ""
     first = next((worker.name for worker in graph.workers if graph.kind(worker.name).lifecycle.must_finish), "")
@@ -126,11 +121,7 @@ def _own_first(servers: list[Peer]) -> list[Peer]:
 
 
 def keys_folder(experiment: Experiment, folder: str, hosts: Hosts) -> str | None:
-    """Return the folder of a run's keys if one of its streams uses TCP; None: none does.
-
-    Raises:
-      ConfigError: encryption is not available here.
-    """
+    """Return the folder of a run's keys if one of its streams uses TCP; None: none does."""
     if not (experiment.encrypted or hosts.of):
         return None
     check_encryption()
@@ -164,11 +155,7 @@ def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str]
 
 
 def begin_encryption(experiment: Experiment, keys: str | None, *, show: Callable[[str], None]) -> None:
-    """Make a run's keys if its streams are encrypted and it has none yet, and tell the user their path.
-
-    Raises:
-      ConfigError: they cannot be written, or existing ones are broken.
-    """
+    """Make a run's keys if its streams are encrypted and it has none yet, and tell the user their path."""
     if keys is not None:
         path = make_keys(keys) / CLIENT_FILE
         if experiment.encrypted:  # for programs of the user; joined hosts have their own keys
@@ -176,11 +163,7 @@ def begin_encryption(experiment: Experiment, keys: str | None, *, show: Callable
 
 
 def check_address(experiment: Experiment) -> None:
-    """Check that streams can listen on the address of the option `bind`.
-
-    Raises:
-      ConfigError: it is not an address of this host, or its first port is in use.
-    """
+    """Check that streams can listen on the address of the option `bind`."""
     if not experiment.uses_zeromq:
         return
     host, port = experiment.bind_to

@@ -45,11 +45,7 @@ def memory_root() -> Path:
 
 
 def check_memory(plan: Plan) -> None:
-    """Refuse a run on this host that needs more memory than its job may use; other hosts are checked with the layout.
-
-    Raises:
-      ConfigError: with the memory of the largest workers.
-    """
+    """Refuse a run on this host that needs more memory than its job may use; other hosts are checked with the layout."""
     if plan.hosts.of:
         return
     has_gpus = bool(accelerators())  # which then hold replay and params
@@ -72,11 +68,7 @@ def check_memory(plan: Plan) -> None:
 
 
 def check_shared_memory(plan: Plan) -> None:
-    """Refuse a run whose streams do not fit into shared memory, before anything starts.
-
-    Raises:
-      ConfigError: with the bytes needed, the bytes free, and a transport that needs none.
-    """
+    """Refuse a run whose streams do not fit into shared memory, before anything starts."""
     if not plan.experiment.where.has_processes:
         return
     free = shutil.disk_usage(plan.memory_folder.parent).free

@@ -18,11 +18,7 @@ from jsrl.types import EnvSpec, GameSpec
 
 
 def found_opponents(experiment: Experiment, runs_dir: str | os.PathLike[str]) -> Experiment:
-    """Return an experiment whose opponents from other runs, `RUN@TAG`, are named by these runs' paths.
-
-    Raises:
-      ConfigError: there is no such run.
-    """
+    """Return an experiment whose opponents from other runs, `RUN@TAG`, are named by these runs' paths."""
 
     def found(names: tuple[str, ...]) -> tuple[str, ...]:
         parts = [(name, *name.rpartition("@")) for name in names]
@@ -42,9 +38,6 @@ def check_scores(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mappin
 
     Args:
       spec: of the environment. seats: policy -> its seats: name -> place.
-
-    Raises:
-      ConfigError: an opponent cannot play, or the score of a policy in a zero-sum game is a mean return.
     """
     for policy, own in seats.items():
         against = opponents_of(experiment, policy)
@@ -92,7 +85,6 @@ def _opponent(name: str, e: Experiment, spec: GameSpec, seats: Mapping[str, Mapp
 
 
 def spec_places(spec: GameSpec, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the places of seats by name."""
     return dict(zip(names, spec.index(names), strict=True))
 
 
@@ -102,11 +94,7 @@ def plays_initial(names: Iterable[str]) -> bool:
 
 
 def check_initial(experiment: Experiment, folder: Path, policy_folders: list[str]) -> None:
-    """Check that a resumed run has the player `initial`, if evaluations need it.
-
-    Raises:
-      ConfigError: it froze none.
-    """
+    """Check that a resumed run has the player `initial`, if evaluations need it."""
     names = dict.fromkeys(name for policy in ("", *experiment.policies) for name in opponents_of(experiment, policy))
     for name in names:
         if not plays_initial([name]):

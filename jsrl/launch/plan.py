@@ -66,21 +66,17 @@ class Plan:
         return next(iter(self.schemas_of.values()))
 
     def begun_at(self, start_points: Mapping[str, StartPoint]) -> Plan:
-        """Return the plan with the start points of its policies, by name."""
         return dataclasses.replace(self, jobs=tuple(_begun_at(job, start_points) for job in self.jobs))
 
     def job(self, name: str) -> Job:
-        """Return the job of a worker."""
         return next(job for job in self.jobs if job.name == name)
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Return the kind of each worker."""
         return self.graph.kinds
 
     @property
     def registry(self) -> str:
-        """Return the folder of the names under which its workers find each other."""
         return self.jobs[0].registry
 
     @property
@@ -92,7 +88,6 @@ class Plan:
 
     @property
     def shared_memory_bytes(self) -> int:
-        """Return the bytes that this run needs in the shared-memory file system."""
         e = self.experiment
         apart = not self.hosts.are_here(job.name for job in self.jobs)  # streams to other hosts need none
         if not e.where.has_processes or e.uses_zeromq or e.recording is not None or apart:
@@ -107,7 +102,6 @@ class Plan:
 
     @property
     def stream_bytes(self) -> int:
-        """Return the bytes of all blocks of the streams of trajectories."""
         block = {name: sum(leaf.size_bytes for leaf in leaves(s.trajectory)) for name, s in self.schemas_of.items()}
         streams = [stream for stream in self.graph.streams if stream.schema == "trajectory"]
         readers = {s.name: len(self.graph.sinks(s.name)) if s.routing == "broadcast" else 1 for s in streams}
@@ -133,9 +127,6 @@ def make_plan(
       experiment: what to run. folder: the run's. memory_folder: for shared memory and sockets.
       graph: see jsrl.launch.graph_file.resolve.
       place: returns the host of each worker, from the plan in which all are on this one.
-
-    Raises:
-      ConfigError: something cannot work; the message says what.
     """
     resolved, changed = resolve(experiment, graph)
     check(resolved)
@@ -208,7 +199,6 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
 
 
 def _check_restarts(restarts: Mapping[str, int], graph: Graph) -> None:
-    """Refuse restarts of kinds that do not exist."""
     known = {kind.prefix for kind in (*own_kinds(), *graph.kinds.values())} if restarts else set()
     for name in restarts.keys() - known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -264,11 +254,7 @@ def _resolved(policy: PolicyPart) -> PolicyPart:
 
 
 def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
-    """Refuse a reader that gets another policy's rows with other leaves.
-
-    Raises:
-      ConfigError: names both policies.
-    """
+    """Refuse a reader that gets another policy's rows with other leaves."""
     for stream in graph.streams:
         for worker, _ in graph.sinks(stream.name) if stream.type == "samples" else ():
             own = policy_of(graph, worker)
@@ -288,9 +274,6 @@ def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
     """Return the experiment with its open options decided, and lines about them; None: nothing was open.
 
     Open are `auto` options, for this machine, and the policies of different seats.
-
-    Raises:
-      ConfigError, EnvironmentFault: its environment cannot be made.
     """
     line = None
     if may_need_policies(experiment):

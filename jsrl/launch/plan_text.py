@@ -75,7 +75,6 @@ def _transport(e: Experiment) -> str:
 
 
 def _devices(plan: Plan, jobs: list[Job], gpus: list[str], layout: Layout | None) -> str:
-    """Return the devices of the workers of a kind: of one on each of their hosts."""
     if layout is None:
         return _device(plan, jobs[0], gpus)
     found = []
@@ -137,5 +136,4 @@ def _stream(plan: Plan, stream: Stream) -> str:
 
 
 def _families(ends: list[tuple[WorkerNode, Link]]) -> str:
-    """Return the workers at one side of a stream; those of a family as one word."""
     return ", ".join(dict.fromkeys(worker.family for worker, _ in ends)) or "nobody"

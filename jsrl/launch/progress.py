@@ -57,11 +57,9 @@ class Progress:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Return its env steps and updates, under their names in lines of metrics."""
         return {self.policy.named("env_steps"): self.env_steps, self.policy.named("updates"): self.updates}
 
     def best(self, run: Path) -> dict[str, Any]:
-        """Return the score and env steps of its snapshot `best` in the folder of the run; empty: it has none."""
         facts = read_best(run, self.policy.folder)
         if "env_steps" in facts:
             number = int(facts["version_updates"])
@@ -72,7 +70,6 @@ class Progress:
         return facts
 
     def outcome(self, run: Path) -> dict[str, Any]:
-        """Return its part of the result of the run in a folder."""
         scores = {"evaluation": self.evaluation, "final": self.final, "best": self.best(run)}
         return {"ended": self.ended, **self.kept, **scores}
 
@@ -106,7 +103,6 @@ class Progress:
                 del self._points[1:-1:2]  # the points between are interpolated anyway
 
     def evaluated(self, facts: dict[str, Any]) -> None:
-        """Take a score; a score that ended the training stays the `evaluation`."""
         if self.ended != "stop_at_return":
             self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
         self.curve.append((facts["env_steps"], score_of(facts)))

@@ -29,17 +29,12 @@ RECORDED_OPTIONS = ("id", "kwargs", "wrappers", "max_episode_steps", "tasks", "t
 
 
 def begin_record(e: Experiment, schemas: Schemas, source: Source) -> None:
-    """Prepare the folder that a run records to, if it records.
-
-    Raises:
-      RecordingError: it cannot be written, or holds something else. SpecMismatch: it holds trajectories of another kind.
-    """
+    """Prepare the folder that a run records to, if it records."""
     if e.record is not None:
         begin_recorded(Path(e.record), schemas.env, e.env, schemas.trajectory, source)
 
 
 def begin_recorded(folder: Path, spec: EnvSpec, env: EnvConfig, trajectory: Trajectory, source: Source) -> None:
-    """Prepare a folder for trajectories of an environment; raises as `begin_record`."""
     versions = dict(package_versions())
     begin_recording(
         folder, make_manifest(facts_of(spec), options_of(env), trajectory, source=source, versions=versions)
@@ -47,7 +42,6 @@ def begin_recorded(folder: Path, spec: EnvSpec, env: EnvConfig, trajectory: Traj
 
 
 def options_of(env: EnvConfig) -> dict[str, Any]:
-    """Return the options of an environment that change what is recorded, as JSON."""
     return {name: value for name, value in to_json(env)["fields"].items() if name in RECORDED_OPTIONS}
 
 
@@ -120,7 +114,6 @@ def _plain(value: Any) -> Any:
 
 
 def recording_lines(plan: Plan) -> list[str]:
-    """Return the plan's lines about recordings."""
     e = plan.experiment
     if e.record is not None:
         return [f"actor -> {e.record}   recording  a copy of each trajectory, at most {e.record_limit_mb:,} MiB"]

@@ -22,7 +22,6 @@ def replay_stream_bytes(e: Experiment, schemas: Schemas) -> int:
 
 
 def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
-    """Return the plan's lines about replay, besides its streams."""
     r = e.buffer
     if r is None:
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import textwrap
 from dataclasses import dataclass, field
@@ -25,12 +26,10 @@ STOPPED = "stopped by"  # followed by `hook` and its name, or by the worker of a
 
 
 def is_intended(ended: str) -> bool:
-    """Return whether a run ended for one of its own reasons, or because its director or a hook of the user ended it."""
     return ended in INTENDED or ended.startswith(STOPPED)
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the run in a folder has ended as intended, with its final snapshot on disk."""
     result = read_result(folder)
     return is_intended(str(result.get("ended", ""))) and not result.get("unsaved")
 
@@ -40,8 +39,46 @@ def missing(group: Group) -> list[int]:
     return [seed for seed in group.seeds if not is_finished(group.folder(seed))]
 
 
+class RunData:
+    """What a run's folder gives while it runs and afterwards: `metrics`, `scores`, `plot`, `policy`."""
+
+    folder: Path
+
+    @property
+    def _run(self) -> Run:
+        return Run(RunFolder(self.folder))
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Return the run's metrics as columns: name -> numpy array with NaN where a line has no value."""
+        return self._run.metrics
+
+    @property
+    def scores(self) -> Scores:
+        """Return the evaluations as arrays, those of the first policy if there are several: `scores.return_mean`."""
+        return self._run.scores
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the scores of every policy with their 95% intervals into matplotlib axes (None: new ones), and return these.
+
+        Raises:
+          MissingExtra: matplotlib is not installed.
+        """
+        return self._run.plot(axes)
+
+    def policy(self, tag: str = "best", policy: str = "") -> Policy:
+        """Return a policy of the run to act with: the best one, or that of another tag; see `load_policy`.
+
+        Raises:
+          ConfigError: there is no such tag or policy.
+        """
+        from jsrl.policy import load_policy
+
+        return load_policy(self.folder, tag, policy=policy)
+
+
 @dataclass(frozen=True)
-class Result:
+class Result(RunData):
     """The outcome of a run.
 
     Attributes:
@@ -82,36 +119,14 @@ class Result:
         return is_intended(self.ended)
 
     @property
-    def _run(self) -> Run:
-        return Run(RunFolder(self.folder))
+    def facts(self) -> dict[str, Any]:
+        """Return the fields as plain values, from which `from_facts` makes an equal result."""
+        return dataclasses.asdict(self) | {"folder": str(self.folder)}
 
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """Return the run's metrics as columns: name -> numpy array with NaN where a line has no value."""
-        return self._run.metrics
-
-    @property
-    def scores(self) -> Scores:
-        """Return the evaluations as arrays, those of the first policy if there are several: `scores.return_mean`."""
-        return self._run.scores
-
-    def plot(self, axes: Any = None) -> Any:
-        """Draw the scores of every policy with their 95% intervals into matplotlib axes (None: new ones), and return these.
-
-        Raises:
-          MissingExtra: matplotlib is not installed.
-        """
-        return self._run.plot(axes)
-
-    def policy(self, tag: str = "best", policy: str = "") -> Policy:
-        """Return a policy of the run to act with: the best one, or that of another tag; see `load_policy`.
-
-        Raises:
-          ConfigError: there is no such tag or policy.
-        """
-        from jsrl.policy import load_policy
-
-        return load_policy(self.folder, tag, policy=policy)
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> Result:
+        """Return the result with these fields."""
+        return cls(**facts | {"folder": Path(facts["folder"])})
 
     @property
     def params(self) -> Any:
@@ -126,7 +141,6 @@ class Result:
         return store.load("latest").tree["state"]["params"]
 
     def __str__(self) -> str:
-        """Return the closing lines."""
         how = f"reached {self.ended}" if self.ended in INTENDED else self.ended
         lines = [
             f"{how} after {self.env_steps:,} env steps, {counted(self.updates, 'update')}, {self.wall_s:.1f} s "
@@ -183,12 +197,10 @@ def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def ledger_text(ledger: dict[str, Any]) -> str:
-    """Return a ledger as one sum, and whether it balances."""
     return str(hop_ledger(ledger))
 
 
 def ledger_lines(ledger: dict[str, Any], hops: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a line for each ledger of a run."""
     lines = [f"ledger: {ledger_text(ledger)}"] if ledger else []
     return lines + [f"ledger of {name}: {ledger_text(counts)}" for name, counts in hops.items()]
 

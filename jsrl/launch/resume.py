@@ -44,11 +44,6 @@ LONG_REPLAY = 100_000  # env steps: a minute or more, unless the environment is 
 
 
 def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
-    """Return the changes of a resume, as text.
-
-    Raises:
-      ConfigError: a change that would make it another experiment; names the option.
-    """
     lines = []
     counts = [(e.env_steps_per_batch, e.updates_per_batch) for e in (old, new)]
     kept, given = old.buffer, new.buffer
@@ -84,11 +79,7 @@ def _is_coefficient(option: str, before: object, after: object) -> bool:
 
 @contextlib.contextmanager
 def claimed(folder: RunFolder) -> Iterator[None]:
-    """Hold a run folder for this process, so that no second process continues it.
-
-    Raises:
-      ConfigError: another process holds it, or its path is not valid UTF-8, which the files of a run are.
-    """
+    """Hold a run folder for this process, so that no second process continues it."""
     try:
         os.fspath(folder.path.absolute()).encode()
     except UnicodeEncodeError as error:
@@ -128,9 +119,6 @@ def next_start_point(
     Args:
       folder: the run's. policy: its folder under that of the snapshots. ledger: the page of its learner's counts (default:
         the first learner's). updates: at which it must have its snapshot (None: the newest).
-
-    Raises:
-      ConfigError: it has no good snapshot.
     """
     store = SnapshotStore(folder.snapshots / policy / "state")
     try:
@@ -171,9 +159,6 @@ def newest_good(store: SnapshotStore, updates: int | None = None) -> tuple[int, 
 
     Args:
       updates: consider only versions of that many updates (None: all).
-
-    Raises:
-      SnapshotError: there is none; the message says what is wrong with each.
     """
     broken: list[str] = []
     candidates = store.versions()[::-1]
@@ -199,9 +184,6 @@ def start_point_of(
 
     Args:
       hop: with its learner's ledger. updates: see next_start_point.
-
-    Raises:
-      ConfigError: it has snapshots, and none is good.
     """
     ledger = ledger_path(folder.path, hop)
     if SnapshotStore(folder.snapshots / policy.folder / "state").versions():
@@ -213,7 +195,6 @@ def start_point_of(
 
 
 def may_be_exact(experiment: Experiment) -> bool:
-    """Return whether a resume may continue environments exactly, if nothing else prevents it."""
     return experiment.is_deterministic and experiment.snapshots.exact and experiment.recording is None
 
 
@@ -278,9 +259,6 @@ def init_points(init_from: str, runs_dir: str | os.PathLike[str]) -> dict[str, S
 
     Args:
       init_from: `RUN@TAG` for the first policy, `NAME=RUN@TAG` for another one; several with commas between them.
-
-    Raises:
-      ConfigError: there is no such run or tag, or a policy is named twice.
     """
     points: dict[str, StartPoint] = {}
     for policy, _, params in _named_sources(init_from, runs_dir):
@@ -293,11 +271,7 @@ def init_points(init_from: str, runs_dir: str | os.PathLike[str]) -> dict[str, S
 
 
 def with_paths(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
-    """Return the value of --init-from with the path of each run: the newest run of an EXPERIMENT changes.
-
-    Raises:
-      ConfigError: as for `init_points`.
-    """
+    """Return the value of --init-from with the path of each run: the newest run of an EXPERIMENT changes."""
     found = []
     for policy, source, _ in _named_sources(init_from, runs_dir):
         run, tag = split_tag(source)
@@ -326,9 +300,6 @@ def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
     If that store does not have the tag, the other one is used.
 
     Tags of a policy other than the first are `NAME/TAG`.
-
-    Raises:
-      ConfigError: there is no such run or tag.
     """
     name, selector = split_tag(init_from)
     folder = RunFolder.open(name, runs_dir)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.util
+import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,6 +64,7 @@ from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
 from jsrl.recordings.recordings import Source
 from jsrl.references.capture import Capture
+from jsrl.references.importing import CAPTURED, importable_target, init_fields
 from jsrl.references.reference import from_json, to_json
 from jsrl.report.report import leave_report
 from jsrl.runs.identity import ProcessIdentity
@@ -359,13 +363,38 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
     Raises:
       ConfigError: something cannot be sent, or cannot change on resume.
     """
-    config = to_json(experiment, Capture(folder.source), "experiment")
+    config = sent(experiment, folder.source)
+    copy_captured(config, folder.source)
     folder.use_source()
     experiment = from_json(config)
     if resumed:
         return experiment, allowed_changes(saved_experiment(folder), experiment)
     begin_run_folder(experiment, folder)
     return experiment, []
+
+
+def sent(experiment: Any, source: Path) -> Any:
+    """Return an experiment as JSON for other processes; definitions of a notebook or script are written into `source`.
+
+    Those of the environment get a module of their own: actors import it, and the agent's definitions import jax.
+
+    Raises:
+      ConfigError: something cannot be sent.
+    """
+    if not isinstance(experiment, Experiment):
+        return to_json(experiment, Capture(source), "experiment")
+    fields = init_fields(experiment, "experiment")
+    env = to_json(fields.pop("env"), Capture(source), "experiment.env")
+    rest = to_json(fields, Capture(source), "experiment")
+    return {"$type": importable_target(Experiment), "fields": {"env": env, **rest}}
+
+
+def copy_captured(config: Any, source: Path) -> None:
+    """Copy the modules of captured definitions that JSON names into a run's folder: another run's may be deleted."""
+    for name in sorted(set(re.findall(rf"\b{CAPTURED}\w+", json.dumps(config)))):
+        if not (source / f"{name}.py").exists() and (found := importlib.util.find_spec(name)) and found.origin:
+            source.mkdir(exist_ok=True)
+            shutil.copy(found.origin, source)
 
 
 def placed_as_before(experiment: Experiment, folder: RunFolder) -> Experiment:

@@ -38,7 +38,6 @@ class SerialReporter:
         self._session.show(now=stage.startswith(LONG_STAGES))
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
-        """Pass an event to the session."""
         self._session.event(Event(self._worker, 0, name, text, facts))
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
@@ -47,7 +46,6 @@ class SerialReporter:
             self._display.begin(self._worker, str(activity))
 
     def left(self) -> None:
-        """Show that the update has ended."""
         if self._display is not None:
             self._display.end(self._worker)
 
@@ -145,7 +143,6 @@ class SerialRun:
             return None
 
     def _send_command(self, worker: str, name: str, facts: dict[str, Any]) -> None:
-        """Send a worker another worker's command."""
         if worker in self._workers:
             self._workers[worker].command(Command(name, facts))
 

@@ -27,17 +27,14 @@ class UpdateDisplay:
         self._thread = threading.Thread(target=self._run, name="update-display", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start the thread."""
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the thread."""
         self._closing.set()
         self._thread.join()
 
     def begin(self, worker: str, name: str) -> None:
-        """Record the start of an update."""
         with self._lock:
             self._call = worker, name, time.monotonic()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -121,12 +120,10 @@ class Session:
 
     @property
     def env_steps(self) -> int:
-        """Return the env steps that the first policy has been trained on."""
         return self._first.env_steps
 
     @property
     def updates(self) -> int:
-        """Return the updates of the first policy so far."""
         return self._first.updates
 
     @property
@@ -135,7 +132,6 @@ class Session:
         return {name: progress.kept_number for name, progress in self.policies.items()}
 
     def progress_of(self, worker: str) -> Progress:
-        """Return the progress of a worker's policy."""
         return self._policy_of.get(worker, self._first)
 
     @property
@@ -154,11 +150,9 @@ class Session:
         return self._trained_s is not None and self.now() - self._trained_s >= self._limit_s
 
     def now(self) -> float:
-        """Return the time by the session's clock."""
         return time.monotonic()
 
     def report(self, message: Report) -> None:
-        """Take a worker's report."""
         self._receive(message.worker, message.metrics)
         self.facts(message.worker, message.facts)
         if FINAL in message.facts and message.worker not in self.finals:  # the event was lost
@@ -183,7 +177,6 @@ class Session:
         return worker not in self._kinds or self._kinds[worker].lifecycle.must_finish
 
     def facts(self, worker: str, facts: dict[str, Any]) -> None:
-        """Take a learner's counters from a report or its last message."""
         if not self._trains(worker):
             return
         progress = self.progress_of(worker)
@@ -301,7 +294,6 @@ class Session:
         self.hooks.saved(SavedSnapshot(path, tags, updates, policy.name, facts["store"] == "state"))
 
     def _write(self, progress: Progress, metrics: dict[str, float], env_steps: int, updates: int) -> None:
-        """Write a policy's line of metrics, at these env steps and updates."""
         if self._is_deleted:
             return
         if progress is self._first:
@@ -334,7 +326,6 @@ class Session:
                 progress.end(reason)
 
     def fail(self, error: BaseException) -> None:
-        """Record that the run failed, in result.json and in the controller's log."""
         self.reason, self.finished_s = "failed", self.finished_s or time.monotonic()
         result = self.result(printable(f"{type(error).__name__}: {error}"))
         for line in ledger_lines(result.ledger, result.hops):
@@ -357,7 +348,6 @@ class Session:
         return self._ends.get(producer, producer.rpartition(".")[0])
 
     def stage(self, worker: str, stage: str) -> None:
-        """Record the stage of a worker; `ready` ends its start."""
         self._stages.set(worker, stage, self.now())
 
     def call(self, worker: str, name: str, for_s: float) -> None:
@@ -369,9 +359,6 @@ class Session:
 
         Args:
           writes: False after the workers' last reports, which belong to the last line.
-
-        Raises:
-          RunDeleted: the run folder is gone.
         """
         if self.now() < self._look_s:
             return
@@ -455,7 +442,6 @@ class Session:
         return self._first.policy.name if len(self.experiment.policies) > 1 else ""
 
     def state(self) -> DisplayState:
-        """Return the state for the display."""
         return DisplayState(
             run=self.folder.name,
             elapsed_s=self.elapsed_s,
@@ -482,9 +468,6 @@ class Session:
         """Return the outcome, and write it as result.json, which also keeps the error of a failed run.
 
         The ledgers come from the pages in the run folder, which are up to date even for killed workers.
-
-        Raises:
-          RunDeleted: the run folder is gone, and there is no other error.
         """
         if not error:
             self._check_folder()
@@ -507,7 +490,7 @@ class Session:
             restarts=self.restarts,
         )
         self.outcome = result
-        facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})
+        facts = result.facts | ({"error": error} if error else {})
         text = json.dumps(facts, indent=2, default=float)
         try:
             if not self._is_deleted:  # else RunDeleted says so

@@ -32,7 +32,6 @@ class Stages:
         self.rows: dict[str, WorkerRow] = {}
 
     def set(self, worker: str, stage: str, now_s: float) -> None:
-        """Record the stage of a worker."""
         kind = self._kinds[worker]
         if worker not in self._of:
             self.counts[kind.name] += 1
@@ -45,7 +44,6 @@ class Stages:
             self._starting[worker] = None
 
     def remove(self, worker: str) -> None:
-        """Forget a worker."""
         if self._of.pop(worker, None) is not None:
             self._starting.pop(worker, None)
             self._calls.pop(worker, None)
@@ -59,7 +57,6 @@ class Stages:
             self._calls.pop(worker, None)
 
     def __iter__(self) -> Iterator[tuple[str, str, float]]:
-        """Yield (worker, stage, since when)."""
         return ((worker, stage, since_s) for worker, (stage, since_s) in self._of.items())
 
     def waiting(self, now_s: float) -> tuple[Waiting, ...]:
@@ -74,7 +71,6 @@ class Stages:
 
 
 def row_of(kind: Kind) -> WorkerRow:
-    """Return the live display's row for a kind of worker."""
     prefix, headline = kind.prefix, kind.shown.headline
     shown = [a for a in of_main_thread(kind.shown.activities) if a.phase == "wait" or a.name in headline.others]
     return WorkerRow(

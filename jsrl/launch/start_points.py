@@ -37,11 +37,7 @@ PARTS = ("params", "learner_params", "opt_state")  # of a state; a replay and a 
 def find_start_points(
     resumed: RunFolder | None, init_from: str | None, runs_dir: str | os.PathLike[str]
 ) -> tuple[dict[str, StartPoint], list[str]]:
-    """Return the start points of policies ("" is the first one), and messages.
-
-    Raises:
-      ConfigError: both options are given, or there is nothing to start from.
-    """
+    """Return the start points of policies ("" is the first one), and messages."""
     if resumed is not None and init_from is not None:
         raise ConfigError(
             "--resume continues with a run's own params; leave out --init-from, or start a new run with it."
@@ -54,11 +50,7 @@ def find_start_points(
 
 
 def check_kept(init_from: str, runs_dir: str | os.PathLike[str], deleted: Collection[Path]) -> None:
-    """Check, before `--overwrite` deletes folders, that the params to begin with exist and are in none of them.
-
-    Raises:
-      ConfigError: they do not exist, or would be deleted.
-    """
+    """Check, before `--overwrite` deletes folders, that the params to begin with exist and are in none of them."""
     for point in init_points(init_from, runs_dir).values():
         source = Path(str(point.restore)).resolve()
         for folder in deleted:
@@ -76,9 +68,6 @@ def begin_policies(
 
     Args:
       starts: of policies that take something from before; "" is the first policy.
-
-    Raises:
-      ConfigError: a policy of a resumed run cannot continue, or `starts` names a policy that the run does not have.
     """
     first, *others = plan.policies
     unknown = sorted(set(starts) - {"", *others})
@@ -153,11 +142,7 @@ def what_is_lost(folder: RunFolder, policy: PolicyPart, start: StartPoint) -> li
 
 
 def check_kept_state(plan: Plan) -> None:
-    """Check, before workers start, that the states of a resumed run fit its agents, from the shapes in the snapshots.
-
-    Raises:
-      ConfigError: the agent or the spaces are others.
-    """
+    """Check, before workers start, that the states of a resumed run fit its agents, from the shapes in the snapshots."""
     for policy in plan.policies.values():
         start, schemas = plan.job(policy.learner).start_point, plan.schemas_of[policy.name]
         if start.restore is None or start.params_only:
@@ -180,11 +165,7 @@ def check_kept_state(plan: Plan) -> None:
 
 
 def check_initial_params(plan: Plan) -> None:
-    """Check, before workers start, that the params of --init-from fit the agents, from the shapes in the snapshots.
-
-    Raises:
-      ConfigError: they are of another network or other spaces.
-    """
+    """Check, before workers start, that the params of --init-from fit the agents, from the shapes in the snapshots."""
     for policy in plan.policies.values():
         start, schemas = plan.job(policy.learner).start_point, plan.schemas_of[policy.name]
         if not start.params_only:

@@ -54,12 +54,10 @@ class SupervisedWorker:
 
     @property
     def name(self) -> str:
-        """Return the worker's name."""
         return self.job.name
 
     @property
     def ready(self) -> bool:
-        """Return whether the worker is working."""
         return self.stage == "ready"
 
     @property
@@ -75,17 +73,14 @@ class SupervisedWorker:
 
     @property
     def alive(self) -> bool:
-        """Return whether it has not ended."""
         return self.handle.alive
 
     @property
     def ending(self) -> str:
-        """Return how it ended, as text."""
         ended = self.handle.exit
         return "still running" if ended is None else ended.text
 
     def receive(self, message: AnyMessage) -> None:
-        """Process a message of the worker."""
         self.beat_s = time.monotonic()
         if isinstance(message, Stage):
             self.stage, self.pid, self.stage_s = message.stage, message.pid, self.beat_s

@@ -46,12 +46,10 @@ class Budget(RateLimit):
 
     @property
     def pause_s(self) -> float:
-        """Return the pause before a restart now, in seconds."""
         return min(self._backoff_s * 2.0 ** min(self.used, 60), self._max_backoff_s)
 
 
 def restarts(e: Experiment, kind: Kind) -> int:
-    """Return the restarts that an experiment allows per worker of a kind."""
     own = e.supervision.restarts.get(kind.prefix)
     return max(e.restart, value_of(kind.lifecycle.min_restarts, e)) if own is None else own
 
@@ -65,7 +63,6 @@ class Supervision:
         self.restarts: dict[str, int] = {}
 
     def budget(self, job: Job) -> Budget:
-        """Return the budget of a worker."""
         if job.name not in self._budgets:
             s = self._experiment.supervision
             limit = restarts(self._experiment, find_kind(job.kind)) if job.restart is None else job.restart
@@ -85,11 +82,9 @@ class Supervision:
         return pause_s
 
     def metrics(self) -> dict[str, float]:
-        """Return `restarts/KIND` for every kind with a restart."""
         return {f"restarts/{kind}": float(count) for kind, count in self.restarts.items()}
 
     def text(self, job: Job) -> str:
-        """Return how much of a worker's budget is used, as text."""
         budget = self.budget(job)
         return f"restart {budget.used} of {budget.limit} within {budget.window_s:g} s"
 
@@ -114,11 +109,7 @@ class Restart:
 
 
 def replacement_job(job: Job, folder: Path) -> tuple[Job, list[str]]:
-    """Return the job that replaces a dead worker, and warnings: a higher incarnation; its state is the last good snapshot.
-
-    Raises:
-      SnapshotError: all its snapshots are damaged.
-    """
+    """Return the job that replaces a dead worker, and warnings: a higher incarnation; its state is the last good snapshot."""
     job = dataclasses.replace(job, incarnation=job.incarnation + 1)
     if find_kind(job.kind).lifecycle.state != "snapshot":
         return job, []
@@ -141,7 +132,6 @@ def lost_text(job: Job, updates: int) -> str:
 
 
 def page_of(job: Job, folder: Path) -> Path:
-    """Return the path of a learner's ledger page."""
     return ledger_path(folder, job.input_hop)
 
 

@@ -16,9 +16,6 @@ def load_values(what: str, given: Sequence[Any], methods: Iterable[str]) -> list
     Args:
       what: `hook` or `sink`. given: objects; or `module:name` of a function or class without arguments that makes one or
         several. methods: each value has at least one of them.
-
-    Raises:
-      ConfigError: one cannot be imported or made, or has none of the methods.
     """
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ConfigError(f"{what}s is a value of type {type(given).__name__}, expected a list of {what}s.")
@@ -38,11 +35,7 @@ def load_values(what: str, given: Sequence[Any], methods: Iterable[str]) -> list
 
 
 def made_by(what: str, reference: str, methods: Sequence[str]) -> list[Any]:
-    """Return the values that `module:name` makes, or its value.
-
-    Raises:
-      ConfigError: it cannot be imported, or raises.
-    """
+    """Return the values that `module:name` makes, or its value."""
     found = import_target(reference)
     if callable(found) and (inspect.isclass(found) or not has_any(found, methods)):
         try:
@@ -58,5 +51,4 @@ def made_by(what: str, reference: str, methods: Sequence[str]) -> list[Any]:
 
 
 def has_any(value: Any, methods: Iterable[str]) -> bool:
-    """Return whether a value has one of some methods."""
     return any(callable(getattr(value, name, None)) for name in methods)

@@ -96,7 +96,6 @@ class Watchdog:
         return worker is subject or now_s - self._asked_s.get(worker.name, -FRESH_S) >= FRESH_S
 
     def _signal_for_stacks(self, silent: list[SupervisedWorker]) -> None:
-        """Get the stacks of workers that do not answer, of all at once."""
         with ThreadPoolExecutor(len(silent)) as pool:
             for worker, text in zip(
                 silent, pool.map(lambda worker: worker.handle.stacks(INSIST_S), silent), strict=True
@@ -139,7 +138,6 @@ class Watchdog:
             self._session.display.message(f"{noticed}; the run continues ({report})", "warning")
 
     def _head(self, noticed: str) -> str:
-        """Return the reason of the report, and the progress of the run."""
         session = self._session
         clock = time.strftime("%Y-%m-%d %H:%M:%S")
         lines = [
@@ -189,7 +187,6 @@ def state(worker: SupervisedWorker) -> tuple[str, str]:
 
 
 def section(worker: SupervisedWorker, log_tail: str) -> str:
-    """Return the part of a report that is about one worker; `log_tail`: the end of its log."""
     now_s, job = time.monotonic(), worker.job
     found, uses = state(worker)
     lines = [
@@ -221,7 +218,6 @@ def why_silent(worker: SupervisedWorker, found: str) -> str:
 
 
 def known_lines(known: Mapping[str, object]) -> list[str]:
-    """Return the informative metrics and counters, a few per line."""
     words = [
         f"{name} {value:g}"
         for name, value in sorted(known.items())
@@ -231,5 +227,4 @@ def known_lines(known: Mapping[str, object]) -> list[str]:
 
 
 def indented(text: str) -> str:
-    """Return text with every line indented."""
     return "".join(f"    {line}\n" for line in text.splitlines()).rstrip("\n")

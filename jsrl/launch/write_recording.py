@@ -130,11 +130,7 @@ def _rows_of(spec: EnvSpec, episode: RecordedEpisode, name: str) -> Trajectory:
 
 
 def _stored(spec: ActionSpec, action: Array, name: str) -> Array:
-    """Return actions [L, ...] of an environment as agents store them, the inverse of `to_environment`.
-
-    Raises:
-      SpecMismatch: they have another shape, or one is outside the environment's space.
-    """
+    """Return actions [L, ...] of an environment as agents store them, the inverse of `to_environment`."""
     shape = spec.array.shape
     if action.size != len(action) * int(np.prod(shape)):
         raise SpecMismatch(f"{name}: actions are {action.dtype} {list(action.shape)}; expected [L, {list(shape)}].")

@@ -95,7 +95,6 @@ class MatchScore:
         }
 
     def __str__(self) -> str:
-        """Return it as a line."""
         f = self.facts()
         sides = "; ".join(f"as {side} {own['win_rate']:.3f}" for side, own in f["by_side"].items())
         return (
@@ -155,12 +154,10 @@ class Table:
 
     @property
     def complete(self) -> bool:
-        """Return whether all games are played."""
         return not self._left.any()
 
     @property
     def endless(self) -> bool:
-        """Return whether a game that counts seems to have no end."""
         return self._open.any_endless(self._left > 0)
 
     def advance(self, budget_s: float = math.inf) -> bool:
@@ -186,7 +183,6 @@ class Table:
         return self.complete
 
     def _seated(self) -> np.ndarray:
-        """Return the player of each side in each slot, [B, S]."""
         return self._seatings[self._number % len(self._seatings)]
 
     def _act(self, step: GameStep) -> dict[str, Array]:

@@ -35,12 +35,10 @@ class Contestant:
 
     @property
     def places(self) -> frozenset[int]:
-        """Return the seats that it can play."""
         return frozenset(place for policy in self.policies for place in policy.places)
 
 
 def places_of_sides(spec: GameSpec) -> list[frozenset[int]]:
-    """Return the places of the seats of each side."""
     sides = spec.sides
     return [
         frozenset(place for place, own in enumerate(sides) if own == side) for side in range(max(sides, default=0) + 1)
@@ -54,9 +52,6 @@ def find_sides(
 
     Args:
       wanted: consider only these sides; None: all.
-
-    Raises:
-      ConfigError: there is none.
     """
     sides = places_of_sides(spec)
     if len(sides) < 2:
@@ -90,9 +85,6 @@ def seatings(spec: GameSpec, players: Sequence[Contestant], seed: int = 0) -> li
 
     Args:
       seed: of the orders of more than MOST_SIDES sides.
-
-    Raises:
-      ConfigError: there is none in which each player has the seats of its side.
     """
     sides, num = places_of_sides(spec), len(players)
     draws, found = np.random.default_rng(seed), dict[tuple[int, ...], None]()

@@ -40,7 +40,6 @@ class Standings:
         self._points, self._games = np.zeros((2, len(self.names), len(self.names)))
 
     def add(self, home: int, away: int, score: MatchScore) -> None:
-        """Add a match of two players, by their numbers."""
         self.scores.append(score)
         games, points = len(score.games), score.points
         self.repeats_itself |= score.repeats_itself
@@ -72,7 +71,6 @@ class Standings:
 
     @property
     def ratings(self) -> Ratings:
-        """Return the ratings of the players."""
         weight = 3.0 / (self._sides + 1)
         return rate(weight * self._points, weight * self._games)
 

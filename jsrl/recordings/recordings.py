@@ -95,7 +95,6 @@ class Manifest:
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """Return the schema of one trajectory."""
         return schema_from_fields(self.schema)
 
 
@@ -129,18 +128,13 @@ class Recording:
 def make_manifest(
     env: dict[str, Any], options: dict[str, Any], trajectory: Trajectory, *, source: Source, versions: dict[str, str]
 ) -> Manifest:
-    """Return the manifest of trajectories of this schema."""
     rows, envs = trajectory.is_first.shape
     schema = schema_to_fields(flatten_schema(trajectory))
     return Manifest(env, options, schema, rows - 1, envs, (source,), versions)
 
 
 def begin_recording(folder: Path, manifest: Manifest) -> None:
-    """Prepare the folder for trajectories of this kind, from one source; a run that is in it goes on.
-
-    Raises:
-      RecordingError: it cannot be written, or holds something else. SpecMismatch: it holds trajectories of another kind.
-    """
+    """Prepare the folder for trajectories of this kind, from one source; a run that is in it goes on."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / MANIFEST).exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
@@ -174,11 +168,6 @@ def _check_alike(folder: Path, there: Manifest, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a recording.
-
-    Raises:
-      RecordingError: there is none, or it cannot be read here.
-    """
     path = folder / MANIFEST
     try:
         found = read_json(path)
@@ -207,22 +196,13 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def assert_shapes(manifest: Manifest) -> None:
-    """Check that T and B match the leaves.
-
-    Raises:
-      ValueError: they do not.
-    """
     shapes = {leaf.name: leaf.shape for leaf in manifest.leaves}
     if shapes.get("is_first") != (manifest.rows + 1, manifest.envs) or manifest.rows < 1 or manifest.envs < 1:
         raise ValueError(f"is_first is {shapes.get('is_first')}, rows {manifest.rows}, envs {manifest.envs}")
 
 
 def open_recording(folder: Path) -> Recording:
-    """Return a recording; opens every file, but reads no rows yet.
-
-    Raises:
-      RecordingError: there is none, it is empty, or a file is broken; names the file.
-    """
+    """Return a recording; opens every file, but reads no rows yet."""
     manifest = read_manifest(folder)
     chunks = tuple(_look(path) for path in sorted(folder.glob("*.npz")) if not path.name.startswith("."))
     if not any(chunk.count for chunk in chunks):
@@ -274,9 +254,6 @@ def write_chunk(path: Path, names: Sequence[str], taken: Sequence[tuple[int, int
 
     Args:
       path: of the file. names: of the leaves. taken: (group, sequence, trajectory) of each.
-
-    Raises:
-      OSError: the disk write failed.
     """
     columns = [leaves(trajectory) for _, _, trajectory in taken]
     arrays = {name: np.stack([column[i] for column in columns]) for i, name in enumerate(names)}
@@ -289,11 +266,7 @@ def write_chunk(path: Path, names: Sequence[str], taken: Sequence[tuple[int, int
 
 
 def read_chunk(recording: Recording, chunk: Chunk, names: Sequence[str]) -> list[np.ndarray]:
-    """Return the named leaves of a file, [N, T+1, B, ...] (`core` [N, B, ...]); every byte is checked (CRC-32).
-
-    Raises:
-      RecordingError: the file is broken, or its arrays do not match the manifest.
-    """
+    """Return the named leaves of a file, [N, T+1, B, ...] (`core` [N, B, ...]); every byte is checked (CRC-32)."""
     schema = {leaf.name: leaf for leaf in recording.manifest.leaves}
     try:
         with open_plain(chunk.path) as raw, zipfile.ZipFile(raw) as file:
@@ -322,11 +295,6 @@ def trained_rows(acts: np.ndarray, is_first: np.ndarray) -> np.ndarray:
 
 
 def check_trains(recording: Recording) -> None:
-    """Check that a row of a recording trains.
-
-    Raises:
-      RecordingError: none does, or a file is broken.
-    """
     if not any(trained_rows(*read_chunk(recording, chunk, ("acts", "is_first"))).any() for chunk in recording.chunks):
         raise RecordingError(
             f"no row of {recording.folder} trains: in each, the agent does not act (acts is not {ACTING}) or the next row is "

@@ -26,11 +26,6 @@ CAPTION_LINES = 2
 
 
 def require_video() -> None:
-    """Check that videos can be written here.
-
-    Raises:
-      MissingExtra: a package is missing; names the extra that brings it.
-    """
     missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
     if missing:
         raise MissingExtra(f"videos need {' and '.join(missing)}, not installed here: {install_command('video')}")
@@ -54,7 +49,6 @@ class Captions:
 
     @property
     def height(self) -> int:
-        """Return the height of the strip in pixels."""
         return self._size[1]
 
     def draw(self, lines: Sequence[str]) -> np.ndarray:
@@ -85,11 +79,7 @@ class VideoWriter:
         self._encoder: subprocess.Popen[bytes] | None = None
 
     def add(self, picture: np.ndarray, caption: Sequence[str]) -> None:
-        """Add a picture, uint8 [H, W, 3], all of one size.
-
-        Raises:
-          VideoError: it has another format, or the encoder ended (a full disk).
-        """
+        """Add a picture, uint8 [H, W, 3], all of one size."""
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
             raise VideoError(
                 f"a picture is {picture.dtype} of shape {picture.shape}; expected uint8 [height, width, 3] (RGB)."
@@ -137,17 +127,11 @@ class VideoWriter:
         self._encoder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors)
 
     def _complaint(self) -> str:
-        """Return the encoder's last error line."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def finish(self) -> None:
-        """Finish the file, and rename it.
-
-        Raises:
-          VideoError: nothing was added, or it could not be written.
-        """
         if self._encoder is None:
             raise VideoError(f"{self.path.name}: no picture was added; a video needs one.")
         assert self._encoder.stdin is not None

@@ -36,7 +36,6 @@ class Video:
     score: float | None = None
 
     def caption(self) -> str:
-        """Return a line about it."""
         tag = f"best, score {self.score:,.4g} · " if self.best else ""
         first = f" of {self.players.partition(',')[0]}" if self.players else ""
         prefix = f"{self.players} · " if self.players else ""
@@ -59,15 +58,10 @@ class VideoShelf:
         self.videos = read_index(folder)
 
     def path(self, env_steps: int, updates: int) -> Path:
-        """Return the path for a version's video."""
         return self.folder / f"steps-{env_steps:012d}-version-{updates:09d}.mp4"
 
     def add(self, video: Video) -> None:
-        """Add a finished video, and delete those that are neither the best nor among the newest.
-
-        Raises:
-          OSError: the folder cannot be written.
-        """
+        """Add a finished video, and delete those that are neither the best nor among the newest."""
         videos = [known for known in self.videos if known.file != video.file] + [video]
         scored = [one for one in reversed(videos) if one.score is not None]  # of equal scores the newest is the best
         best = max(scored, key=lambda one: one.score or 0.0, default=None)

@@ -342,11 +342,7 @@ class ControlClient:
 
 
 def encoded(message: Message) -> bytes:
-    """Return a message as bytes, with long texts shortened; numbers and arrays of NumPy or JAX become plain ones.
-
-    Raises:
-      TypeError: a fact has another type.
-    """
+    """Return a message as bytes, with long texts shortened; numbers and arrays of NumPy or JAX become plain ones."""
     message = with_texts(message, shortened)
     try:
         return msgspec.msgpack.encode(message, enc_hook=_plain)
@@ -362,7 +358,6 @@ def _plain(value: Any) -> Any:
 
 
 def with_texts(message: Any, change: Callable[[str], str]) -> Any:
-    """Return a message with its texts changed, and those of its facts."""
     changed: dict[str, Any] = {}
     for field in message.__struct_fields__:
         value = getattr(message, field)
@@ -374,7 +369,6 @@ def with_texts(message: Any, change: Callable[[str], str]) -> Any:
 
 
 def identity_of(worker: str, incarnation: int) -> bytes:
-    """Return the identity of one incarnation of a worker on the control connection."""
     return f"{worker}/{incarnation}".encode()
 
 
@@ -453,11 +447,7 @@ class ControlServer:
         return messages
 
     def _read(self, sender: bytes, word: Any) -> AnyMessage:
-        """Return a message, after checking that it is in the name of its sender; the port of hosts has checked theirs.
-
-        Raises:
-          ValueError: it is not, or cannot be read.
-        """
+        """Return a message, after checking that it is in the name of its sender; the port of hosts has checked theirs."""
         message: AnyMessage = msgspec.msgpack.decode(word, type=AnyMessage)
         name = identity_of(message.worker, message.incarnation)
         if sender.startswith(RELAY):
@@ -495,6 +485,5 @@ class ControlServer:
             waiting.popleft()
 
     def close(self) -> None:
-        """Close the socket."""
         if not self._socket.closed:
             self._listener.close(0)

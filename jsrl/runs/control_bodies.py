@@ -259,7 +259,6 @@ def texts_of(message: AnyMessage) -> tuple[list[str], list[str]]:
 
 
 def metrics_of(message: AnyMessage) -> dict[str, float]:
-    """Return the metrics in a message."""
     found = message.facts.get("metrics") if isinstance(message, Event) else getattr(message, "metrics", {})
     return found if isinstance(found, dict) else {}
 

@@ -88,11 +88,7 @@ def policies_in(columns: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def plot_scores(scores: Scores, name: str, axes: Any = None) -> Any:
-    """Draw scores with their 95% intervals into matplotlib axes (None: new ones), and return these.
-
-    Raises:
-      MissingExtra: matplotlib is not installed.
-    """
+    """Draw scores with their 95% intervals into matplotlib axes (None: new ones), and return these."""
     try:
         from matplotlib import pyplot
     except ImportError:

@@ -68,7 +68,6 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
-    """Atomically replace `path` by `value` as indented JSON."""
     write_atomic(path, (json.dumps(json_ready(value), indent=2) + "\n").encode(), durable=durable)
 
 
@@ -81,11 +80,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path, kind: Any) -> dict[str, Any]:
-    """Return the JSON object in a file of a run; its fields have the types that `kind`, a TypedDict, gives them.
-
-    Raises:
-      ConfigError: it is missing or damaged; the message names the file and the field.
-    """
+    """Return the JSON object in a file of a run; its fields have the types that `kind`, a TypedDict, gives them."""
     try:
         value = read_json(path)
         msgspec.convert(value, kind)
@@ -116,10 +111,5 @@ def process_alive(pid: int) -> bool:
 
 
 def folder_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Hold the folder's advisory lock (`.lock`), as `file_lock`; without locks atomic replacement still works.
-
-    Raises:
-      TimeoutError: another process held it for LOCK_TIMEOUT_S.
-      OSError: the lock file cannot be written.
-    """
+    """Hold the folder's advisory lock (`.lock`), as `file_lock`; without locks atomic replacement still works."""
     return file_lock(folder / ".lock", LOCK_TIMEOUT_S)

@@ -44,11 +44,9 @@ class Group:
 
     @property
     def runs_dir(self) -> Path:
-        """Return the folder of all runs."""
         return self.path.parents[1]
 
     def folder(self, seed: int) -> Path:
-        """Return the folder of a seed's run."""
         return self.path.with_name(f"{self.path.name}-seed{seed}")
 
     @property
@@ -57,11 +55,6 @@ class Group:
         return [path for path in map(self.folder, self.seeds) if is_whole(path)]
 
     def write(self) -> None:
-        """Write the group to disk, and make its folders.
-
-        Raises:
-          OSError: they cannot be written.
-        """
         (self.path / "logs").mkdir(parents=True, exist_ok=True)
         write_json(self.path / FILE, {name: value for name, value in asdict(self).items() if name != "path"})
 

@@ -33,7 +33,6 @@ class ProcessIdentity:
 
     @classmethod
     def own(cls) -> ProcessIdentity:
-        """Return the identity of this process."""
         job, main = os.environ.get("SLURM_JOB_ID", ""), threading.current_thread() is threading.main_thread()
         return cls(socket.gethostname(), *_here(), os.getpid(), start_ticks(os.getpid()) or 0, job, main)
 
@@ -48,11 +47,7 @@ class ProcessIdentity:
         return self.is_near and process_alive(self.pid) and start_ticks(self.pid) == self.started
 
     def interrupt(self) -> bool:
-        """Ask it by SIGTERM to end regularly; return whether it was there and handles signals. No other one is signalled.
-
-        Raises:
-          PermissionError: it is another user's.
-        """
+        """Ask it by SIGTERM to end regularly; return whether it was there and handles signals. No other one is signalled."""
         if not (self.is_near and self.in_main_thread):
             return False
         try:
@@ -71,7 +66,6 @@ class ProcessIdentity:
             os.close(descriptor)
 
     def __str__(self) -> str:
-        """Return it as text."""
         return f"{self.pid} on {self.host}"
 
 

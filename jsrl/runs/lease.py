@@ -33,7 +33,6 @@ class Lease:
             self.extend(0.0)
 
     def extend(self, until_s: float) -> None:
-        """Let the lease end at this time of `now_s`."""
         os.pwrite(self._file, _END.pack(until_s), 0)
 
     def left_s(self) -> float:

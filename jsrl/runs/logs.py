@@ -48,7 +48,6 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def log_path(folder: Path, name: str) -> Path:
-    """Return the path of a log of a run."""
     return folder / "logs" / f"{name}.log"
 
 

@@ -64,7 +64,6 @@ class FileNames:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def register(self, name: str, address: str, incarnation: int = 0) -> Registration:
-        """Register the address of `name`; see NameService."""
         entry = Registration(name, address, incarnation, os.getpid(), socket.gethostname())
         with folder_lock(self._folder):
             known = self._read(self._path(name))
@@ -77,7 +76,6 @@ class FileNames:
         return entry
 
     def lookup(self, name: str, timeout_s: float) -> Registration:
-        """Return the entry of `name`; see NameService."""
         deadline = time.monotonic() + timeout_s
         pause_s = 0.005
         while True:
@@ -112,7 +110,6 @@ class FileNames:
         return [entry for entry in self.names().values() if entry.host == socket.gethostname()]
 
     def names(self) -> dict[str, Registration]:
-        """Return all names whose process is alive."""
         entries = (self._read(path) for path in sorted(self._folder.glob("[!.]*.json")))
         return {entry.name: entry for entry in entries if entry is not None and _absent(entry) is None}
 

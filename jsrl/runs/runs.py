@@ -70,11 +70,6 @@ def new_run_name(seed: int | None = None) -> str:
 
 
 def check_run_name(name: str) -> None:
-    """Refuse a name that is invalid as a run's folder.
-
-    Raises:
-      ConfigError: it is invalid.
-    """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot name a run: use letters, digits and _ . + = , - (no slashes), at most 128.")
 
@@ -109,9 +104,6 @@ class RunFolder:
           config: the resolved configuration, JSON-like. overwrite: a run of the same name, which is put aside:
             call `delete_replaced` once this one has begun, or `undo`.
           init_from: whose params it begins with, as text.
-
-        Raises:
-          ConfigError: the name is invalid as a folder, is taken, or the place cannot be written.
         """
         chosen = new_run_name(seed) if name is None else name
         check_run_name(experiment)
@@ -184,11 +176,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> RunFolder:
-        """Return an existing run, given by path, by EXPERIMENT/NAME, by NAME, or by EXPERIMENT (its newest run).
-
-        Raises:
-          ConfigError: there is none; the message has the nearest names.
-        """
+        """Return an existing run, given by path, by EXPERIMENT/NAME, by NAME, or by EXPERIMENT (its newest run)."""
         given = Path(run).expanduser()
         runs_dir = Path(runs_dir).expanduser()
         for candidate in (given, runs_dir / given):
@@ -216,17 +204,14 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration."""
         return read_object(self.config_path, _Config)
 
     @property
     def config_path(self) -> Path:
-        """Return the path of experiment.json."""
         return self.path / "experiment.json"
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Return command, commit, versions and hardware."""
         return read_object(self.path / "environment.json", _Environment)
 
     def write_config(self, config: dict[str, Any]) -> None:
@@ -235,17 +220,14 @@ class RunFolder:
 
     @property
     def metrics_path(self) -> Path:
-        """Return the path of metrics.jsonl."""
         return self.path / "metrics.jsonl"
 
     @property
     def logs(self) -> Path:
-        """Return the folder of logs."""
         return self.path / "logs"
 
     @property
     def tensorboard(self) -> Path:
-        """Return the folder of TensorBoard events."""
         return self.path / "tensorboard"
 
     @property
@@ -260,17 +242,14 @@ class RunFolder:
 
     @property
     def snapshots(self) -> Path:
-        """Return the folder of snapshots."""
         return self.path / "snapshots"
 
     @property
     def names(self) -> Path:
-        """Return the folder of the name service."""
         return self.path / "names"
 
     @property
     def report(self) -> Path:
-        """Return the path of the report."""
         return self.path / "report.html"
 
 
@@ -323,11 +302,7 @@ def to_resume(folder: Path) -> str:
 
 
 def named(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> RunFolder:
-    """Return the folder of a group of runs (see `find_group`), else that of a run (see `RunFolder.open`).
-
-    Raises:
-      ConfigError: there is neither.
-    """
+    """Return the folder of a group of runs (see `find_group`), else that of a run (see `RunFolder.open`)."""
     group = find_group(name, runs_dir)
     return RunFolder.open(name, runs_dir) if group is None else RunFolder(group.path)
 
@@ -435,9 +410,6 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
     """Return the columns of a metrics.jsonl; a line that a killed process left unfinished is skipped.
 
     Lines are read one after another, so a run of days needs memory for the columns only.
-
-    Raises:
-      ConfigError: it is no regular file.
     """
     columns: dict[str, array[float]] = {}
     count = 0
@@ -495,7 +467,6 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _pad(column: array[float], length: int) -> None:
-    """Fill up a column with NaN."""
     if len(column) < length:
         column.extend([math.nan] * (length - len(column)))
 

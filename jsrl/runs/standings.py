@@ -32,7 +32,6 @@ class StandingsTable:
         return self._of(sorted({*learning, *range(len(self.players))[: max(0, most - len(learning))]}))
 
     def ranked(self) -> StandingsTable:
-        """Return the table with the best players first."""
         return self._of(np.argsort(-self.elo, kind="stable").tolist())
 
     def share(self, home: int, away: int) -> float | None:

@@ -143,11 +143,6 @@ def note_alive(folder: Path, waits_for: str = "") -> None:
 
 
 def write_status(folder: Path, status: ControllerStatus) -> None:
-    """Replace a run's status.json.
-
-    Raises:
-      OSError: it cannot be written.
-    """
     content = msgspec.json.encode(
         status, enc_hook=json_ready
     )  # the summaries of thousands of workers, every two seconds
@@ -155,7 +150,6 @@ def write_status(folder: Path, status: ControllerStatus) -> None:
 
 
 def read_state(folder: Path) -> RunState:
-    """Return the state of the run in a folder."""
     result, process, status = read_result(folder), read_identity(folder), _read(folder / STATUS, ControllerStatus)
     if status is not None and process is not None and status.process != process:
         status = None  # of an earlier start
@@ -172,11 +166,7 @@ def read_state(folder: Path) -> RunState:
 
 
 def ask_to_stop(folder: Path, process: ProcessIdentity) -> bool:
-    """Ask the process of a run to end it regularly; return whether this is the first request.
-
-    Raises:
-      OSError: the request cannot be written.
-    """
+    """Ask the process of a run to end it regularly; return whether this is the first request."""
     if is_asked_to_stop(folder, process):
         return False
     write_json(folder / STOP, asdict(process))
@@ -190,16 +180,11 @@ def is_asked_to_stop(folder: Path, process: ProcessIdentity) -> bool:
 
 
 def revoke_host(folder: Path, name: str) -> None:
-    """Ask the controller of a run to remove a host and its keys, and to let none of this name join.
-
-    Raises:
-      OSError: the request cannot be written.
-    """
+    """Ask the controller of a run to remove a host and its keys, and to let none of this name join."""
     write_json(folder / REVOKED, sorted(revoked_hosts(folder) | {name}))
 
 
 def revoked_hosts(folder: Path) -> set[str]:
-    """Return the names of hosts that may not be in a run."""
     path = folder / REVOKED
     try:
         return set(msgspec.convert(read_json(path), list[str])) if path.exists() else set()

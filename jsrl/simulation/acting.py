@@ -21,9 +21,6 @@ def time_acting(experiment: Experiment, sizes: list[int], seconds: float = 0.5) 
 
     Args:
       experiment: with the agent and environment. sizes: rows of a batch. seconds: time per size.
-
-    Raises:
-      ConfigError, EnvironmentFault: the environment or the agent cannot be made.
     """
     engine, spec, _ = engine_of(experiment, sizes)
     engine.warm_up()
@@ -31,11 +28,7 @@ def time_acting(experiment: Experiment, sizes: list[int], seconds: float = 0.5) 
 
 
 def engine_of(experiment: Experiment, sizes: list[int]) -> tuple[Engine, EnvSpec, list[np.ndarray]]:
-    """Return an engine for batches of some sizes with fresh params, what it acts on, and the leaves of the params.
-
-    Raises:
-      ConfigError, EnvironmentFault: the environment or the agent cannot be made.
-    """
+    """Return an engine for batches of some sizes with fresh params, what it acts on, and the leaves of the params."""
     spec = spec_for_one(make_spec(experiment.env))
     agent = build_agent(experiment.agent, spec)
     engine = Engine(agent, spec, num_slots=max(sizes), sizes=sizes, seed=experiment.seed)

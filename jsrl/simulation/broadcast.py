@@ -33,7 +33,6 @@ class Broadcast:
         self._sending: dict[int, int] = {}  # reader or host, while a version is being sent -> the newest
 
     def publish(self, version: int) -> None:
-        """Send the newest params to all readers: at once over shared memory, else at the speed of the links."""
         s = self._system
         if not s.far_params:
             for reader in self._readers:

@@ -83,7 +83,6 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loop_s: float = 0.0
 
     def share(self, name: str) -> float:
-        """Return a share of time; 0 if it was not reported."""
         return self.shares.get(name, 0.0)
 
     @property
@@ -102,7 +101,6 @@ class Variant:
 
     @property
     def text(self) -> str:
-        """Return it as text."""
         e = self.experiment
         transport = "TCP with keys" if self.far else "shared memory"
         return f"{self.placement}, {e.actors} actor(s), {e.envs} environments, {transport}"
@@ -151,7 +149,6 @@ def _small(experiment: Experiment) -> Experiment | None:
 
 
 def batch_groups(num_envs: int, batch_envs: int) -> int:
-    """Return the smallest number of groups of which a batch can be made."""
     return max(1, num_envs // batch_envs)
 
 
@@ -183,9 +180,6 @@ def calibrate(
     Args:
       experiment: to simulate. placements: of the runs, each with shared memory and with TCP and keys.
       seconds: measured per run. notify: shows a line about each.
-
-    Raises:
-      ConfigError: no run can be made of it, or one failed; the message says why.
     """
     if wrong := [placement for placement in placements if not PLACEMENTS[placement].has_processes]:
         raise ConfigError(
@@ -233,7 +227,6 @@ def _text(cost: Cost) -> str:
 
 
 def measured(run: Variant, speed: Speed) -> Measured:
-    """Return the measurements of a trial."""
     e, means = run.experiment, speed.means
     made = means.get("actor/env_steps_per_s", speed.env_steps_per_s)
     rows = means.get("inference/batch_rows_mean", 0.0)
@@ -264,9 +257,6 @@ def from_run(run: str, runs_dir: str) -> ServiceTimes:
     """Return the service times from a run's metrics, from the second half of its lines.
 
     One run cannot separate costs per call from costs per row, nor show another placement or transport than its own.
-
-    Raises:
-      ConfigError: it is serial, or too short.
     """
     folder = RunFolder.open(run, runs_dir)
     experiment = saved_experiment(folder)
@@ -366,7 +356,6 @@ def _of(found: Iterable[Measured], placement: str) -> list[Measured]:
 
 
 def _actor_s(one: Measured) -> float:
-    """Return the CPU seconds of an actor for one step of a group."""
     return one.actor_cpu / one.steps
 
 
@@ -449,7 +438,6 @@ def _learner(near: Sequence[Measured], far: Sequence[Measured], updates: Sequenc
 
 
 def _each(one: Measured) -> float:
-    """Return the trajectories of a batch."""
     return one.batch_rows / (one.rows * one.group_size)
 
 

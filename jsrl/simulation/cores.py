@@ -40,20 +40,16 @@ class Cores:
         self.used = self.used_by_others = 0.0
 
     def use(self, seconds: float, width: float = 1.0) -> Use:
-        """Return the wait for some CPU seconds, of which `width` are served in parallel."""
         return Use(self, seconds, width)
 
     def used_at(self, now: float) -> float:
-        """Return the CPU seconds served up to now."""
         short, long = self._rates()
         return self.used + (now - self._since) * (short * self._short.width + long * self._long.width)
 
     def used_by_others_at(self, now: float) -> float:
-        """Return the CPU seconds that others took up to now."""
         return self.used_by_others + (now - self._since) * self._fair() * self._others
 
     def add(self, seconds: float, width: float, resume: Resume) -> None:
-        """Start a job, or let it wait for its turn."""
         self._advance()
         if seconds / width > SLICE_S:
             self._long.add(seconds, width, resume)

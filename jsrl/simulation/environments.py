@@ -35,9 +35,6 @@ def time_environments(experiment: Experiment, sizes: list[int], seconds: float =
 
     Args:
       experiment: with the environments. sizes: environments of a group. seconds: time per size.
-
-    Raises:
-      ConfigError, EnvironmentFault: an environment cannot be made.
     """
     timed = [_time(experiment, size, seconds) for size in sorted(set(sizes))]
     step, step_idle, reset, reset_idle = _costs(timed)
@@ -57,7 +54,6 @@ def time_environments(experiment: Experiment, sizes: list[int], seconds: float =
 
 
 def _time(experiment: Experiment, size: int, seconds: float) -> Steps:
-    """Step a group with random actions for `seconds` seconds."""
     env: Any = make(experiment.env, size, seed=experiment.seed, group=0)
     draw = random_joint_actions if isinstance(env.spec, GameSpec) else _random_actions
     rng = np.random.default_rng(experiment.seed)

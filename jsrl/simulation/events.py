@@ -41,8 +41,6 @@ class Clock:
         heapq.heappush(self._events, (self.now + seconds, next(self._order), call, value))
 
     def start(self, process: Process) -> None:
-        """Run a process from now on."""
-
         def resume(value: Any) -> None:
             try:
                 process.send(value).begin(self, resume)
@@ -68,7 +66,6 @@ class Pause:
         self._seconds = seconds
 
     def begin(self, clock: Clock, resume: Callable[[Any], None]) -> None:
-        """Resume after the time."""
         clock.after(self._seconds, resume)
 
 
@@ -80,7 +77,6 @@ class Mailbox:
         self._waiting: Callable[[Any], None] | None = None
 
     def put(self, message: Any) -> None:
-        """Add a message."""
         if self._waiting is None:
             self.messages.append(message)
         else:
@@ -88,7 +84,6 @@ class Mailbox:
             resume(message)
 
     def begin(self, clock: Clock, resume: Callable[[Any], None]) -> None:
-        """Resume with the next message."""
         assert self._waiting is None, "a mailbox has one reader"
         if self.messages:
             clock.after(0.0, resume, self.messages.popleft())
@@ -110,11 +105,9 @@ class Lane:
         self._order = itertools.count()
 
     def __len__(self) -> int:
-        """Return the number of jobs."""
         return len(self._jobs)
 
     def add(self, amount: float, width: float, resume: Callable[[Any], None]) -> None:
-        """Start serving a job."""
         heapq.heappush(self._jobs, (self._attained + amount / width, next(self._order), width, resume))
         self.width += width
 
@@ -161,11 +154,9 @@ class Shared:
         self.used = 0.0
 
     def use(self, amount: float) -> Use:
-        """Return the wait for `amount` units."""
         return Use(self, amount, 1.0)
 
     def used_at(self, now: float) -> float:
-        """Return the units served up to now."""
         return self.used + (now - self._since) * self._rate * self._lane.width
 
     @property
@@ -179,13 +170,11 @@ class Shared:
         self._since = self._clock.now
 
     def add(self, amount: float, width: float, resume: Callable[[Any], None]) -> None:
-        """Start serving a user."""
         self._advance()
         self._lane.add(amount, width, resume)
         self._plan_end()
 
     def _plan_end(self) -> None:
-        """Plan when the next user is finished, after a change in the number of users."""
         self._plan += 1
         if self._lane:
             self._clock.after(self._lane.left / self._rate, self._end, self._plan)
@@ -218,7 +207,6 @@ class Use:
         self._resource, self._amount, self._width = resource, amount, width
 
     def begin(self, clock: Clock, resume: Callable[[Any], None]) -> None:
-        """Resume once it is served."""
         if self._amount <= 0:
             clock.after(0.0, resume)
         else:

@@ -76,7 +76,6 @@ class Model:
     # -- actors
 
     def _act(self, actor: Actor) -> Process:
-        """Step one group after another, as their actions arrive."""
         yield Pause(self._draw.random() * 0.01)
         for group in actor.groups:
             self._ask(actor, group)
@@ -203,7 +202,6 @@ class Model:
     # -- inference servers
 
     def _serve(self, server: Server, number: int) -> Process:
-        """Answer waiting requests, in batches."""
         held: list[tuple[Actor, Group, int]] = []
         most = max(1, self.system.max_rows // self.system.group_size)
         while True:
@@ -239,7 +237,6 @@ class Model:
             self._through_thread(server, functools.partial(self.resources.send, *ways), Reply(group, version))
 
     def _through_thread(self, server: Server, then: Callable[[Any], None], message: Any) -> None:
-        """Call `then` with a message once the server's thread for messages has received or sent it."""
         seconds = self.times.server.far_thread.of(self.system.group_size) / 2 if self.system.far_asks else 0.0
 
         def carry() -> Process:
@@ -308,7 +305,6 @@ class Model:
             self._free.put(None)
 
     def _update(self) -> Wait:
-        """Return the wait for one call of the update."""
         s, cost = self.system, self.times.learner
         if cost.threads:
             seconds = cost.update.of(s.batch_rows)

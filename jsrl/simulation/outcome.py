@@ -49,7 +49,6 @@ class Outcome:
 
     @property
     def bottleneck(self) -> tuple[str, str]:
-        """Return what limits the run, and on which host."""
         return name_bottleneck(self.used)
 
 
@@ -74,9 +73,6 @@ def simulate(
     Args:
       system: the run on its hosts. times: costs of its parts. seconds: of the steady part, at least; longer if
         updates are rare. warm_s: before that. seed: of the draws.
-
-    Raises:
-      ConfigError: it makes no update within an hour.
     """
     model = Model(system, times, seed)
     at = warm_s
@@ -134,7 +130,6 @@ def _busy(model: Model) -> dict[tuple[str, str], float]:
 
 
 def _with_reports(model: Model, used: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """Add the cores' use by heartbeats and reports."""
     return used | {(CORES, m.name): used[CORES, m.name] + m.reports / m.capacity for m in model.resources.machines}
 
 
@@ -151,7 +146,6 @@ def _spent(model: Model) -> dict[str, float]:
 
 
 def _workers(model: Model, spent: Mapping[str, float], seconds: float) -> dict[tuple[str, str], float]:
-    """Return the share of their time in which workers do not wait."""
     shares = _shares(model, spent, seconds)
     waits = sum(share for name, share in shares.items() if name.startswith("wait_"))
     found = {(ENVIRONMENTS, ""): 1.0 - waits, (UPDATES, ""): 1.0 - shares.get(f"{UPDATES}/wait_batch", 0.0)}

@@ -37,7 +37,6 @@ ADVICE = {
 
 
 def name_of(key: tuple[str, str]) -> str:
-    """Return a resource as text: `network out of host a`."""
     what, where = key
     if what == CORES:
         return f"cores of {where}"
@@ -83,7 +82,6 @@ def summary(outcome: Outcome) -> str:
 
 
 def by_use(outcome: Outcome) -> list[tuple[tuple[str, str], float]]:
-    """Return the resources, the most used first."""
     return sorted(outcome.used.items(), key=lambda entry: -entry[1])
 
 

@@ -29,9 +29,6 @@ def time_params(experiment: Experiment, versions: int = _VERSIONS) -> ParamsTime
 
     Args:
       experiment: with the agent and environment. versions: to time.
-
-    Raises:
-      ConfigError, EnvironmentFault: the environment or the agent cannot be made, or the reader failed.
     """
     engine, _, values = engine_of(experiment, [1])
     with tempfile.TemporaryDirectory(prefix="jsrl-params-") as folder:

@@ -27,7 +27,6 @@ def receive(address: str, keys: str, versions: int) -> None:
 
 
 def tell(line: str) -> None:
-    """Write a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

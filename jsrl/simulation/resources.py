@@ -74,7 +74,6 @@ class Resources:
     def send(
         self, source: int, sink: int, size: float, far: bool, deliver: Callable[[Any], None], message: Any
     ) -> None:
-        """Deliver a message of `size` bytes to a host, through both hosts' links."""
         hop_s = self._times.far_hop_s if far else self._times.hop_s
         ways = [(source, "out"), (sink, "in")] if source != sink else []
         links = [self.links[way][0] for way in ways if way in self.links]

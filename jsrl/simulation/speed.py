@@ -69,11 +69,7 @@ def interval(env_steps_per_s: float, times: ServiceTimes) -> tuple[float, float]
 
 
 def core_speed(times: ServiceTimes) -> float:
-    """Return the speed of this machine's cores over that of the calibrated ones.
-
-    Raises:
-      ConfigError: the times were measured without it.
-    """
+    """Return the speed of this machine's cores over that of the calibrated ones."""
     calibrated_s = times.machine.get(LOOP)
     if not calibrated_s:
         raise ConfigError("these service times have no speed of the calibrated cores; calibrate again.")

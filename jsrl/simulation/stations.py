@@ -19,12 +19,10 @@ class Activities:
         self._total: defaultdict[str, float] = defaultdict(float)
 
     def enter(self, activity: str) -> None:
-        """End the current activity and start another."""
         self._total[self._activity] += self._clock.now - self._since
         self._activity, self._since = activity, self._clock.now
 
     def totals(self) -> dict[str, float]:
-        """Return activity -> seconds so far."""
         self.enter(self._activity)
         return dict(self._total)
 
@@ -96,7 +94,6 @@ class Reply:
         self._group, self._version = group, version
 
     def __call__(self) -> None:
-        """Give the group its actions."""
         self._group.version = self._version
 
 
@@ -109,5 +106,4 @@ class Credit:
         self._actor = actor
 
     def __call__(self) -> None:
-        """Give the actor its block."""
         self._actor.blocks += 1

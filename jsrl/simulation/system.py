@@ -92,7 +92,6 @@ class System:
 
     @property
     def batch_rows(self) -> int:
-        """Return the env steps of one batch."""
         return self.batch_groups * self.group_size * self.rows
 
 
@@ -101,9 +100,6 @@ def lay_out_on(experiment: Experiment, hosts: Sequence[HostFacts], place: Placin
 
     Args:
       experiment: with `auto` decided. hosts: the first one is that of the controller. place: assigns workers to hosts.
-
-    Raises:
-      ConfigError: something does not fit, or the model does not support the run.
     """
     if not experiment.where.has_processes:
         raise ConfigError(
@@ -117,11 +113,6 @@ def lay_out_on(experiment: Experiment, hosts: Sequence[HostFacts], place: Placin
 
 
 def system_of(plan: Plan, layout: Layout) -> System:
-    """Return the model's view of a plan on hosts.
-
-    Raises:
-      ConfigError: the model does not support the run.
-    """
     e = plan.experiment
     check_known(e, len(plan.policies), plan.changed)
     number = {host.name: index for index, host in enumerate(layout.hosts)}
@@ -175,9 +166,6 @@ def check_known(e: Experiment, policies: int, changed: bool = False) -> None:
 
     Args:
       e: the experiment. policies: their number. changed: its graph is not that of the experiment.
-
-    Raises:
-      ConfigError: the message says what the model knows.
     """
     wrong = ""
     if policies > 1 or e.director is not None:
@@ -193,7 +181,6 @@ def check_known(e: Experiment, policies: int, changed: bool = False) -> None:
 
 
 def _groups(job: Job) -> tuple[int, ...]:
-    """Return the groups that an actor steps."""
     return next(end.groups for port, end in job.ends if find_kind(job.kind).port(port).stream_type == "samples")
 
 
@@ -224,5 +211,4 @@ def _arrays(tree: object) -> list[ArraySpec]:
 
 
 def _message(arrays: list[int]) -> float:
-    """Return the bytes on the wire of a message with arrays of these sizes in bytes."""
     return _PACKETS * (_HEADER_BYTES + sum(size + _FRAME_BYTES for size in arrays))

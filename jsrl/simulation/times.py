@@ -25,7 +25,6 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row_s: float = 0.0
 
     def of(self, rows: float) -> float:
-        """Return the seconds of a call with `rows` rows."""
         return self.call_s + self.row_s * rows
 
 
@@ -161,16 +160,10 @@ class ServiceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{'inference servers' if served else 'actors that act themselves'} {where}"
 
     def save(self, path: Path) -> None:
-        """Write them as JSON."""
         path.write_text(json.dumps(msgspec.to_builtins(self), indent=1) + "\n")
 
 
 def read_times(path: Path) -> ServiceTimes:
-    """Return the service times of a file.
-
-    Raises:
-      ConfigError: it cannot be read, or is no such file.
-    """
     try:
         found = msgspec.convert(json.loads(read_plain(path, _MOST_BYTES)), ServiceTimes)
     except OSError as error:

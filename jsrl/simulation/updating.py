@@ -24,9 +24,6 @@ def time_updates(experiment: Experiment, columns: list[int], seconds: float = 1.
 
     Args:
       experiment: without replay. columns: environments of a batch. seconds: time per size.
-
-    Raises:
-      ConfigError, EnvironmentFault: the environment or the agent cannot be made.
     """
     schemas = make_schemas(experiment)
     agent = checked(build_agent(resolved_agent(experiment), schemas.env), experiment)

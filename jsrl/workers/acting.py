@@ -106,11 +106,7 @@ class Engine:
         return output, core, table
 
     def serve(self, group: int, num_envs: int) -> GroupSlots:
-        """Reserve slots for a group's cores (they are never freed: an engine serves a fixed number of groups).
-
-        Raises:
-          StreamError: every slot is taken, and the agent has cores, which groups cannot share.
-        """
+        """Reserve slots for a group's cores (they are never freed: an engine serves a fixed number of groups)."""
         first = self._next_slot
         if first + num_envs > self._num_slots:
             if self.has_core:
@@ -136,7 +132,6 @@ class Engine:
         self.version = int(version)
 
     def as_params(self, values: list[np.ndarray]) -> Tree:
-        """Return leaves, in jax.tree order, as params."""
         return jax.tree.unflatten(self._structure, [jnp.asarray(v) for v in values])
 
     def warm_up(self) -> None:
@@ -195,22 +190,16 @@ class Engine:
         return np.array([0xFFFFFFFF - self._number, self.batches & 0xFFFFFFFF], np.uint32)
 
     def frozen_versions(self, request: Request) -> list[int]:
-        """Return the versions of frozen players that a request needs."""
         if not self._asks_frozen(request):
             return []
         return [int(v) for v in np.unique(request.version) if v not in (LATEST_VERSION, NOT_PLAYED)]
 
     def pin_frozen(self, owner: Hashable, request: Request) -> None:
-        """Keep the frozen players of a request as long as its episodes play them; see FrozenParams.pin."""
         if self.frozen is not None:
             self.frozen.pin(owner, versions_of(request), request.is_first)
 
     def take_frozen(self, owner: Hashable, versions: Collection[int]) -> bool:
-        """Return whether frozen versions are loaded; see jsrl.workers.frozen.FrozenParams.take.
-
-        Raises:
-          SnapshotError: they cannot be loaded.
-        """
+        """Return whether frozen versions are loaded; see jsrl.workers.frozen.FrozenParams.take."""
         if self.frozen is None:
             raise SnapshotError(f"frozen players {sorted(versions)} were requested, but this worker has none.")
         return self.frozen.take(owner, versions)
@@ -264,7 +253,6 @@ class Engine:
         return np.asarray(output.action), np.asarray(output.log_prob), map_tree(np.asarray, output.extras), core
 
     def _split(self, result, requests: list[tuple[GroupSlots, Request]]) -> list[Reply]:
-        """Return each group's part of a merged batch."""
         action, log_prob, extras, core = result
         if self.has_core and any(request.wants_core for _, request in requests):
             core = jax.device_get(core)

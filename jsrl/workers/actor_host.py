@@ -215,7 +215,6 @@ def load_modules(job_path: Path) -> None:
 
 
 def _redirect(path: str, flags: int, target: int) -> None:
-    """Redirect a standard stream to a file."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     os.dup2(descriptor, target)
     os.close(descriptor)

@@ -80,11 +80,7 @@ class Worker(Protocol):
 
 
 def step_of(worker: Worker) -> int:
-    """Return what a step of a worker achieved.
-
-    Raises:
-      ConfigError: it returned None, as a function without `return` does.
-    """
+    """Return what a step of a worker achieved; refuse None, which a function without `return` gives."""
     done: int | None = worker.step()
     if done is None:
         raise ConfigError(f"step of {worker.name} returned None; return the amount of work done, 0 for none.")
@@ -92,11 +88,7 @@ def step_of(worker: Worker) -> int:
 
 
 def report_of(worker: Worker) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return a worker's report: (metrics since the last one, facts).
-
-    Raises:
-      ConfigError: it is no such pair, or a metric is not a number.
-    """
+    """Return a worker's (metrics since the last report, facts); refuse anything else."""
     found = worker.report()
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(part, dict) for part in found):
         raise ConfigError(

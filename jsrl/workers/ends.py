@@ -64,7 +64,6 @@ def packing_of(job: WorkerJob) -> Packing:
 
 
 def bind_server(job: Job, port: str) -> InferenceServer:
-    """Return the server end of the inference stream at a port, registered."""
     end = job.end(port)
     join_rules, packing = join_rules_of(job, end), packing_of(job)
     server = bind_inference(end.address, job.schemas.act, keys=job.keys, join_rules=join_rules, packing=packing)
@@ -106,12 +105,7 @@ def connect_writer(
     reader: int = 0,
     check: Check = lambda: None,
 ) -> SampleProducer:
-    """Return the writing end of the samples at a port, connected to one of its readers.
-
-    Args:
-      job: of the worker. schema: of the samples. address: of the reader. reader: its number among the peers of the end.
-      check: called now and then while it waits.
-    """
+    """Return the writing end of the samples at a port, connected to peer `reader`; calls `check` now and then as it waits."""
     end = job.end(port)
     groups = max(end.stream.groups, default=0) + 1
     hop = hop_folder(Path(job.folder), end.peers[reader].hop) if end.peers[reader].hop else None

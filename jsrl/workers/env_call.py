@@ -16,11 +16,7 @@ def where(env: Any) -> str:
 
 
 def end_hint(job: Job, status: int | None) -> str:
-    """Return what may have ended a worker with environments that sent no error, as the end of a sentence, and what to do.
-
-    Args:
-      job: of the worker. status: its exit status, negative for a signal; None: not known.
-    """
+    """Return what may have ended a worker with environments that sent no error, as the end of a sentence, and what to do."""
     name = shown_target(job.experiment.env.id)
     if not ended_by_own_code(status):
         return f" (environment {name!r})"
@@ -37,7 +33,6 @@ class EnvCall:
         self._text, self._env = text, env
 
     def __str__(self) -> str:
-        """Return the call, and the slot if it is known."""
         place = where(self._env)
         text = f"{self._text} ({place})" if place else self._text
         return f"{text}," if "," in self._text else text  # the second comma of `environment 'a:B', group 0,`

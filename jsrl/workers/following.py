@@ -61,7 +61,6 @@ class Writer:
         return ends[0].reserve(timeout_s) if len(ends) == 1 else reserve_all(ends, timeout_s)
 
     def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
-        """Reserve, copy and commit; see SampleProducer.put."""
         block = self.reserve(timeout_s)
         for target, source in zip(leaves(block.trajectory), leaves(trajectory), strict=True):
             np.copyto(target, source)

@@ -108,7 +108,6 @@ class FrozenParams:
         return all(version in self._kept for version in versions)
 
     def forget(self, owner: Hashable) -> None:
-        """Forget an owner that is gone."""
         self._waiting.pop(owner, None)
         self._playing.pop(owner, None)
 
@@ -142,7 +141,6 @@ class FrozenParams:
         self.size_bytes += size
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures for metrics: players kept, their MiB, loads and evictions in play so far."""
         return {
             "frozen_players": len(self),
             "frozen_mib": self.size_bytes / MIB,
@@ -151,6 +149,5 @@ class FrozenParams:
         }
 
     def close(self) -> None:
-        """End the thread."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)

@@ -30,21 +30,13 @@ class InlineInference:
         self._pending: dict[int, Request] = {}
 
     def send(self, group: int, request: Request) -> None:
-        """Queue a request, in place of the group's last one. Its arrays are read at `receive`, before it is stepped again.
-
-        Raises:
-          UnknownPolicy: the engine has other policies.
-        """
+        """Queue a request, in place of the group's last one. Its arrays are read at `receive`, before it is stepped again."""
         if not self._engine.serves(request.policy):
             raise unknown_policy("this process", unserved(group, request.policy, self._engine.served))
         self._pending[group] = request
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Act for the first group whose params have arrived.
-
-        Raises:
-          StreamTimeout: no request is pending, or the params it needs did not arrive in time.
-        """
+        """Act for the first group whose params have arrived."""
         self._phases.enter("transport")
         if not self._pending:
             raise StreamTimeout("no request is pending; send one before receiving.")
@@ -82,7 +74,6 @@ class InlineInference:
         return None
 
     def close(self) -> None:
-        """Close the params stream."""
         self._params.close()
 
 
@@ -129,11 +120,7 @@ class FrozenInline:
         self._server.send(group, request._replace(version=np.where(frozen, NOT_PLAYED, version)))
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Act for frozen players while the server acts for the others; return the group that it answers first.
-
-        Raises:
-          StreamTimeout, StreamClosed, UnknownPolicy: as the server's client; a player could not be loaded.
-        """
+        """Act for frozen players while the server acts for the others; return the group that it answers first."""
         while self._sent:
             self._phases.enter("act")
             self._act(*self._sent.popitem())
@@ -149,7 +136,6 @@ class FrozenInline:
             self._acted[group] = _Own(version != NOT_PLAYED, request.wants_core, reply)
 
     def close(self) -> None:
-        """Close the connection to the server."""
         self._server.close()
 
 

@@ -196,15 +196,9 @@ class Job:
 
     @property
     def view(self) -> SeatView | None:
-        """Return this policy's view of environments with seats."""
         return view_of(self.seat_group, tuple(self.seats.values()))
 
     def end(self, port: str) -> End:
-        """Return this worker's end of the stream at a port.
-
-        Raises:
-          ConfigError: the port has no stream.
-        """
         for name, end in self.ends:
             if name == port:
                 return end
@@ -216,12 +210,10 @@ class Job:
         return self.end("samples").hop if self.has("samples") else recorded_hop(self.policy_folder)
 
     def has(self, port: str) -> bool:
-        """Return whether a port has a stream."""
         return any(name == port for name, _ in self.ends)
 
     @property
     def snapshots(self) -> Path:
-        """Return the folder of this policy's snapshots."""
         return Path(self.folder, "snapshots", self.policy_folder)
 
     @property
@@ -236,29 +228,24 @@ class Job:
 
     @property
     def snapshots_of(self) -> dict[str, Path]:
-        """Return the folder of each policy's snapshots, by its name."""
         first, *others = self.policies
         return {first: Path(self.folder, "snapshots")} | {name: Path(self.folder, "snapshots", name) for name in others}
 
     @property
     def players(self) -> PlayerStore:
-        """Return the frozen players of this policy."""
         kind = SentPlayers if self.away else PlayerStore
         return kind(Path(self.folder, PLAYERS_FOLDER, self.policy_folder))
 
     @property
     def policy_number(self) -> int:
-        """Return the number of this policy, as in requests and rows."""
         return self.policies.index(self.policy)
 
     @property
     def poll_s(self) -> float:
-        """Return how long one step may wait for messages."""
         return 0.0 if self.in_process else 0.1
 
     @property
     def producer(self) -> ProducerId:
-        """Return this worker's identity on its streams."""
         return ProducerId(self.name, self.incarnation)
 
     @property
@@ -279,7 +266,6 @@ class Job:
 
     @property
     def names(self) -> FileNames:
-        """Return the registry of this run's addresses."""
         return FileNames(self.registry)
 
     def announce(self, name: str, address: str) -> None:
@@ -305,11 +291,7 @@ class Job:
 
 
 def check_params(start: StartPoint, wanted: Mapping[str, ArraySpec], given: Mapping[str, ArraySpec]) -> None:
-    """Check that the params that a run begins with are those of its agent: name of a leaf -> shape and dtype.
-
-    Raises:
-      ConfigError: a leaf differs; the message names the first one.
-    """
+    """Check that the params that a run begins with are those of its agent: name of a leaf -> shape and dtype."""
     if changed := changed_leaves(given, wanted):
         raise ConfigError(
             f"the params in {start.restore} do not fit: {changed}. --init-from needs the same network and spaces."

@@ -41,11 +41,7 @@ def value_of(field: Any, *args: Any) -> Any:
 
 
 def ended_by_own_code(status: int | None) -> bool:
-    """Return whether a process ended itself (os._exit) or crashed in C code; a signal from elsewhere is neither.
-
-    Args:
-      status: its exit status, negative for a signal; None: not known.
-    """
+    """Return whether a process ended itself (os._exit) or crashed in C code; a signal from elsewhere is neither."""
     return status is not None and (status > 0 or -status in CRASHES)
 
 
@@ -288,11 +284,7 @@ def _heads_of_own_kinds() -> dict[str, set[str]]:
 
 
 def find_kind(reference: str) -> Kind:
-    """Return a kind by its name (`actor`), or a user's kind by its location (`my_workers:AUGMENT`).
-
-    Raises:
-      ConfigError: there is no such kind, or one of its fields is invalid.
-    """
+    """Return a kind by its name (`actor`), or a user's kind by its location (`my_workers:AUGMENT`)."""
     if isinstance(reference, Kind):
         raise ConfigError(
             f"a worker's kind is given as the object {reference.name!r}; give its location as `module:NAME`, such as "
@@ -332,11 +324,7 @@ class Described(str):
 
     @classmethod
     def read(cls, reference: str, facts: Any) -> Described:
-        """Return it from the JSON form of `description`.
-
-        Raises:
-          ValueError: it has another form.
-        """
+        """Return it from the JSON form of `description`."""
         read = msgspec.convert(facts, _Description)
         found = cls(reference)
         found.kind = Kind(
@@ -360,7 +348,6 @@ class _Description(NamedTuple):
 
 
 def description(kind: Kind) -> Any:
-    """Return what reports show of a user's kind, as JSON values."""
     shown, must_finish = kind.shown, kind.lifecycle.must_finish
     facts = _Description(kind.name, kind.plural, kind.ports, shown.activities, shown.metrics, must_finish)
     return msgspec.to_builtins(facts)
@@ -390,11 +377,7 @@ def _check_fields(kind: Kind, reference: str) -> None:
 
 
 def build_worker(job: Job, reporter: Any) -> Any:
-    """Return the worker that a job describes; imports only what its kind needs.
-
-    Raises:
-      ConfigError: it lacks a part of a worker, or has another name.
-    """
+    """Return the worker that a job describes; imports only what its kind needs."""
     build = find_kind(job.kind).build
     module, _, function = build.partition(":")
     worker = getattr(import_module(module), function)(job, reporter)
@@ -417,7 +400,6 @@ def make_meter(worker_job: WorkerJob) -> Meter:
 
 
 def kind_metrics(kind: Kind) -> tuple[Metric, ...]:
-    """Return the metrics of a kind, with their full names."""
     return worker_metrics(kind.prefix, kind.plural, kind.shown.metrics, kind.all_activities)
 
 

@@ -28,7 +28,6 @@ def make_watch(job: Job, declared_bytes: int | None) -> MemoryWatch | None:
 
 
 def params_bytes(job: Job) -> int:
-    """Return the most bytes of received and published params."""
     return _COPIES * job.schemas.params_bytes
 
 

@@ -38,7 +38,6 @@ class Peer:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return whether the known peer is on another host."""
         return not self.known.host
 
     def find(self, timeout_s: float) -> Registration | None:
@@ -49,7 +48,6 @@ class Peer:
             return None
 
     def is_known(self, found: Registration) -> bool:
-        """Return whether this is the incarnation that this worker is connected to."""
         known = self.known
         return (found.name, found.incarnation, found.pid) == (known.name, known.incarnation, known.pid)
 
@@ -96,7 +94,6 @@ class BriefRetry:
         time.sleep(0.05)
 
     def end(self) -> None:
-        """Note that the peer accepted this worker, or that there is none."""
         self._since_s, self.connect_s = None, CONNECT_S
 
 
@@ -156,7 +153,6 @@ class FailoverPeer(Peer):
 
     @property
     def is_away(self) -> bool:
-        """Return whether this worker is connected to a substitute."""
         return self.known.name != self.name
 
     def mark_suspect(self) -> None:
@@ -207,13 +203,10 @@ class FollowingParams:
         return self._end
 
     def poll(self, policy: int = 0) -> tuple[int, list[Any]] | None:
-        """Return (version, leaves, freshly copied) if there is a newer version than at the last poll, else None."""
         return self._follow().poll(policy)
 
     def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
-        """Block until a version with at least `min_updates` updates can be polled. Raises StreamTimeout."""
         self._follow().wait(policy, min_updates, timeout_s)
 
     def close(self) -> None:
-        """Close."""
         self._end.close()

@@ -204,7 +204,6 @@ class Play:
 
     @property
     def endless(self) -> bool:
-        """Return whether an episode seems to have no end."""
         return self._counts.endless
 
     def _act(self) -> Any:
@@ -239,7 +238,6 @@ class PolicyPlayer:
         self._subscriber: ParamsSubscriber | None = None
 
     def connect(self) -> None:
-        """Connect to its params."""
         self._subscriber = self.policy.connect()
 
     @property
@@ -254,7 +252,6 @@ class PolicyPlayer:
         self.params = newer if newer is not None else self.params
 
     def engine(self, greedy: bool, slots: int) -> Engine:
-        """Return the engine of one use, compiled."""
         if (greedy, slots) not in self._engines:
             own = self.policy
             engine = Engine(own.agent, own.spec, num_slots=slots, sizes=[slots], seed=own.seed, greedy=greedy)
@@ -263,14 +260,12 @@ class PolicyPlayer:
         return self._engines[greedy, slots]
 
     def seated(self, greedy: bool, slots: int) -> Seated:
-        """Return the policy with the params to play."""
         assert self.params is not None
         engine = self.engine(greedy, slots)
         engine.set_params(self.params[0], [np.array(value) for value in self.params[1]])
         return Seated(engine, self.policy.view)
 
     def close(self) -> None:
-        """Close its params stream."""
         if self._subscriber is not None:
             self._subscriber.close()
 
@@ -349,7 +344,6 @@ class Player(Generic[PlayedEnv]):
         return self._players[0].params
 
     def _seated(self, greedy: bool, slots: int) -> list[Seated]:
-        """Return the policies with the params to play."""
         return [player.seated(greedy, slots) for player in self._players]
 
     def _take_newest(self) -> None:

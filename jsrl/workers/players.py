@@ -22,16 +22,11 @@ from jsrl.workers.play import PlayedPolicy
 
 
 def make_agent(job: Job) -> Agent:
-    """Return the job's agent."""
     return build_agent(job.experiment.agent, job.schemas.env)
 
 
 def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams] | None:
-    """Return the function that makes the frozen players of an engine; None: the run has none.
-
-    Args:
-      background: load while acting goes on.
-    """
+    """Return the function that makes the frozen players of an engine; None: the run has none."""
     if job.experiment.director is None:
         return None
     load, max_bytes = job.players.load, job.experiment.inference.frozen_mb * MIB
@@ -39,7 +34,6 @@ def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams]
 
 
 def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:
-    """Return the client that acts in the actor's own process; `phases` are those of the actor."""
     return InlineInference(_actors_engine(job, group_sizes), subscribe(job), group_sizes, phases)
 
 
@@ -49,7 +43,6 @@ def frozen_inline(job: Job, group_sizes: dict[int, int], phases: Phases) -> Froz
 
 
 def _actors_engine(job: Job, group_sizes: dict[int, int]) -> Engine:
-    """Return the compiled engine of an actor."""
     engine = Engine(
         make_agent(job),
         job.schemas.env,

@@ -159,7 +159,6 @@ class ControlReporter:
         self.left = control.left
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
-        """Report an event to the controller."""
         self._control.send(Event, name=name, text=text, facts=facts)
 
 
@@ -216,7 +215,6 @@ class _ReportsJax:
         self.meter = worker.meter
 
     def setup(self) -> None:
-        """Set the worker up, then check."""
         self._worker.setup()
         if "jax" in sys.modules:
             self._reporter.event(
@@ -254,11 +252,9 @@ class Forks:
             die_with_parent(self._parent)
 
     def __enter__(self) -> None:
-        """Begin the block."""
         self._active = True
 
     def __exit__(self, *_: object) -> None:
-        """End the block."""
         self._active = False
 
 

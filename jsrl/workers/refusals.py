@@ -30,7 +30,6 @@ class Refusals:
         self.count = 0
 
     def note(self, error: Exception) -> None:
-        """Count one rejection; report the first."""
         self.count += 1
         if self.count == 1 and self._reporter is not None:
             self._reporter.event(

@@ -242,6 +242,7 @@ def test_environment_that_imports_jax_is_reported_and_continues(launch) -> None:
 
 
 SCRIPT = """
+import dataclasses
 import sys
 sys.path[:0] = [{world!r}]
 import gymnasium
@@ -270,9 +271,16 @@ class Doubled(gymnasium.RewardWrapper):
 def mine(spec, rate):
     return tiny(TinyConfig(learning_rate=rate), spec)
 
+@dataclasses.dataclass(frozen=True)
+class MineConfig:
+    rate: float = 0.0
+
+    def factory(self, spec):
+        return mine(spec, self.rate)
+
 result = run(
     Experiment(
-        name="mine", agent=AgentReference(mine, {{"rate": 0.5}}), env=EnvConfig(Mine, wrappers=(Doubled,)), num_envs=4,
+        name="mine", agent={agent}, env=EnvConfig(Mine, wrappers=(Doubled,)), num_envs=4,
         rollout_length=8, total_env_steps=10_000_000, stop_at_return=2.0,
         evaluator=EvaluatorConfig(episodes=4, num_envs=4, final_episodes=4, period_env_steps=64),
     ),
@@ -282,15 +290,18 @@ print("ENDED", result.ended, result.evaluation["return_mean"])
 """
 
 
-@pytest.mark.parametrize("placement", ["serial", "served"])
-def test_definitions_of_a_script_reach_the_workers(tmp_path: Path, placement: str) -> None:
+@pytest.mark.parametrize(
+    ("placement", "agent"), [("serial", 'AgentReference(mine, {"rate": 0.5})'), ("served", "MineConfig(0.5)")]
+)
+def test_definitions_of_a_script_reach_the_workers(tmp_path: Path, placement: str, agent: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(world=str(WORLD), runs=str(tmp_path / "runs"), placement=placement))
+    script.write_text(SCRIPT.format(world=str(WORLD), runs=str(tmp_path / "runs"), placement=placement, agent=agent))
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
     assert "ENDED stop_at_return 2.0" in ended.stdout, ended.stdout + ended.stderr
     (config,) = (tmp_path / "runs").glob("mine/*/experiment.json")
     stored = json.loads(config.read_text())["fields"]["env"]["fields"]
     assert stored["id"].endswith(":Mine") and not stored["id"].startswith("__main__")
+    assert "imported jax" not in (config.parent / "logs" / "controller.log").read_text()
 
 
 # -- lag --------------------------------------------------------------------------------------------------------------

@@ -25,20 +25,11 @@ FIRE = 1  # ale_py.Action.FIRE
 
 
 def make_atari(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0) -> AtariVector:
-    """Build the vector of an id `ALE/...`.
-
-    Raises:
-      MissingExtra: ale-py is not installed. ConfigError: no such game, or options that this adapter does not have.
-    """
     return AtariVector(find_game(config), config, num_envs, seed, group)
 
 
 def find_game(config: EnvConfig) -> str:
-    """Return ale-py's name of the game of an id `ALE/...`.
-
-    Raises:
-      MissingExtra: ale-py is not installed. ConfigError: no such game, or options that this adapter does not have.
-    """
+    """Return ale-py's name of the game of an id `ALE/...`."""
     try:
         import ale_py
     except ImportError:
@@ -113,7 +104,6 @@ class AtariVector:
         self._game_over, self._life_lost = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
 
     def reset(self) -> EnvStep:
-        """Reset every game; the first time with its slot's seed."""
         seeds, self._pending_seeds = self._pending_seeds, None
         frames, info = self._env.reset(seed=seeds)
         self._lives[:] = info["lives"]
@@ -126,11 +116,6 @@ class AtariVector:
         return EnvStep(self._stack.push(frames, first), first, zeros, self._ones, self._acts, [])
 
     def step(self, action: Array) -> EnvStep:
-        """Step every game by one action (`frame_skip` frames).
-
-        Raises:
-          EnvironmentFault: an action that the game does not have.
-        """
         action = np.asarray(action).astype(np.int64)
         started, revived = self._game_over, self._life_lost
         action[revived] = self._life_action
@@ -183,7 +168,6 @@ class AtariVector:
         return np.repeat(self._stack.pixels[slot, :, :, -1:], 3, axis=2)
 
     def close(self) -> None:
-        """Stop ale-py's threads."""
         if self._env is not None:
             env, self._env = self._env, None
             env.close()

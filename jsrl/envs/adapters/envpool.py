@@ -24,11 +24,6 @@ MAX_CHANNELS = 16
 
 
 def make_pool(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0) -> GymVectorEnv:
-    """Build EnvPool's vector for `config`.
-
-    Raises:
-      MissingExtra: envpool is not installed. ConfigError: it has no such environment or option.
-    """
     name = config.id.removeprefix("envpool:")
     try:
         import envpool
@@ -86,12 +81,10 @@ class _Pool(gymnasium.vector.VectorEnv):
         self.single_observation_space = space
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Reset every slot; seeds were given at construction."""
         observation, info = self._pool.reset()
         return self._seen(observation), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step every slot."""
         observation, reward, terminated, truncated, info = self._pool.step(actions)
         return self._seen(observation), reward, terminated, truncated, info
 
@@ -106,7 +99,6 @@ class _Pool(gymnasium.vector.VectorEnv):
         return self._pool.render(range(self.num_envs))
 
     def close(self, **_: Any) -> None:
-        """Stop the pool's threads."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.close()

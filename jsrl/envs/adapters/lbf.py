@@ -28,11 +28,6 @@ def make_lbf(
     group: int = 0,
     groups: Mapping[str, tuple[str, ...]] | None = None,
 ) -> SyncVectorGame:
-    """Build a vector of a foraging environment.
-
-    Raises:
-      ConfigError: it does not exist or rejects these options. MissingExtra: lbforaging is not installed.
-    """
     import_lbf(config)
     name = config.id.partition(":")[2]
     if name not in gymnasium.registry:
@@ -45,11 +40,6 @@ def make_lbf(
 
 
 def import_lbf(config: EnvConfig) -> None:
-    """Import lbforaging, which registers its environments.
-
-    Raises:
-      MissingExtra: it is not installed.
-    """
     try:
         import lbforaging  # noqa: F401
     except ImportError as error:
@@ -78,12 +68,10 @@ class Foraging:
         self._names = tuple(seat.name for seat in self.seats)
 
     def reset(self, seed: int | None) -> EnvState:
-        """Begin an episode."""
         observed, _ = self._env.reset(seed=seed)
         return EnvState(dict(zip(self._names, observed, strict=True)), self._names)
 
     def step(self, action: Mapping[str, Any]) -> EnvState:
-        """Step with the actions of all agents."""
         observed, reward, over, cut, _ = self._env.step([action[name] for name in self._names])
         late = bool(cut) or (bool(over) and bool(self._env.field.any()))
         return EnvState(
@@ -95,7 +83,6 @@ class Foraging:
         )
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
 

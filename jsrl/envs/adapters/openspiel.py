@@ -33,11 +33,6 @@ def make_openspiel(
     group: int = 0,
     groups: Mapping[str, tuple[str, ...]] | None = None,
 ) -> SyncVectorGame:
-    """Build a vector of an OpenSpiel game.
-
-    Raises:
-      ConfigError: it does not exist, rejects these options, or has no tensors. MissingExtra: open_spiel is missing.
-    """
     spiel, kwargs = import_openspiel(config), dict(config.kwargs)
     asked, name = kwargs.pop("tensor", None), config.id.partition(":")[2]
     known = spiel.registered_names()
@@ -60,11 +55,6 @@ def make_openspiel(
 
 
 def import_openspiel(config: EnvConfig) -> Any:
-    """Import OpenSpiel.
-
-    Raises:
-      MissingExtra: it is not installed.
-    """
     try:
         import pyspiel
     except ImportError as error:
@@ -106,7 +96,6 @@ class SpielGame:
         self._rng = np.random.default_rng()
 
     def reset(self, seed: int | None) -> EnvState:
-        """Begin a game."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
             if self._load is not None:
@@ -117,11 +106,7 @@ class SpielGame:
         return self._moment(self._legal())
 
     def step(self, action: Mapping[str, Any]) -> EnvState:
-        """Make the moves of all players in turn, and draw chance until a player must move.
-
-        Raises:
-          EnvironmentFault: a move is not legal.
-        """
+        """Make the moves of all players in turn, and draw chance until a player must move."""
         legal = self._legal()
         moves = [int(action.get(name, 0)) for name in self._names]
         for player, allowed in legal.items():

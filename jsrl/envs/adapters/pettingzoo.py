@@ -47,9 +47,6 @@ def make_pettingzoo(
 ) -> SyncVectorGame:
     """Build a vector of a PettingZoo environment.
 
-    Args:
-      factory: makes one; None: the config's id names it. The others: see jsrl.envs.make.make_game.
-
     Raises:
       ConfigError: it does not exist or rejects these options. MissingExtra: a package is not installed.
     """
@@ -74,20 +71,10 @@ def is_pettingzoo(factory: Any) -> bool:
 
 
 def import_pettingzoo(config: EnvConfig) -> None:
-    """Import the module of an environment.
-
-    Raises:
-      ConfigError, MissingExtra: there is none, or it cannot be imported.
-    """
     find_factory(config.id, config.kwargs.get("api"))
 
 
 def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
-    """Return the factory of the environment that an id names.
-
-    Raises:
-      ConfigError, MissingExtra: there is none, or its module cannot be imported.
-    """
     target = name.partition(":")[2]
     if ":" in target:
         return import_target(target)
@@ -187,11 +174,7 @@ class _Wrapped:
         return {str(agent) for agent in self.env.agents}
 
     def _ended(self, lived: set[str], terminated: set[str], truncated: set[str]) -> list[str]:
-        """Record which seats are out now; return those that came back.
-
-        Raises:
-          EnvironmentFault: an agent vanished, and was neither terminated nor truncated.
-        """
+        """Record which seats are out now; return those that came back."""
         here = self._here()
         if vanished := sorted(lived - here - terminated - truncated):
             raise EnvironmentFault(f"dropped {vanished[0]!r} from `agents` without terminating or truncating it")
@@ -203,21 +186,14 @@ class _Wrapped:
 
     @property
     def metadata(self) -> Any:
-        """Return the environment's facts about its pictures."""
         return getattr(self.env, "metadata", None)
 
     def render(self) -> Any:
-        """Return a picture.
-
-        Raises:
-          NotImplementedError: it has no pictures.
-        """
         if not hasattr(self.env, "render"):
             raise NotImplementedError
         return self.env.render()
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
 
@@ -225,7 +201,6 @@ class ParallelGame(_Wrapped):
     """A ParallelEnv: all living agents act in every step."""
 
     def reset(self, seed: int | None, *options: dict[str, Any]) -> EnvState:
-        """Begin an episode."""
         observed, info = self.env.reset(seed=seed, **({"options": options[0]} if options else {}))
         self._enter()
         here = self._here()
@@ -261,7 +236,6 @@ class TurnGame(_Wrapped):
     """An AECEnv: one agent moves in each step, the others wait."""
 
     def reset(self, seed: int | None, *options: dict[str, Any]) -> EnvState:
-        """Begin an episode."""
         self.env.reset(seed=seed, **({"options": options[0]} if options else {}))
         self._enter()
         return self._moment(self._here())

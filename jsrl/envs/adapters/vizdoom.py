@@ -71,7 +71,6 @@ class GreyScreens(gymnasium.Wrapper):
         return (total // (k * k * screen.shape[2])).astype(np.uint8)
 
     def close(self) -> None:
-        """End the engine and remove its settings file."""
         super().close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

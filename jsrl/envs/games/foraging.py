@@ -85,13 +85,11 @@ class ForagingGame:
         self._free, self._apart = _places(size)
 
     def reset(self) -> GameStep:
-        """Reset every slot."""
         self._dropped[self._clock > 0] += 1
         self._begin(np.arange(self.num_envs))
         return self._rows.opened(self._groups.divided(self.observe()))
 
     def step(self, action: Mapping[str, Array]) -> GameStep:
-        """Step every slot with group -> actions [B, N_g]; see VectorGame."""
         first = self._rows.first
         chosen = np.where(first[:, None], 0, np.stack(self._groups.actions(action), axis=1))
         self._check_action(chosen)
@@ -237,11 +235,7 @@ def make_foraging(
     group: int = 0,
     groups: Mapping[str, tuple[str, ...]] | None = None,
 ) -> ForagingGame:
-    """Build the game that an id `foraging:SxS-Pp-Ff` names; `2s-` before it limits the sight, `-coop` after it adds coop.
-
-    Raises:
-      ConfigError: the name has another form, or there is no such option.
-    """
+    """Build the game that an id `foraging:SxS-Pp-Ff` names; `2s-` before it limits the sight, `-coop` after it adds coop."""
     name = config.id.partition(":")[2]
     found = NAME.fullmatch(name)
     if found is None or found[2] != found[3] or int(found[2]) < 3 or not (int(found[4]) and int(found[5])):

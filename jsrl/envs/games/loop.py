@@ -75,7 +75,6 @@ class SeatReader:
         return bool(self._copied)
 
     def blank(self, slot: int) -> None:
-        """Write zeros: the seat is out."""
         for array in self._arrays:
             array[slot] = 0
 
@@ -163,22 +162,15 @@ class SyncVectorGame(SlotRepairs):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Return the environments' facts about their pictures, such as `render_fps`."""
         return getattr(self._envs[0], "metadata", None) or {}
 
     def render(self, slot: int = 0) -> Any:
-        """Return a picture of a slot.
-
-        Raises:
-          NotImplementedError: these environments have no pictures.
-        """
         draw = getattr(self._envs[slot], "render", None)
         if draw is None:
             raise NotImplementedError
         return draw()
 
     def reset(self) -> GameStep:
-        """Reset every slot; the first time with its seed, later with its current random state."""
         step = self._visited(self._open_slots, self._opened)
         self._started = True
         return self._masked(step)
@@ -191,11 +183,6 @@ class SyncVectorGame(SlotRepairs):
         return self._rows.opened(self._tree, state=self._state, present=self._present, turns=self._turns)
 
     def step(self, action: Mapping[str, Array]) -> GameStep:
-        """Step every slot with group -> actions [B, N_g, ...]; slots whose episode ended start another instead.
-
-        Raises:
-          EnvironmentFault: an environment raised, or returned what VectorGame forbids.
-        """
         chosen = self._groups.actions(action)
         converted = [reader.convert(own) for reader, own in zip(self._readers, chosen, strict=True)]
         self._reward[:] = 0.0
@@ -225,11 +212,6 @@ class SyncVectorGame(SlotRepairs):
         )
 
     def set_tasks(self, tasks: Mapping[int, Any]) -> None:
-        """Begin the next episode of each slot with its task; see jsrl.envs.base.TakesTasks.
-
-        Raises:
-          ConfigError: the environment's `reset` accepts no options.
-        """
         given = {slot: options_of_task(task) for slot, task in tasks.items() if task is not None}
         if given and not getattr(self._envs[0], "takes_options", False):
             raise ConfigError(f"environment {describe(self._config.id)} takes no tasks: its reset has no options.")
@@ -332,7 +314,6 @@ class SyncVectorGame(SlotRepairs):
         return step
 
     def close(self) -> None:
-        """Close every environment."""
         envs, self._envs = self._envs, []
         for env in envs:
             close_quietly(env)
@@ -342,11 +323,6 @@ class SyncVectorGame(SlotRepairs):
 
 
 def _made(factory: Callable[[], PlayedGame], config: EnvConfig) -> PlayedGame:
-    """Return a new environment.
-
-    Raises:
-      EnvironmentFault: its constructor raised.
-    """
     try:
         return factory()
     except JsrlError:

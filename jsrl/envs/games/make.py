@@ -42,11 +42,7 @@ def make_by_scheme(
     group: int = 0,
     groups: Mapping[str, tuple[str, ...]] | None = None,
 ) -> VectorGame:
-    """Build the game that an id `SCHEME:NAME` names; see jsrl.envs.make.make_game.
-
-    Raises:
-      ConfigError: it does not exist, or it rejects these options. MissingExtra: its suite is not installed.
-    """
+    """Build the game that an id `SCHEME:NAME` names; see jsrl.envs.make.make_game."""
     suite = SUITES[config.id.partition(":")[0]]
     make = getattr(import_module(suite.module), suite.make)
     try:
@@ -58,11 +54,7 @@ def make_by_scheme(
 
 
 def import_suite(config: EnvConfig) -> None:
-    """Import what `make_by_scheme` needs, and create nothing: for a process that will fork.
-
-    Raises:
-      ConfigError, MissingExtra: something cannot be imported.
-    """
+    """Import what `make_by_scheme` needs, and create nothing: for a process that will fork."""
     suite = SUITES[config.id.partition(":")[0]]
     module = import_module(suite.module)
     if suite.prepare:

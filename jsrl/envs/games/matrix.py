@@ -81,13 +81,11 @@ class MatrixGame:
         self._shape = (num_envs, players)
 
     def reset(self) -> GameStep:
-        """Reset every slot."""
         self._stage[:], self._clock[:] = 0, 0
         seen = self._seen(None, np.ones(self.num_envs, bool))
         return self._rows.opened(self._groups.stacked([seen] * self._shape[1]), state=seen)
 
     def step(self, action: Mapping[str, Array]) -> GameStep:
-        """Step every slot with group -> actions [B, N_g]; see VectorGame."""
         first = self._rows.first
         chosen = np.stack(self._groups.actions(action), axis=1).astype(np.int64)
         chosen[first] = 0
@@ -131,11 +129,6 @@ def make_matrix(
     group: int = 0,
     groups: Mapping[str, tuple[str, ...]] | None = None,
 ) -> MatrixGame:
-    """Build the game that an id `matrix:NAME` names.
-
-    Raises:
-      ConfigError: there is no such game, or it rejects these options.
-    """
     name, kwargs = config.id.partition(":")[2], dict(config.kwargs)
     if name not in NAMES:
         raise ConfigError(f"there is no matrix game {name!r}{nearest(name, NAMES)}; games: {', '.join(NAMES)}")

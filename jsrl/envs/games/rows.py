@@ -55,7 +55,6 @@ class GameRows:
 
     @property
     def any_first(self) -> bool:
-        """Return whether there is such a slot."""
         return self._rows.any_first
 
     @property
@@ -133,7 +132,6 @@ class GameRows:
         return GameStep(observation, first, reward, discount, acts, state, episodes)
 
     def fault(self, slot: int, what: str, advice: str) -> EnvironmentFault:
-        """Return an EnvironmentFault that names the slot's seed, episode and step."""
         return self._rows.fault(slot, what, advice)
 
     def cut(self, slot: int) -> None:
@@ -141,7 +139,6 @@ class GameRows:
         self._rows.cut(slot)
 
     def where(self, slot: int) -> str:
-        """Return a slot's seed, episode and step, as text."""
         return self._rows.where(slot)
 
     def _seat(self, slots: np.ndarray, present: np.ndarray | None) -> None:

@@ -23,11 +23,7 @@ class WorldsAhead:
         self._ahead: dict[tuple[int, int], Future[World]] = {}  # by slot and episode
 
     def take(self, slot: int, episode: int) -> World:
-        """Return the world of a slot's episode, and start building that of the next one.
-
-        Raises:
-          EnvironmentFault: no world could be drawn, or it took longer than a minute.
-        """
+        """Return the world of a slot's episode, and start building that of the next one."""
         future = self._ahead.pop((slot, episode), None)
         if future is None or future.cancel():  # no thread has started to build it
             world = build_world(self._settings, self._seeds[slot], episode)
@@ -44,6 +40,5 @@ class WorldsAhead:
         return world
 
     def close(self) -> None:
-        """Stop building; may be called twice."""
         self._builder.shutdown(wait=False, cancel_futures=True)
         self._ahead.clear()

@@ -30,7 +30,6 @@ class Construction(Task):
     """
 
     def rewards(self) -> np.ndarray:
-        """Return the rewards [B] of the last step."""
         worlds, sites = self._worlds, self._worlds.sites
         there, wanted = worlds.present[:, None, self._boxes], sites[..., 2] > 0
         centres = worlds.centres()[:, None, self._boxes, :2]
@@ -71,7 +70,6 @@ class Shelter(Task):
         self._from, self._along = rays_of(settings)
 
     def rewards(self) -> np.ndarray:
-        """Return the rewards [B] of the last step."""
         far = self._to_cylinder()
         hits = far < self._to_boxes()
         aimed = np.isfinite(far).sum(axis=1)

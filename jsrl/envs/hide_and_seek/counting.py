@@ -30,7 +30,6 @@ class Counting(Task):
         self._starts = FIRST_STEP + STEPS_BETWEEN * np.arange(boxes)[::-1]
 
     def place(self, slot: int) -> None:
-        """Start an episode in a slot: draw the sides."""
         super().place(slot)
         self._sides[slot] = self._worlds.rng(slot).choice((-1.0, 1.0), self._sides.shape[1])
         self._steps[slot], self.score[slot] = 0, (self._sides[slot] > 0).sum()

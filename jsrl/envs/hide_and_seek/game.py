@@ -101,12 +101,10 @@ class HideAndSeek:
                 )
 
     def reset(self) -> GameStep:
-        """Reset every slot."""
         self._begin(range(self.num_envs))
         return self._rows.opened(self._look(), state=self._observations.state, turns=self._turns())
 
     def step(self, action: Mapping[str, Array]) -> GameStep:
-        """Step every slot with group -> actions [B, N_g, 5]; see VectorGame."""
         first = self._rows.first
         chosen = self._chosen(action, first)
         preparing = self.clock < self.settings.prep_steps
@@ -161,7 +159,6 @@ class HideAndSeek:
         return chosen
 
     def _begin(self, slots: Any) -> None:
-        """Start episodes in some slots."""
         for slot in slots:
             self.put(slot, self._ahead.take(slot, int(self._begun[slot])))
             self._begun[slot] += 1
@@ -176,7 +173,6 @@ class HideAndSeek:
             self.task.place(slot)
 
     def _look(self) -> dict[str, Any]:
-        """Return the current observations of all agents."""
         self.sight.look()
         self._observations.build(np.minimum(1.0, self.clock / (self.settings.prep_steps + 1e-5)))
         seen = self._observations.seen
@@ -198,7 +194,6 @@ class HideAndSeek:
         return reward
 
     def _report(self, slot: int, *, discarded: bool) -> None:
-        """Report the statistics of an episode that ends."""
         if discarded:
             self.discarded += 1
             log.warning(
@@ -212,7 +207,6 @@ class HideAndSeek:
             self._rows.metrics.add(slot, self._statistics.of(slot, discarded=discarded) | score)
 
     def close(self) -> None:
-        """Free the worlds; may be called twice."""
         self._ahead.close()
         if self._pictures is not None:
             self._pictures.close()
@@ -233,11 +227,6 @@ def make_hide_and_seek(
     group: int = 0,
     groups: Mapping[str, tuple[str, ...]] | None = None,
 ) -> HideAndSeek:
-    """Build the game of an id `hide_and_seek:SCENARIO`.
-
-    Raises:
-      ConfigError: the scenario or an option is unknown, or objects find no place. MissingExtra: MuJoCo is not installed.
-    """
     settings = settings_of(config.id.partition(":")[2], config.kwargs)
     import_mujoco(config)
     try:
@@ -248,11 +237,6 @@ def make_hide_and_seek(
 
 
 def import_mujoco(config: EnvConfig) -> None:
-    """Import MuJoCo.
-
-    Raises:
-      MissingExtra: it is not installed, or too old.
-    """
     command = install_command("hide-and-seek")
     try:
         import mujoco

@@ -30,7 +30,6 @@ class Hands:
         self.team = (np.arange(settings.n_agents) >= settings.n_hiders).astype(int)
 
     def place(self, slot: int) -> None:
-        """Start an episode in a slot: nothing is held or locked."""
         self.held[slot], self.locked[slot], self.owner[slot] = -1, False, 0
 
     def use(self, pull: np.ndarray, lock: np.ndarray, seen: np.ndarray) -> None:

@@ -44,11 +44,7 @@ class Layout:
 
 
 def draw_layout(settings: Settings, rng: np.random.Generator) -> Layout:
-    """Draw a layout; if an object finds no place, everything is drawn again.
-
-    Raises:
-      EnvironmentFault: the objects had no place in a thousand layouts in a row.
-    """
+    """Draw a layout; if an object finds no place, everything is drawn again."""
     for attempt in range(1, ATTEMPTS + 1):
         walls = walls_of(settings, rng)
         if walls is None:

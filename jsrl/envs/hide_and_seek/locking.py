@@ -33,7 +33,6 @@ class Locking(Task):
         self._rank = np.zeros((slots, boxes))
 
     def place(self, slot: int) -> None:
-        """Start an episode in a slot."""
         super().place(slot)
         self._locked[slot], self._apart[slot] = False, self._distances()[slot]
         if self._in_order:
@@ -41,7 +40,6 @@ class Locking(Task):
             self._allow_next()
 
     def rewards(self) -> np.ndarray:
-        """Return the rewards [B] of the last step."""
         locked, apart = self._hands.locked[:, self._ramps :].copy(), self._distances()
         closer = np.take_along_axis(self._apart - apart, self._target()[:, None], axis=1)[:, 0]
         locks = locked.sum(axis=1) - self._locked.sum(axis=1)

@@ -161,11 +161,9 @@ class Observations:
 
 
 def _within_a_turn(angle: np.ndarray) -> np.ndarray:
-    """Return angles within -pi and pi."""
     return (angle + np.pi) % (2 * np.pi) - np.pi
 
 
 def state_size(settings: Settings) -> int:
-    """Return the size of the global state."""
     size = SIZE if settings.sized else 0
     return settings.n_agents * SELF + (settings.n_ramps + settings.max_boxes) * (MOTION + size + 2)

@@ -52,7 +52,6 @@ class Pictures:
         return self._renderer.render()
 
     def close(self) -> None:
-        """Free the renderer."""
         if self._renderer is not None:
             self._renderer.close()
         self._renderer = self._model = None

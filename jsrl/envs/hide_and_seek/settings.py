@@ -98,8 +98,7 @@ class Settings:
     hide_unseen: bool = False
     show_lidar: bool = False
 
-    def __post_init__(self) -> None:
-        """Check that the values are consistent. Raises ConfigError."""
+    def __post_init__(self) -> None:  # noqa: C901
         if self.is_task and (self.n_hiders, self.n_seekers) != (1, 0):
             raise ConfigError(
                 f"n_hiders is {self.n_hiders} and n_seekers {self.n_seekers}; {self.scenario} is for one agent: give 1 and 0"
@@ -151,7 +150,6 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
 
     def _check_counting(self) -> None:
-        """Check the options of counting, whose world is fixed. Raises ConfigError."""
         if (self.floor_size, self.grid_size) != (6.0, 30):
             raise ConfigError("counting is played on a floor of 6 m, 30 cells; leave out floor_size and map_scale")
         if not isinstance(self.n_boxes, int) or not 1 <= self.n_boxes <= 6:
@@ -184,42 +182,34 @@ class Settings:
 
     @property
     def n_agents(self) -> int:
-        """Return the number of hiders and seekers."""
         return self.n_hiders + self.n_seekers
 
     @property
     def max_boxes(self) -> int:
-        """Return the largest number of boxes of an episode."""
         return span(self.n_boxes)[1]
 
     @property
     def max_sites(self) -> int:
-        """Return the largest number of sites of an episode."""
         return span(self.n_sites)[1]
 
     @property
     def sized(self) -> bool:
-        """Return whether observations include the sizes of boxes."""
         return span(self.n_elongated_boxes)[1] > 0 or self.rows is not None
 
     @property
     def shown_rows(self) -> tuple[int, int, int]:
-        """Return the numbers of rows of boxes, ramps and sites in an observation."""
         return self.rows or (self.max_boxes, self.n_ramps, self.max_sites)
 
     @property
     def others(self) -> int:
-        """Return the number of rows of other agents in an observation."""
         return self.n_agents - 1 if self.max_others is None else self.max_others
 
     @property
     def prep_steps(self) -> int:
-        """Return the number of env steps of the preparation phase."""
         return math.ceil(self.prep_fraction * self.horizon - 1e-9)
 
     @property
     def cell(self) -> float:
-        """Return the side length of a grid cell."""
         return self.floor_size / self.grid_size
 
 
@@ -275,9 +265,6 @@ def settings_of(name: str, options: Mapping[str, Any]) -> Settings:
 
     Args:
       options: fields of Settings, and `map_scale`: a factor for the floor, its grid, the rectangle and the radii.
-
-    Raises:
-      ConfigError: the scenario or an option is unknown, or the values are inconsistent.
     """
     if name not in SCENARIOS:
         raise ConfigError(

@@ -65,11 +65,9 @@ class Sight:
         ]
 
     def place(self, slot: int) -> None:
-        """Start an episode in a slot."""
         self._geom[slot], self._distance[slot] = -1, -1.0
 
     def close(self) -> None:
-        """Drop the arguments of calls; may be called twice."""
         self._calls = [[] for _ in self._calls]
 
     def look(self) -> None:

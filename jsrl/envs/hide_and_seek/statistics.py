@@ -26,7 +26,6 @@ class Statistics:
             self.place(slot)
 
     def place(self, slot: int) -> None:
-        """Start an episode in a slot."""
         for array in self._sums:
             array[slot] = 0.0
         self._prepared[slot] = {f"{name}_prep": 0.0 for name in self._moved(slot)}

@@ -27,7 +27,6 @@ class Task:
         self.over, self.score = np.zeros(len(worlds.present), bool), np.zeros(len(worlds.present))
 
     def place(self, slot: int) -> None:
-        """Start an episode in a slot."""
         self.over[slot], self.score[slot] = False, 0.0
 
     def move(self, chosen: np.ndarray, slots: list[int]) -> None:

@@ -61,7 +61,6 @@ def walls_of(settings: Settings, rng: np.random.Generator) -> list[Segment] | No
 
 
 def outer_walls(grid_size: int) -> list[Segment]:
-    """Return the four walls around the grid."""
     last = grid_size - 1
     return [Segment(axis, at, 0, last, OUTER_HEIGHT) for axis in (0, 1) for at in (0, last)]
 
@@ -78,7 +77,6 @@ def _quadrant(settings: Settings, rng: np.random.Generator) -> list[Segment]:
 
 
 def quadrant_size(settings: Settings) -> int:
-    """Return the side length of the quadrant's room, in cells."""
     return settings.grid_size // 2
 
 

@@ -35,7 +35,6 @@ def build_world(settings: Settings, seed: int, episode: int) -> World:
 
 
 def world_of(settings: Settings, layout: Layout, rng: np.random.Generator) -> World:
-    """Return the world of a layout, at rest."""
     import mujoco
 
     model = compile_model(settings, layout)
@@ -76,7 +75,6 @@ class Worlds:
         self._steps: list[tuple[Any, ...]] = [()] * num_envs
 
     def place(self, slot: int, world: World) -> None:
-        """Start an episode in a slot."""
         layout, count = world.layout, len(world.layout.sizes)
         self.worlds[slot] = world
         for array in (self.position, self.velocity, self.start, self.half, self.sites):
@@ -154,7 +152,6 @@ class Worlds:
         row[6:11] = np.cos(turned), 0.0, 0.0, np.sin(turned), 1.0
 
     def close(self) -> None:
-        """Free the worlds; may be called twice."""
         self.worlds, self._steps = [None] * len(self.worlds), [()] * len(self.worlds)
 
     def rng(self, slot: int) -> np.random.Generator:
@@ -162,7 +159,6 @@ class Worlds:
         return self._world(slot).rng
 
     def simulation(self, slot: int) -> Any:
-        """Return the slot's mujoco.MjData."""
         return self._world(slot).simulation
 
     def _world(self, slot: int) -> World:

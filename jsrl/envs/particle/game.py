@@ -90,14 +90,12 @@ class ParticleGame:
         return continuous_spec((0.0,) * size, (1.0,) * size, config.action_transform)
 
     def reset(self) -> GameStep:
-        """Reset every slot."""
         self._dropped[self._clock > 0] += 1
         self._begin(np.arange(self.num_envs))
         self.refresh()
         return self._rows.opened(self._observation(), state=self._state)
 
     def step(self, action: Mapping[str, Array]) -> GameStep:
-        """Step every slot with group -> actions [B, N_g] (continuous: [B, N_g, A]); see VectorGame."""
         first = self._rows.first
         for i, chosen in enumerate(self._groups.actions(action)):
             if self._rows.any_first:
@@ -176,11 +174,6 @@ def make_particle(
     group: int = 0,
     groups: Mapping[str, tuple[str, ...]] | None = None,
 ) -> ParticleGame:
-    """Build the game that an id `particle:NAME` names.
-
-    Raises:
-      ConfigError: there is no such task, or it has no such option.
-    """
     name = config.id.partition(":")[2]
     if name not in TASKS:
         raise ConfigError(f"there is no particle task {name!r}{nearest(name, TASKS)}; tasks: {', '.join(TASKS)}")

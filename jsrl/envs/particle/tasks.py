@@ -49,7 +49,6 @@ class Task:
 
     @property
     def draws(self) -> int:
-        """Return the number of random numbers for an episode's start."""
         return 2 * (len(self.bodies.agent_size) + len(self.bodies.landmark_size)) + self.goals
 
     def begin(self, world: World, goal: np.ndarray, slots: np.ndarray, uniform: np.ndarray) -> None:

@@ -38,11 +38,7 @@ def modules_named(tree: Any) -> set[str]:
 
 
 def archive(modules: set[str]) -> tuple[str, bytes]:
-    """Return (SHA-256, archive) of the user's files for these top-level modules; ("", b"") if there are none.
-
-    Raises:
-      ConfigError: there are too many files, or they are too large.
-    """
+    """Return (SHA-256, archive) of the user's files for these top-level modules; ("", b"") if there are none."""
     files: dict[str, Path] = {}
     for module in sorted(modules - {"jsrl"}):
         files |= dict(_files_of(module))
@@ -87,11 +83,6 @@ def _files_of(module: str) -> Iterator[tuple[str, Path]]:
 
 
 def unpack(digest: str, content: bytes, folder: Path) -> None:
-    """Unpack an archive into a new folder.
-
-    Raises:
-      ValueError: it has another digest, or writes outside of the folder. OSError: it cannot be written.
-    """
     if hashlib.sha256(content).hexdigest() != digest:
         raise ValueError(f"an archive of {len(content)} bytes has another digest than {digest[:12]}...")
     with zipfile.ZipFile(io.BytesIO(content)) as file:

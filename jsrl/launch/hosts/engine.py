@@ -122,7 +122,6 @@ class AgentStarter:
             self.given_up[host] = why
 
     def close(self) -> None:
-        """Start no more agents, and end the running ones."""
         self._closing.set()
         self._thread.join(10.0)
         with contextlib.suppress(OSError):

@@ -44,7 +44,6 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     core_speed: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a host that has no name, core or memory."""
         least = {"cores": 1, "memory_mb": 1, "gpus": 0, "shm_mb": 0, "out_mbit": 0, "in_mbit": 0, "busy_cores": 0}
         wrong = [f"{name} is {getattr(self, name)}" for name, low in least.items() if getattr(self, name) < low]
         wrong += [f"core_speed is {self.core_speed}"] if not 0.01 <= self.core_speed <= 100.0 else []
@@ -56,16 +55,11 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def entry(self) -> dict[str, Any]:
-        """Return it as an entry of such a file."""
         return msgspec.structs.asdict(self)
 
 
 def read_hosts(path: str | os.PathLike[str]) -> tuple[HostFacts, ...]:
-    """Return the hosts in a file; the first is the one on which `jsrl run` is started.
-
-    Raises:
-      ConfigError: it cannot be read, or is not such a list.
-    """
+    """Return the hosts in a file; the first is the one on which `jsrl run` is started."""
     try:
         hosts = msgspec.convert(json.loads(read_plain(Path(path), _MOST_BYTES)), tuple[HostFacts, ...])
     except OSError as error:
@@ -77,11 +71,6 @@ def read_hosts(path: str | os.PathLike[str]) -> tuple[HostFacts, ...]:
 
 
 def check_names(hosts: tuple[HostFacts, ...], where: str) -> None:
-    """Refuse a list without hosts, or with two hosts of one name.
-
-    Raises:
-      ConfigError: the message gives the name.
-    """
     names = [host.name for host in hosts]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or not hosts:

@@ -22,25 +22,21 @@ class HostHandle:
 
     @property
     def where(self) -> str:
-        """Return where it runs, as text."""
         pid = "not started yet" if self.remote.pid is None else f"pid {self.remote.pid}"
         return f"{pid} of host {self.host}"
 
     @property
     def host(self) -> str:
-        """Return the name of its host."""
         return self.remote.host.name
 
     @property
     def log(self) -> str:
-        """Return the place of its output, as text: in the run folder, once it has failed and its log has arrived there."""
         if not self.alive and (fetched := self._port.fetched_log(self.remote)).exists():
             return str(fetched)
         return f"{self.remote.host.name}:{self.remote.host.folder}/logs/{self.remote.worker}.log"
 
     @property
     def alive(self) -> bool:
-        """Return whether it has not ended."""
         return self.remote.exit is None
 
     @property
@@ -50,24 +46,19 @@ class HostHandle:
 
     @property
     def exit(self) -> Exit | None:
-        """Return how it ended; None while it is alive."""
         return self.remote.exit
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; return whether it has ended."""
         return self._port.wait(lambda: not self.alive, timeout_s)
 
     def kill(self) -> None:
-        """End it and the processes it started, and wait a few seconds for that."""
         self._signal("kill")
         self.wait(GONE_S)
 
     def pause(self) -> None:
-        """Stop it (SIGSTOP)."""
         self._signal("pause")
 
     def resume(self) -> None:
-        """Continue it after a pause."""
         self._signal("resume")
 
     def _signal(self, what: Any) -> None:
@@ -76,13 +67,11 @@ class HostHandle:
             self._port.order(host, Signal(host.epoch, self.remote.worker, self.remote.incarnation, what))
 
     def tail(self, lines: int) -> str:
-        """Return the end of its log; after a crash in C code, the log's stack of the crashed thread."""
         if not self.alive:
             return "\n".join(self.remote.tail.splitlines()[-lines:])
         return self._ask("tail", lines, ANSWER_S)
 
     def usage(self) -> ResourceUsage | None:
-        """Return the agent's last measurement of its resources; None: it has ended, or nothing is known yet."""
         return self.remote.usage if self.alive else None
 
     def stacks(self, timeout_s: float) -> str:

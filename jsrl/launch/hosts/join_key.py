@@ -24,11 +24,7 @@ MOST_WAITING = 1_000  # keys that were admitted, of hosts that have not joined y
 
 
 def read_key(path: Path, timeout_s: float) -> tuple[str, ClientKeys]:
-    """Return (address, keys) of a run from its key file, waiting for it.
-
-    Raises:
-      ConfigError: there was none in time, none will come, or it is damaged.
-    """
+    """Return (address, keys) of a run from its key file, waiting for it."""
     until = time.monotonic() + timeout_s
     while not path.exists():
         if path.with_name(path.name + ENDED).exists():
@@ -71,11 +67,7 @@ class JoinKey:
         self._new_folders = [parent for parent in path.parents if not parent.exists()]
 
     def publish(self, address: str) -> None:
-        """Write the key file of a run at this address; the first time, it replaces that of a killed run.
-
-        Raises:
-          ConfigError: it cannot be written, or it belongs to a run that goes on.
-        """
+        """Write the key file of a run at this address; the first time, it replaces that of a killed run."""
         self._address = address
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,11 +81,7 @@ class JoinKey:
             raise ConfigError(f"the join key cannot be written to {self.path} ({error.strerror or error}).") from error
 
     def replace(self) -> None:
-        """Write another key, with which hosts join from now on; those that have joined keep their own.
-
-        Raises:
-          ConfigError: it cannot be written; then no more hosts join.
-        """
+        """Write another key, with which hosts join from now on; those that have joined keep their own."""
         self._public = b""
         self.publish(self._address)
 
@@ -111,11 +99,9 @@ class JoinKey:
         self._hosts.setdefault(key, False)
 
     def use(self, name: str) -> None:
-        """Note that a host has joined with its key."""
         self._hosts[name.encode()] = True
 
     def drop(self, name: str) -> None:
-        """Drop the key of a host: its connections end within seconds."""
         self._hosts.pop(name.encode(), None)
 
     def close(self) -> None:

@@ -112,11 +112,9 @@ class KeptFiles:
         return self._links.get(name, self._root / name)
 
     def add(self, names: Iterable[str]) -> None:
-        """Note files to be sent."""
         self._waiting |= dict.fromkeys(name for name in names if name not in self._waiting)
 
     def add_new(self, name: str) -> None:
-        """Note a file that never changes to be sent, unless it is on its way or the other side has it."""
         if name not in self._known and self.are_sent([name]):
             self.add([name])
 
@@ -241,9 +239,6 @@ def keep_part(root: Path, part: Part) -> int | None:
     """Write a part of a file below a folder; return the bytes of the file so far.
 
     None: it was dropped, because a part before it is missing, or the digest differs.
-
-    Raises:
-      OSError: it cannot be written.
     """
     path = root / part.name
     draft = path.with_name(path.name + _DRAFT)
@@ -277,7 +272,6 @@ def _remove_empty(folder: Path, root: Path) -> None:
 
 
 def remove_half_sent(root: Path, folders: Iterable[str]) -> None:
-    """Remove the files and snapshots in some folders that did not arrive completely before their sender was lost."""
     for folder in folders:
         for draft in (root / folder).rglob(f"*{_DRAFT}"):
             draft.unlink(missing_ok=True)

@@ -114,7 +114,6 @@ class JoinedHosts:
             self._keeper = AgentStarter(engine, join_key, self._lose, notify)
 
     def _after_loss(self, host: JoinedHost) -> None:
-        """Revoke the stream keys of a lost host; an engine starts no agent again on a host that had to leave."""
         if (file := self._host_keys.pop(host.epoch, None)) is not None:
             file.unlink(missing_ok=True)
         self._lived_s[host.name] = time.monotonic() - host.joined_s
@@ -122,7 +121,6 @@ class JoinedHosts:
             self._keeper.release(host.name, host.leaves)
 
     def _lose(self, name: str, why: str) -> float:
-        """Note that the agent of a host has ended; return for how many seconds it was a member."""
         with self._port.changed:
             for host in [host for host in self.members.hosts if host.name == name]:
                 self.members.lose(host, why)
@@ -131,7 +129,6 @@ class JoinedHosts:
 
     @property
     def waits_for(self) -> str:
-        """Return what `place` waits for, as text."""
         with self._port.changed:
             return f"hosts: {len(self.members.staying)} of {self._least} joined"
 
@@ -140,11 +137,7 @@ class JoinedHosts:
         return self._keeper.given_up if self._keeper is not None else {}
 
     def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
-        """Wait for the hosts, and distribute the workers over them and this one.
-
-        Raises:
-          ConfigError: too few hosts joined in time, or workers do not fit. KeyboardInterrupt: the run must end.
-        """
+        """Wait for the hosts, and distribute the workers over them and this one."""
         self._await_hosts(stop_asked)
         with self._port.changed:
             hosts = self.members.staying
@@ -202,7 +195,6 @@ class JoinedHosts:
         self._targets = evened_out(needs, [self._own, *(host.facts for host in staying)], of, self._movable)
 
     def start(self, job: Job, start: Start) -> Handle:
-        """Start a worker on its host; if that is lost, on another joined host; if there is none, on this one."""
         self._take_target(job)
         if job.name not in self._home:
             self._at[job.name] = self._own.name
@@ -330,7 +322,6 @@ class JoinedHosts:
         return found
 
     def busy_s(self) -> None:
-        """Return None: the CPU time of other programs is not measured on joined hosts."""
         return
 
     def close(self) -> None:
@@ -347,7 +338,6 @@ class JoinedHosts:
 
 
 def readers_of_params(graph: Graph) -> dict[str, set[str]]:
-    """Return the registered name of each params stream -> its readers."""
     found: dict[str, set[str]] = {}
     for stream in (stream for stream in graph.streams if stream.type == "params"):
         readers = {worker.name for worker, _ in graph.sinks(stream.name)}
@@ -366,9 +356,6 @@ def placed(needs: Sequence[Need], families: Sequence[str], learner_on: str = "")
 
     Args:
       learner_on: the name of the host of the learners; empty: any.
-
-    Raises:
-      ConfigError: the run has no such family.
     """
     if learner_on:
         needs = [dataclasses.replace(n, on=learner_on) if n.device == "learns" and not n.follows else n for n in needs]
@@ -382,7 +369,6 @@ def placed(needs: Sequence[Need], families: Sequence[str], learner_on: str = "")
 
 
 def bound_at(job: Job, address: str) -> Job:
-    """Return a job that binds its streams at an IP address."""
     ends = tuple(
         (port, dataclasses.replace(end, address=tcp(address)) if end.address else end) for port, end in job.ends
     )
@@ -406,17 +392,12 @@ def moved(job: Job, folder: str, address: str) -> Job:
 
 
 def in_run(job: Job, restore: str) -> str | None:
-    """Return the snapshot that a worker begins with, see StartPoint, below its run folder; None: it lies elsewhere."""
     path, folder = Path(restore), Path(job.folder).absolute()
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else None
 
 
 def with_start(job: Job) -> Job:
-    """Return a job that begins with a snapshot of its own run: a copy, if it was to begin with another run's.
-
-    Raises:
-      SnapshotError: there is no such snapshot. OSError: it cannot be copied.
-    """
+    """Return a job that begins with a snapshot of its own run: a copy, if it was to begin with another run's."""
     restore = job.start_point.restore
     if not find_kind(job.kind).lifecycle.must_finish or restore is None or in_run(job, restore) is not None:
         return job

@@ -34,7 +34,6 @@ class Layout:
     servers: tuple[tuple[str, ...], ...] = ()
 
     def on(self, host: str) -> list[str]:
-        """Return the workers of a host, in the graph's order."""
         return [need.worker for need in self.needs if self.of[need.worker] == host]
 
     @property
@@ -82,9 +81,6 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     Args:
       needs: of the workers of a graph. hosts: the first is the one on which the run is started; workers that need the run
         folder stay there, or on hosts that see it. So do learners, unless only other hosts have GPUs for them.
-
-    Raises:
-      ConfigError: something does not fit; the message says what, and what there is.
     """
     check_names(tuple(hosts), "the list of hosts")
     rooms = [_Room(host) for host in hosts]
@@ -277,7 +273,6 @@ def _settle_near(needs: list[Need], able: list[_Room], counts: list[int], of: di
 
 
 def _counts(needs: list[Need], able: list[_Room], weights: list[float]) -> list[int]:
-    """Return how many of some workers each host gets."""
     size_mb = max(1, *(need.memory_mb for need in needs))
     room_for = [max(0, room.memory_mb // size_mb) for room in able]
     if sum(room_for) < len(needs):
@@ -291,7 +286,6 @@ def _counts(needs: list[Need], able: list[_Room], weights: list[float]) -> list[
 
 
 def _settle(room: _Room, some: list[Need], left: dict[str, Need], of: dict[str, _Room]) -> None:
-    """Assign some workers to a host; they are no longer `left`."""
     for need in some:
         del left[need.worker]
         room.take(need)

@@ -141,17 +141,14 @@ class JoinedHost:
 
     @property
     def name(self) -> str:
-        """Return its name."""
         return self.facts.name
 
     @property
     def living_workers(self) -> list[RemoteWorker]:
-        """Return the incarnations of workers that have not ended."""
         return [remote for remote in self.workers.values() if remote.exit is None]
 
     @property
     def num_living(self) -> int:
-        """Return the number of workers on this host."""
         return len(self.living_workers)
 
     def is_away(self, now_s: float) -> bool:
@@ -213,7 +210,7 @@ class Members:
         self._revoked: frozenset[str] | None = None  # names of hosts that may not join; None: not read yet
         self._cut_off: set[str] = set()  # the same, because of their messages
 
-    def handle(self, key: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:
+    def handle(self, key: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:  # noqa: C901
         """Process a message sent with a key; return (identity, message) pairs to send."""
         if isinstance(message, Join) and key == JOIN:
             self._join_key.admit(message.key.encode())
@@ -373,7 +370,6 @@ class Members:
 
     @property
     def staying(self) -> list[JoinedHost]:
-        """Return the hosts that may get workers."""
         return [host for host in self.hosts if not host.leaves]
 
     def _member(self, key: str) -> JoinedHost | None:
@@ -509,7 +505,6 @@ class Members:
                 self.notices.append(f"no more hosts can join: {error}")
 
     def lose(self, host: JoinedHost, why: str) -> None:
-        """Remove a host."""
         self.given_up += _keeps(host.living_workers)
         host.lose(why)
         self.hosts.remove(host)
@@ -518,7 +513,6 @@ class Members:
 
 
 def _keeps(workers: Iterable[RemoteWorker]) -> tuple[str, ...]:
-    """Return the folders in which workers keep files, each with a slash at its end."""
     return tuple(f"{name}/" for remote in workers if remote.begin is not None for name in remote.begin.keeps)
 
 
@@ -531,5 +525,4 @@ def _is_log_of(host: JoinedHost, message: KeptFile) -> bool:
 
 
 def _is_bound_by(host: JoinedHost, address: str) -> bool:
-    """Return whether an address has the server key of a host."""
     return address.startswith(f"tcp://{host.server_key}@") and bool(host.server_key)

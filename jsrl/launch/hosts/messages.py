@@ -57,7 +57,6 @@ class Join(AgentMessage, tag="join"):
     key: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no key."""
         if not is_key(self.key):
             raise ValueError(f"key {self.key[:80]!r}")
 
@@ -123,7 +122,6 @@ class Beat(AgentMessage, tag="beat"):
     executed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse names that could be other paths."""
         wrong = [wanted for wanted in self.wanted if not _WANTED.fullmatch(wanted) or ".." in wanted]
         if wrong:
             raise ValueError(f"player {wrong[0][:80]!r}")
@@ -139,12 +137,10 @@ class FilePart(Numbered):
     digest: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse names that could be other paths."""
         _check_kept(self.name)
 
     @property
     def piece(self) -> Part:
-        """Return the part without the message."""
         return Part(self.name, self.at, self.part, self.last, self.digest)
 
 
@@ -166,7 +162,6 @@ class Pages(AgentMessage, tag="pages"):
     number: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse names that could be other paths."""
         wrong = [n for n, page in self.pages.items() if not _PAGE.fullmatch(n) or ".." in n or len(page) != PAGE_BYTES]
         if wrong:
             raise ValueError(f"page {wrong[0][:80]!r}")
@@ -249,7 +244,6 @@ class RunNames(ControllerMessage, tag="names"):
     parents: dict[str, list[str]] = {}
 
     def __post_init__(self) -> None:
-        """Refuse names that could be paths."""
         wrong = [key for key in self.host_keys if not _HOST_KEY.fullmatch(key)]
         if wrong:
             raise ValueError(f"host key {wrong[0][:80]!r}")
@@ -264,7 +258,6 @@ class Player(FilePart, tag="player"):
     """A part of a frozen player's file; the agent answers with Stored. name: below the folder of players."""
 
     def __post_init__(self) -> None:
-        """Refuse names that could be other paths."""
         if not _PLAYER.fullmatch(self.name) or ".." in self.name:
             raise ValueError(f"player {self.name[:80]!r}")
 
@@ -374,11 +367,6 @@ Message = TypeVar("Message")
 
 
 def decode(frame: Any, kinds: type[Message] | Any) -> Message:
-    """Return the message of a frame.
-
-    Raises:
-      CodecError: it is none of these kinds.
-    """
     try:
         return msgspec.msgpack.decode(frame, type=kinds)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -386,7 +374,6 @@ def decode(frame: Any, kinds: type[Message] | Any) -> Message:
 
 
 def encode(message: Numbered) -> bytes:
-    """Return the frame of a message."""
     return msgspec.msgpack.encode(message)
 
 

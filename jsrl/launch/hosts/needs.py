@@ -13,7 +13,6 @@ from jsrl.workers.kinds import Kind, Port, find_kind, value_of
 
 
 def needs_of(plan: Plan) -> tuple[Need, ...]:
-    """Return the needs of the workers of a plan, in the graph's order."""
     e, found = plan.experiment, []
     one_each = e.num_inference_servers == 1 and len(plan.policies) == 1 and not (e.is_deterministic or plan.changed)
     ranks = {worker.name for worker in plan.graph.workers if worker.has(RANKS)}

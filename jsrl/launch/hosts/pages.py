@@ -37,7 +37,6 @@ class PageWatch:
         return found
 
     def forget(self) -> None:
-        """Mark all pages as not sent."""
         self._sent.clear()
 
     def discard(self) -> None:
@@ -53,9 +52,6 @@ def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> Non
     Args:
       known: hops of which this host has sent pages before, or goes on with the counts of an earlier host. For other hops the
         pages of an earlier host are deleted.
-
-    Raises:
-      OSError: they cannot be written. (Where the disk is full, a page that is new is missing, and the ledger says so.)
     """
     for hop in {name.partition("/")[0] for name in pages}:
         if hop not in known:

@@ -141,7 +141,6 @@ class HostPort:
         self._run_in_thread(self._share_names)
 
     def send(self, host: JoinedHost, message: AnyControllerMessage) -> None:
-        """Send a message to a host; it is lost if the host is."""
         self._run_in_thread(lambda: self._send(host.identity, message))
 
     def order(self, host: JoinedHost, order: AnyOrder) -> None:
@@ -165,7 +164,6 @@ class HostPort:
             return host.answers.pop(number, "")
 
     def fetched_log(self, remote: RemoteWorker) -> Path:
-        """Return the place of a worker's log in the run folder, where it is if the worker failed on its host."""
         return self._folder / fetched_log(remote.worker, remote.host.name)
 
     def wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
@@ -223,7 +221,6 @@ class HostPort:
         self._advance()
 
     def _note_closed(self) -> None:
-        """Note the hosts whose connections have closed."""
         for _, number in events_of(self._closed):
             identity = self._connections.pop(number, None)
             if identity is not None:

@@ -37,7 +37,6 @@ class RayRequest:
     python: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse impossible requests."""
         least = {"num_hosts": 1, "cpus": 0, "gpus": 0, "memory_mb": 0, "place_s": 0}
         for name, low in least.items():
             if not low <= getattr(self, name) < math.inf:
@@ -51,16 +50,11 @@ class RayRequest:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """Return it as JSON values."""
         return asdict(self)
 
 
 def request_of(options: RayOptions, num_hosts: int, python: str | None, environment: Mapping[str, str]) -> RayRequest:
-    """Return the request of the options; without an address it uses RAY_ADDRESS.
-
-    Raises:
-      ConfigError: it is impossible.
-    """
+    """Return the request of the options; without an address it uses RAY_ADDRESS."""
     address = options.address or environment.get("RAY_ADDRESS", "")
     given = {name: getattr(options, name) or 0 for name in ("cpus", "gpus", "memory_mb")}
     return RayRequest(
@@ -69,11 +63,6 @@ def request_of(options: RayOptions, num_hosts: int, python: str | None, environm
 
 
 def check_address(address: str) -> None:
-    """Refuse an invalid address of Ray's head.
-
-    Raises:
-      ConfigError: the message says what is expected.
-    """
     if address in ("", LOCAL):
         return
     host, _, port = address.rpartition(":")
@@ -112,12 +101,10 @@ class RayNode:
     memory_mb: int
 
     def __str__(self) -> str:
-        """Return it as text."""
         return f"{self.address} ({self.cpus} CPUs, {self.gpus} GPUs, {self.memory_mb:,} MB)"
 
 
 def node_of(entry: Mapping[str, Any]) -> RayNode:
-    """Return the node of an entry of `ray.nodes()`."""
     has = entry["Resources"]
     return RayNode(
         entry["NodeManagerAddress"], int(has.get("CPU", 0)), int(has.get("GPU", 0)), int(has.get("memory", 0)) // MB
@@ -134,7 +121,6 @@ def cpus_of(request: RayRequest, nodes: Sequence[RayNode]) -> int:
 
 
 def bundle_of(request: RayRequest, cpus: int) -> dict[str, int]:
-    """Return the resources of each host, by Ray's names."""
     more = {"GPU": request.gpus, "memory": request.memory_mb * MB}
     return {"CPU": cpus} | {name: amount for name, amount in more.items() if amount}
 
@@ -148,7 +134,6 @@ def shortage(request: RayRequest, cpus: int, nodes: Sequence[RayNode]) -> str:
 
 
 def hosts_text(request: RayRequest, cpus: int) -> str:
-    """Return the requested hosts as text."""
     each = f"{cpus} CPUs" + (f", {request.gpus} GPUs" if request.gpus else "")
     each += f", {request.memory_mb:,} MB" if request.memory_mb else ""
     return f"{counted(request.num_hosts, 'host')} with {each} each"

@@ -45,7 +45,6 @@ class SlurmRun:
     begin: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse options that give no valid script."""
         check_run_name(self.name)
         if self.num_hosts < 1:
             raise ConfigError(
@@ -59,7 +58,6 @@ class SlurmRun:
 
     @property
     def job_name(self) -> str:
-        """Return the name of the first job (no name of a run contains a colon); the array's has `:actors` appended."""
         return f"jsrl:{self.folder.parent.name}:{self.name}"
 
     @property
@@ -90,12 +88,10 @@ class SlurmRun:
 
 
 def file_of(folder: Path) -> str:
-    """Return the name of the files in the working directory that belong to a run or group, without suffix."""
     return f"jsrl-{folder.parent.name}-{folder.name}"
 
 
 def flag(name: str, value: object) -> list[str]:
-    """Return `--name=value` as the words of a command; none without a value."""
     return [] if value is None else [f"--{name}={value}"]
 
 
@@ -122,11 +118,9 @@ class SlurmSeeds:
 
     @property
     def file(self) -> str:
-        """Return the name of its files in the working directory, without suffix; also that of the array."""
         return file_of(self.group.path)
 
     def submission(self, script: str) -> list[str]:
-        """Return the command that submits a script."""
         most = f"%{self.at_once}" if self.at_once else ""
         return array_submission(self.file, f"{','.join(map(str, self.seeds))}{most}", self.options, script)
 
@@ -146,11 +140,9 @@ class SlurmSearch:
 
     @property
     def file(self) -> str:
-        """Return the name of its files in the working directory, without suffix; also that of the array."""
         return f"jsrl-search-{self.folder.parent.name}-{self.folder.name}"
 
     def submission(self, script: str) -> list[str]:
-        """Return the command that submits a script."""
         return array_submission(self.file, f"1-{self.jobs}", self.options, script)
 
 
@@ -170,7 +162,6 @@ def directives(options: SlurmOptions, output: str) -> str:
 
 
 def seeds_script(seeds: SlurmSeeds) -> str:
-    """Return the script of the array of a group."""
     group = seeds.group
     args = {
         "--seed": '"$SLURM_ARRAY_TASK_ID"',
@@ -193,7 +184,6 @@ def seeds_script(seeds: SlurmSeeds) -> str:
 
 
 def search_script(search: SlurmSearch) -> str:
-    """Return the script of the array of a search."""
     own = shlex.join([search.python, "-P", "-m", "jsrl.cli.main", "search", "--resume", str(search.folder)])
     values = {
         "title": f"search {search.folder}",
@@ -206,7 +196,6 @@ def search_script(search: SlurmSearch) -> str:
 
 
 def slurm_script(run: SlurmRun) -> str:
-    """Return the script of both jobs."""
     o = run.options
     runs_dir = run.folder.parents[1]
     program = f"{shlex.quote(run.python)} -P -m jsrl.cli.main"
@@ -237,7 +226,6 @@ def slurm_script(run: SlurmRun) -> str:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Return a script with its placeholders replaced by values."""
     for name, value in {"part": GPU_PART, "signals": SIGNALS, **values}.items():
         text = text.replace(f"@{name}@", value)
     return text

@@ -89,7 +89,6 @@ class ActorHost:
         return True
 
     def listen(self, timeout_s: float = 0.0) -> None:
-        """Receive the host's reports about its actors."""
         if timeout_s:
             _await(self._connection, select.POLLIN, timeout_s)
         while True:
@@ -105,7 +104,6 @@ class ActorHost:
             actor.status = fields.get("status")
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End the host and its remaining actors."""
         self._connection.close()
         try:
             self.popen.wait(0.0 if self.mute else timeout_s)
@@ -146,15 +144,9 @@ class HostedActor:
         return self.host.is_over() and self.status is None
 
     def poll(self) -> int | None:
-        """Return the exit status, None while the actor is alive."""
         return -signal.SIGKILL if self.died_with_host else self.status
 
     def wait(self, timeout: float) -> int:
-        """Return the exit status, waiting for it.
-
-        Raises:
-          TimeoutExpired: it still runs.
-        """
         until = time.monotonic() + timeout
         while (status := self.poll()) is None:
             left_s = until - time.monotonic()

@@ -247,7 +247,6 @@ class Agent:
             self._leave(0, LEAVES)
 
     def _leave(self, status: int, why: str) -> None:
-        """End the workers and send the controller the reason why this host leaves."""
         self._children.kill_all()
         self._send(Leaving(self._epoch, why))
         self._end = (status, f"this host has left the run: {why}")
@@ -281,7 +280,6 @@ class Agent:
             self._end = (1, f"no answer from {self._address} within {self._patience_s:g} s; is the run there?")
 
     def _report(self) -> None:
-        """Send urgent messages at once: last messages, ends of workers, answers."""
         if self._control.urgent:
             self._send(WorkerMessages(self._epoch, self._send_frames(self._control.frames(beats=False))))
         for exited in self._children.ended(self._epoch):
@@ -395,7 +393,7 @@ class Agent:
             if now_s() >= until_s:
                 return
 
-    def _execute(self, message: AnyControllerMessage) -> None:
+    def _execute(self, message: AnyControllerMessage) -> None:  # noqa: C901
         if isinstance(message, Welcome):
             self._join(message)
         elif isinstance(message, Admitted):
@@ -556,11 +554,7 @@ def wanted_players(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def agent_folder() -> Iterator[Path]:
-    """Yield a new folder for the run's files on this host; remove it afterwards, and now those of killed agents.
-
-    Raises:
-      ConfigError: it cannot be made.
-    """
+    """Yield a new folder for the run's files on this host; remove it afterwards, and now those of killed agents."""
     with contextlib.ExitStack() as stack:
         try:
             base = make_folder(Path(tempfile.gettempdir()) / f"jsrl-hosts-{os.getuid()}")
@@ -585,11 +579,7 @@ def uses_ipv6(address: str) -> bool:
 
 
 def check_address(address: str) -> str:
-    """Return `HOST:PORT` of a controller from the user's text, which may start with `tcp://`.
-
-    Raises:
-      ConfigError: it is invalid, or the host has no address.
-    """
+    """Return `HOST:PORT` of a controller from the user's text, which may start with `tcp://`."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     bare = ":" in host and not host.startswith("[")
     if not host or bare or not port.isdigit() or not 0 < int(port) < 1 << 16:

@@ -48,11 +48,7 @@ class Children:
         self._turn = 0
 
     def begin(self, message: Begin) -> None:
-        """Start an incarnation of a worker; does nothing if this or a later one was started before. An earlier one is ended.
-
-        Raises:
-          OSError: it could not be started.
-        """
+        """Start an incarnation of a worker, and end earlier ones; nothing if this or a later one was started before."""
         name, incarnation = message.worker, message.incarnation
         earlier = self._newest.get(name, -1)
         if incarnation <= earlier:
@@ -144,7 +140,6 @@ class ChildrenControl:
         self.ready: list[tuple[str, int]] = []  # incarnations of workers that have become ready, since this was cleared
 
     def listen(self) -> None:
-        """Receive workers' messages."""
         for _ in range(_MOST_AT_ONCE):
             if not self.socket.poll(0):
                 return
@@ -179,7 +174,6 @@ class ChildrenControl:
         return found
 
     def send_command(self, worker: str, incarnation: int, frame: bytes) -> None:
-        """Pass a command on to a worker; lost if the worker is gone."""
         self.socket.send_multipart([identity_of(worker, incarnation), frame])
 
 

@@ -15,9 +15,6 @@ class HungProcess:
 
     Args:
       pid: of the process.
-
-    Raises:
-      OSError: the system does not allow it (ptrace).
     """
 
     def __init__(self, pid: int) -> None:

@@ -37,11 +37,9 @@ class Local:
         self._whole = owns_machine()
 
     def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
-        """Return that all workers are on this host."""
         return ALONE
 
     def moves(self) -> Mapping[str, str]:
-        """Return that no worker moves."""
         return {}
 
     def start(self, job: Job, start: Start) -> LocalHandle:
@@ -84,7 +82,6 @@ class Local:
 
 
 def job_path(name: str, folder: Path) -> Path:
-    """Return the path of a worker's job in the folder of its run."""
     return folder / "jobs" / f"{name}.json"
 
 
@@ -115,6 +112,5 @@ def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
 
 
 def machine_cpu_s() -> float:
-    """Return the CPU time that everything on this machine has used so far."""
     times = psutil.cpu_times()
     return times.user + times.system + getattr(times, "nice", 0.0)

@@ -24,7 +24,6 @@ class ObservedWorker:
 
     @property
     def alive(self) -> bool:
-        """Return whether it has not ended."""
         if self._hung is not None:
             self._hung.has_died()  # the process that traces it learns of its death first
         with contextlib.suppress(psutil.Error):
@@ -32,21 +31,15 @@ class ObservedWorker:
         return False
 
     def kill(self) -> None:
-        """End it."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._process.kill()
 
     def pause(self) -> None:
-        """Stop it (SIGSTOP)."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._process.suspend()
 
     def hang(self) -> None:
-        """Stop only its main thread, until `release`.
-
-        Raises:
-          OSError: the system does not allow it.
-        """
+        """Stop only its main thread, until `release`."""
         self._hung = HungProcess(self._process.pid)
 
     def release(self) -> None:

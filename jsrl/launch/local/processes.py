@@ -30,7 +30,6 @@ class Leader(subprocess.Popen[bytes]):
     """A process that leads its session; the processes that it started end with it."""
 
     def poll(self) -> int | None:
-        """Return the exit status, None while it is alive."""
         with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
             if (
                 self.returncode is None
@@ -40,11 +39,6 @@ class Leader(subprocess.Popen[bytes]):
         return super().poll()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status, waiting for it.
-
-        Raises:
-          TimeoutExpired: it still runs.
-        """
         until_s = math.inf if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() >= until_s:
@@ -67,32 +61,26 @@ class LocalHandle:
 
     @property
     def pid(self) -> int | None:
-        """Return its process id; None: not known yet."""
         return self.popen.pid
 
     @property
     def where(self) -> str:
-        """Return where it runs, as text."""
         return f"pid {self.pid}"
 
     @property
     def host(self) -> str:
-        """Return its host: empty, this one."""
         return ""
 
     @property
     def log(self) -> str:
-        """Return the place of its output, as text."""
         return str(self._log)
 
     @property
     def alive(self) -> bool:
-        """Return whether it has not ended."""
         return self.popen.poll() is None
 
     @property
     def exit(self) -> Exit | None:
-        """Return how it ended; None while it is alive."""
         status = self.popen.poll()
         if status is not None and not self._ending:  # once: the kernel's later kills are of others
             self._ending = ending(status)
@@ -101,24 +89,20 @@ class LocalHandle:
         return None if status is None else Exit(status, self._ending)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; return whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(timeout_s)
         return not self.alive
 
     def kill(self) -> None:
-        """End it and the processes it started, and wait a few seconds for that."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.pid is not None:
                 os.killpg(self.pid, signal.SIGKILL)
         self.wait(GONE_S)
 
     def pause(self) -> None:
-        """Stop it (SIGSTOP)."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue it after a pause."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
@@ -127,7 +111,6 @@ class LocalHandle:
                 os.kill(self.pid, number)
 
     def tail(self, lines: int) -> str:
-        """Return the end of its log; after a crash in C code, the log's stack of the crashed thread."""
         try:
             found = Path(self.log).read_text(errors="replace").splitlines()
         except OSError:
@@ -136,7 +119,6 @@ class LocalHandle:
         return "\n".join((crash_lines(found) if crashed else []) or found[-lines:])
 
     def usage(self) -> ResourceUsage | None:
-        """Return its use of this machine; None: it has ended, or its process is not known yet."""
         if self.pid is None or not self.alive:
             return None
         try:
@@ -184,7 +166,6 @@ class HostedHandle(LocalHandle):
 
     @property
     def exit(self) -> Exit | None:
-        """Return how it ended; None while it is alive."""
         ended = super().exit
         if ended is None or not self.popen.died_with_host:
             return ended
@@ -220,7 +201,6 @@ class HostProcesses:
         self._look_s = 0.0
 
     def children_of(self, pid: int) -> list[int]:
-        """Return the process ids of a process's children."""
         if time.monotonic() >= self._look_s:
             self._look()
             self._look_s = time.monotonic() + CHILDREN_S

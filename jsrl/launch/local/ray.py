@@ -74,11 +74,7 @@ class Ray:
         self._address = self._refused = ""
 
     def acquire(self) -> str:
-        """Wait for the nodes; return this host's IP address for them.
-
-        Raises:
-          ConfigError: there is no such Ray, or it has no such nodes.
-        """
+        """Wait for the nodes; return this host's IP address for them."""
         self._start()
         with self._changed:
             self._changed.wait_for(lambda: self._address or self._refused, self._request.place_s + PLACE_MORE_S)
@@ -141,7 +137,6 @@ class Ray:
         self._write({"host": host, "key": key.read_text()})
 
     def ended(self, host: str) -> str:
-        """Return how the agent of a host ended; empty: it has not."""
         return self._ended.get(host, "")
 
     def close(self) -> None:
@@ -228,11 +223,7 @@ class Driver:
         self._group: Any = None
 
     def run(self) -> None:
-        """Serve until the engine ends.
-
-        Raises:
-          Refused: there is no such Ray, or it has no such nodes.
-        """
+        """Serve until the engine ends."""
         started = self._connect()
         for number in STAYS:  # Ray has set its own handlers
             signal.signal(number, signal.SIG_IGN)
@@ -247,7 +238,6 @@ class Driver:
             self._look()
 
     def _connect(self) -> bool:
-        """Connect to the requested Ray; return whether it was started here."""
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "jsrl"}
         address = self._request.address
         try:
@@ -264,11 +254,7 @@ class Driver:
         return True
 
     def _reached(self, address: str, options: Mapping[str, Any]) -> bool:
-        """Connect to a running Ray; return whether there is one. An address must have one.
-
-        Raises:
-          ConnectionError: it cannot be used.
-        """
+        """Connect to a running Ray; return whether there is one. An address must have one."""
         check_answers(address)
         try:
             self._ray.init(address or "auto", **options)
@@ -378,11 +364,7 @@ def last_line(error: Exception) -> str:
 
 
 def check_answers(address: str) -> None:
-    """Refuse an address without a listener; Ray itself would wait long.
-
-    Raises:
-      Refused: there is none.
-    """
+    """Refuse an address without a listener; Ray itself would wait long."""
     if not address:
         return
     host, _, port = address.rpartition(":")

@@ -70,6 +70,5 @@ class HostRelays:
         ]
 
     def close(self) -> None:
-        """End all relays. May be called twice."""
         for name in list(self._relays):
             self._end(name)

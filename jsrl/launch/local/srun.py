@@ -26,7 +26,6 @@ class Srun(Ssh):
         super().__init__(nodes, python, ("srun",))
 
     def words(self, host: str, script: str) -> list[str]:
-        """Return the command that runs a shell script on a host."""
         step = ["--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", f"--nodelist={host}"]
         return [*self.command, *step, "sh", "-c", script]
 
@@ -47,11 +46,7 @@ def other_nodes() -> tuple[str, ...]:
 
 
 def own_address(nodes: Sequence[str]) -> str:
-    """Return the IP address at which the other nodes of the job reach this one; JSRL_ADDRESS sets another.
-
-    Raises:
-      ConfigError: the name of a node cannot be resolved.
-    """
+    """Return the IP address at which the other nodes of the job reach this one; JSRL_ADDRESS sets another."""
     if given := os.environ.get("JSRL_ADDRESS"):
         return given
     try:

@@ -53,7 +53,6 @@ class Ssh:
         self._logs: tempfile.TemporaryDirectory[str] | None = None
 
     def begin(self, host: str, key: Path) -> None:
-        """Start the agent of a host."""
         words = [self._python, "-P", "-m", "jsrl.cli.main", "join", "--name", host]
         script = f'umask 077; f=$(mktemp) && cat > "$f" && {shlex.join(words)} "$f"; s=$?; rm -f "$f"; exit $s'
         if self._logs is None:
@@ -73,7 +72,6 @@ class Ssh:
         return [*self.command, *OPTIONS, self._targets[host], script]
 
     def ended(self, host: str) -> str:
-        """Return how the agent of a host ended; empty: it has not."""
         process = self._processes.get(host)
         if process is None or process.poll() is None or self._logs is None:
             return ""

@@ -147,7 +147,6 @@ class _Combined:
         return self.config.updates_per_call or 1
 
     def init(self, key: Array) -> AgentState:
-        """Return the agent's state with an empty ring."""
         state, number = self.agent.init(key), self.config.batch_size
         failure = Failure(_none(), jnp.zeros(number, jnp.int32), jnp.zeros(number, jnp.float32))
         ring = init_ring(self.shape, self.spec)
@@ -238,7 +237,6 @@ def _gathered(x: Array, axis_name: str | None, axis: int = 0) -> Array:
 
 
 def _all_columns(trajectory: Trajectory, axis_name: str | None) -> Trajectory:
-    """Return the trajectory with the columns of all devices."""
     return map_trajectory(lambda x: _gathered(x, axis_name, 1), lambda x: _gathered(x, axis_name), trajectory)
 
 

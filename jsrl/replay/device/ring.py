@@ -83,9 +83,6 @@ def ring_shape(spec: Trajectory, *, capacity: int, window: int, frames: int | No
     Args:
       spec: schema [T+1, N, ...] of added trajectories. capacity: env steps over all environments (rounded to whole
         trajectories). window, frames, prioritised: see RingShape.
-
-    Raises:
-      ConfigError: the ring would be too small for its windows.
     """
     num_rows, num_envs = spec.is_first.shape[0] - 1, spec.is_first.shape[1]
     stride = num_rows if leaves(spec.core) else 1
@@ -290,6 +287,5 @@ def _stack(shape: RingShape, ring: Ring, places: Array, gap: FirstGap) -> Array:
 
 
 def size_bytes(shape: RingShape, spec: Trajectory) -> int:
-    """Return the bytes that a ring takes."""
     state = jax.eval_shape(lambda: init_ring(shape, spec))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

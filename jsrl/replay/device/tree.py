@@ -45,7 +45,6 @@ def set_weights(tree: SumTree, at: Array, weights: Array, families: Array | None
 
 
 def total(tree: SumTree) -> Array:
-    """Return the sum of all weights."""
     return tree[-1].sum()
 
 

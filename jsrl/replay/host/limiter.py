@@ -37,7 +37,6 @@ class Limiter:
             self.free = self.until = self.min_size
 
     def may_insert(self, env_steps: int) -> bool:
-        """Return whether `env_steps` env steps may be inserted now."""
         if self.inserted < self.until:
             return True
         if self.ratio is None:
@@ -45,7 +44,6 @@ class Limiter:
         return self.ratio * (self.inserted + env_steps - self.free) - self.drawn <= self.slack
 
     def may_draw(self, windows: int) -> bool:
-        """Return whether `windows` windows may be drawn now."""
         if self.inserted < self.until:
             return False
         if self.ratio is None:
@@ -54,11 +52,9 @@ class Limiter:
 
     @property
     def state(self) -> dict[str, int]:
-        """Return the counts, for a snapshot."""
         return {"inserted": self.inserted, "drawn": self.drawn, "free": self.free, "until": self.until}
 
     def restore(self, state: dict[str, int]) -> None:
-        """Continue from the counts of a snapshot."""
         self.inserted, self.drawn = int(state["inserted"]), int(state["drawn"])
         self.drawn_before = self.drawn
         self.free, self.until = int(state["free"]), int(state["until"])

@@ -158,9 +158,6 @@ class HostReplay:
         """Draw as many windows as `into` [W+1, M, ...] has columns; return their ids int64 [M].
 
         With priorities, `into.sampling` gets the importance weights (chance / the smallest of the batch)^-beta.
-
-        Raises:
-          ConfigError: nothing can be drawn yet.
         """
         number = into.is_first.shape[1]
         with self.lock:
@@ -252,7 +249,6 @@ class HostReplay:
 
     @property
     def counters(self) -> dict[str, float]:
-        """Return the numbers for a snapshot."""
         names = ("inserted", "drawn", "evicted", "ignored")
         return {name: getattr(self, name) for name in names} | {"highest": self._highest}
 

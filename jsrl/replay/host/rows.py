@@ -83,7 +83,6 @@ class HostRows:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all rows."""
         return sum(leaf.nbytes for leaf in (*leaves(self.rows), self.fresh, self.after_gap))
 
     def begin(self, lane: int, time: int | np.ndarray) -> Any:

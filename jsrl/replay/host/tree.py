@@ -28,7 +28,6 @@ class HostTree:
 
     @property
     def total(self) -> float:
-        """Return the sum of all weights."""
         return float(self._levels[-1].sum())
 
     @property

@@ -165,7 +165,6 @@ class Assignments:
         self._assign_available()
 
     def opened(self, group: int, slots: Iterable[int]) -> None:
-        """Start the next assignments of slots; a rebuilt environment keeps its players, and its game is discarded."""
         all_slots = self._slots[group]
         for slot in slots:
             self.discard(group, [slot], "its environment was rebuilt")
@@ -183,7 +182,6 @@ class Assignments:
                     players.game[slot] = upcoming.before
 
     def _assign_players(self, seat_players: Sequence[SeatPlayers], slot: int, lease: Lease) -> None:
-        """Write the players of a slot into the players of all policies."""
         for (number, places), players in zip(self._policies, seat_players, strict=True):
             sides = [self._sides[place] for place in places] or [0]
             own = np.array([lease.players[side][0] == number for side in sides])
@@ -222,7 +220,6 @@ class Assignments:
                 self._short[group] += 1
 
     def _assign_available(self) -> None:
-        """Give the available assignments to the slots that need one, in order of request."""
         while self._ahead and self._needs:
             group, slot = self._needs.pop(0)
             self._short[group] -= 1
@@ -276,7 +273,6 @@ class Assignments:
 
     @property
     def waits(self) -> bool:
-        """Return whether a slot waits for an assignment."""
         return bool(self._needs)
 
 

@@ -22,7 +22,6 @@ from jsrl.workers.kinds import make_meter
 
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:
-    """Return the actor of a job: it steps the groups whose samples it writes."""
     e, parts = job.experiment, job.by_policy
     settings = ActorSettings(
         num_rows=e.rollout_length,
@@ -43,7 +42,6 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
 
 
 def _assignments(job: Job, reporter: Reporter) -> Assignments | None:
-    """Return the director's assignments; None: there is no director."""
     if job.experiment.director is None:
         return None
     policies = [(part.policy_number, tuple(part.seats.values())) for part in job.by_policy]
@@ -58,7 +56,6 @@ def _assignments(job: Job, reporter: Reporter) -> Assignments | None:
 
 
 def _policy(job: Job, meter: Meter) -> ActingPolicy:
-    """Return the policy of a job, and how the actor connects to the workers that act for it and train it."""
     e = job.experiment
     settings = PolicySettings(
         number=job.policy_number,

@@ -62,11 +62,9 @@ class JournalHeader:
 
     @property
     def record_bytes(self) -> int:
-        """Return the size of one record."""
         return self.actions.size_bytes + _CHECKS.size
 
     def encode(self) -> bytes:
-        """Return the bytes at the start of a journal."""
         text = json.dumps(asdict(self)).encode()
         return _MAGIC + _LENGTH.pack(len(text), zlib.crc32(text)) + text
 
@@ -79,7 +77,6 @@ class Record(NamedTuple):
 
 
 def journal_path(folder: str | os.PathLike[str], group: int) -> Path:
-    """Return the path of a group's journal in the run `folder`."""
     return Path(folder) / FOLDER / f"group-{group}"
 
 
@@ -92,11 +89,7 @@ def digest(step: EnvStep | GameStep) -> int:
 
 
 class Journal:
-    """A journal opened for reading.
-
-    Raises:
-      SnapshotError: it is missing, or not a journal.
-    """
+    """A journal opened for reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -133,11 +126,6 @@ class Journal:
         return header, at + length
 
     def records(self, count: int) -> Iterator[Record]:
-        """Yield the first `count` records.
-
-        Raises:
-          SnapshotError: there are fewer, or one of them was altered.
-        """
         if count > self.num_records:
             raise SnapshotError(f"the journal {self.path} holds {self.num_records} trajectories, {count} are needed")
         with open_plain(self.path) as file:
@@ -198,7 +186,6 @@ class JournalWriter:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the journal is still written."""
         return self._fd >= 0
 
     def append(self, actions: Array, seen: int) -> None:
@@ -222,7 +209,6 @@ class JournalWriter:
         self._size += written
 
     def give_up(self, reason: str) -> None:
-        """Remove the journal, which no longer leads to the environments' state, and warn with the reason."""
         self.close()
         try:
             self._path.unlink(missing_ok=True)
@@ -234,7 +220,6 @@ class JournalWriter:
         )
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -245,9 +230,6 @@ class TaskJournal:
 
     Args:
       path: of the journal. keep: steps that are replayed; later tasks are dropped.
-
-    Raises:
-      SnapshotError: they cannot be read.
     """
 
     def __init__(self, path: Path, keep: int) -> None:
@@ -268,25 +250,16 @@ class TaskJournal:
         return int(values["step"]), {int(slot): task for slot, task in values["tasks"].items()}
 
     def at(self, step: int) -> dict[int, Any]:
-        """Return the tasks that were set before a step."""
         return self._given.get(step, {})
 
     def begin(self) -> None:
-        """Write the kept tasks to disk; later ones are appended.
-
-        Raises:
-          OSError: the write failed.
-        """
+        """Write the kept tasks to disk; later ones are appended."""
         kept = dict(self._given)
         if kept or self.path.exists():
             self.path.write_text("".join(_line_of(step, tasks) for step, tasks in sorted(kept.items())))
 
     def append(self, step: int, tasks: Mapping[int, Any]) -> None:
-        """Keep tasks that are set before a step, and write them to disk.
-
-        Raises:
-          OSError: the write failed.
-        """
+        """Keep tasks that are set before a step, and write them to disk."""
         if step == 0:
             self._given[0] = self.at(0) | dict(tasks)
         with self.path.open("a") as file:

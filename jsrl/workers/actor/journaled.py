@@ -23,11 +23,7 @@ STAGE_S = 5.0  # between two reports of how far a replay is
 
 
 def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | None:
-    """Return why a run of this experiment cannot be continued bit for bit; None: it can.
-
-    Args:
-      experiment: of the run. has_core: whether its agent has a recurrent state.
-    """
+    """Return why a run of this experiment cannot be continued bit for bit; None: it can."""
     e = experiment
     if not e.is_deterministic:
         return "the run is not deterministic"
@@ -78,12 +74,7 @@ class JournaledEnv:
         self.goes_on = False  # its first row was already written before the resume
 
     def reset(self) -> EnvStep | GameStep:
-        """Reset every slot; the first time, replay the journal.
-
-        Raises:
-          EnvironmentFault: the replay ends in another state.
-          SnapshotError: the journal is broken.
-        """
+        """Reset every slot; the first time, replay the journal."""
         latest = self._env.reset()
         if self._writer is not None:
             if self._steps or not self._tasks.at(0):
@@ -156,14 +147,12 @@ class JournaledEnv:
             self._written(self._tasks.append, self._steps, tasks)
 
     def where(self) -> str:
-        """Return the environment's position, if it reports one."""
         return where(self._env)
 
     def _warn(self, text: str) -> None:
         self._reporter.event("warning", text)
 
     def close(self) -> None:
-        """Close the environment and the journal."""
         if self._writer is not None:
             self._writer.close()
         self._env.close()
@@ -196,7 +185,6 @@ def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:
 
 
 def _action_spec(env: Any) -> ArraySpec:
-    """Return the spec of one environment's actions in a journal."""
     if isinstance(env.spec, GameSpec):
         return action_bytes(env.spec, env.groups).spec
     return env.spec.action.array if env.spec.num_agents is None else env.spec.action.array.batched(env.spec.num_agents)
@@ -225,16 +213,11 @@ class ActionBytes:
 
 
 def action_bytes(spec: GameSpec, groups: Mapping[str, tuple[str, ...]]) -> ActionBytes:
-    """Return the byte layout of the actions of a game's groups of seats."""
     return ActionBytes({group: spec.view(names).action.array.batched(len(names)) for group, names in groups.items()})
 
 
 def header_as(header: JournalHeader, written: JournalHeader) -> JournalHeader:
-    """Return the header that an earlier start of the run wrote, if it is of the same group of the same environment.
-
-    Raises:
-      SnapshotError: it is not; the message says what differs.
-    """
+    """Return the header that an earlier start wrote; raise SnapshotError if it is of another group or environment."""
     for name in ("environment", "group", "group_size", "num_rows", "action"):
         ours, theirs = getattr(header, name), getattr(written, name)
         if ours != theirs:

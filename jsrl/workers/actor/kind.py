@@ -38,7 +38,6 @@ def check_acting(worker: Any) -> None:
 
 
 def min_restarts(experiment: Experiment) -> int:
-    """Return how many environment faults a new actor may repair."""
     return experiment.env.fault_limit if experiment.env.on_fault == "restart-actor" else 0
 
 

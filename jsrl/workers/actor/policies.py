@@ -30,7 +30,6 @@ class Pace(NamedTuple):
     epoch: int = 0
 
     def batch_of(self, trajectory: int) -> int:
-        """Return the number of the batch that a trajectory is for."""
         further = trajectory - self.first
         return self.batch + (further // self.each if further > 0 else further)
 
@@ -105,7 +104,6 @@ class ActingPolicy:
         self.is_open = True
 
     def part(self, step: EnvStep | GameStep) -> EnvStep:
-        """Return this policy's part of an environment step."""
         return part_of(self.settings.view, step)
 
     def is_outdated(self, reply: Reply) -> bool:
@@ -156,7 +154,6 @@ class PolicyRows:
 
     @property
     def batch(self) -> int | None:
-        """Return the number of the batch that the open trajectory is for; None: not known yet."""
         return None if self.trajectory is None else self.pace.batch_of(self.trajectory)
 
     @property
@@ -178,7 +175,6 @@ class PolicyRows:
             self.pace = self.pace.changed(batch, each, self.trajectory)
 
     def ask(self, row: int, num_rows: int) -> None:
-        """Request the actions of a row of the trajectory."""
         settings = self.policy.settings
         number = settings.begun if self.trajectory is None else self.trajectory
         request = Request(
@@ -254,7 +250,6 @@ class PolicyRows:
             self.game[0][row] = self.seat_players.game
 
     def committed(self) -> None:
-        """Count a trajectory that was committed."""
         assert self.trajectory is not None
         self.block = None
         self.sequence += 1

@@ -82,7 +82,6 @@ class RecordingWriter:
         return buffer
 
     def put(self, entry: Entry, copied: Trajectory | None) -> None:
-        """Pass a copy to the writing thread."""
         if copied is not None:
             self.recorded += 1
             self._meter.count("recorded")
@@ -129,7 +128,6 @@ class RecordingWriter:
                 self._write(pending)
 
     def _write(self, pending: list[tuple[int, int, Trajectory]]) -> None:
-        """Write the pending trajectories as one file and free their buffers."""
         if pending and not self._stopped:
             path = self._folder / f"{self._stem}-{self._written_files:06d}.npz"
             try:
@@ -148,7 +146,6 @@ class RecordingWriter:
         pending.clear()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write the remaining trajectories, and end the thread."""
         self._filled.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -157,7 +154,6 @@ class RecordingWriter:
 
     @property
     def summary(self) -> str:
-        """Return a line that says how much was written."""
         kept = self.recorded - self._lost
         return (
             f"recorded {counted(kept, 'trajectory')} to {self._folder}: {counted(self._written_files, 'file')}, "

@@ -54,7 +54,6 @@ class ActorStreams:
 
     @property
     def server_text(self) -> str:
-        """Return text that names which of several servers acts for this actor."""
         return f" with {self._server.known.name.partition('.')[2]}" if self._server is not None else ""
 
     def open(self, group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:

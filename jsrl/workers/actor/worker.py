@@ -108,7 +108,6 @@ class Actor:
             self._begin(group)
 
     def _join(self, group: Group) -> None:
-        """Let a director assign the players of a group."""
         if self._assignments is not None:
             step = group.step(self._settings.num_rows)
             seat_players = self._assignments.join(group.number, group.env.spec, group.env.num_envs, step)
@@ -280,7 +279,6 @@ class Actor:
         return group
 
     def _receive_of(self, place: int, timeout_s: float) -> Group | None:
-        """Take the next actions of one policy; return their group, None: they did not arrive in time."""
         policy = self._policies[place]
         try:
             number, reply = policy.client.receive(timeout_s)
@@ -375,7 +373,6 @@ class Actor:
         return foreign(where, error)
 
     def _named(self, what: str, number: int) -> str:
-        """Return the control thread's text about an environment that does not return in time."""
         return f"{self.name}: {what} of environment {self._settings.environment!r}, group {number}"
 
     def _commit(self, group: Group) -> None:
@@ -404,7 +401,6 @@ class Actor:
                 self._custom.setdefault(name, deque(maxlen=self._settings.mean_over)).append(value)
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return rates and shares of time since the last report, and the means of the newest episodes."""
         if self._returns:
             self._meter.last("return_mean", float(np.mean(self._returns)))
             self._meter.last("length_mean", float(np.mean(self._lengths)))
@@ -440,7 +436,6 @@ class Actor:
                         rows.ask(group.row, self._settings.num_rows)
 
     def close(self) -> dict[str, Any]:
-        """Discard open trajectories, close the streams and the environments."""
         for group in self._groups.values():
             group.abandon()
         for policy in self._policies:

@@ -31,7 +31,6 @@ class Games:
     faults: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the numbers as text."""
         ended = f"finished {self.finished:,} + discarded {self.discarded:,}"
         return f"assigned {self.assigned:,} = {ended} + open {self.open:,}; {self.players} frozen players"
 
@@ -68,7 +67,6 @@ def _open_faults(state: dict[str, Any], leases: list[Any]) -> Iterator[str]:
 
 
 def _frozen_players(folder: Path) -> tuple[int, list[str]]:
-    """Return the number of frozen players of all policies, and which of them are missing or have changed."""
     number, faults = 0, list[str]()
     for each in (folder, *sorted(path for path in folder.glob("*") if path.is_dir())):
         store = PlayerStore(each)

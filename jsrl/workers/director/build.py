@@ -16,7 +16,6 @@ from jsrl.workers.kinds import make_meter
 
 
 def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
-    """Return the worker of a job's director."""
     e, start = job.experiment, job.start_point
     first = job.policies[0]
     players = {
@@ -44,7 +43,6 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
 
 
 def _order(job: Job) -> OrderSettings:
-    """Return the settings for the order of messages."""
     e = job.experiment
     return OrderSettings(
         groups=e.groups,

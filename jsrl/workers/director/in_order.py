@@ -63,7 +63,6 @@ class Merge:
         return min(heads) if heads and (not bounds or min(heads) < min(bounds)) else None
 
     def take(self, place: tuple[int, int]) -> Any:
-        """Return the next message."""
         step, source = place
         is_group = source < self._settings.groups
         self._lowest[source] = step + (1 if is_group else self._settings.rows)
@@ -177,7 +176,6 @@ class DirectorInOrder(DirectorWorker):
                 self._states.write(version, values | {"stops": self._stops_in >= trajectories})
 
     def command(self, command: Command) -> None:
-        """Take what the controller passes on."""
         self._inbox.append(command)
         if command.name == "saving":
             self._receive()

@@ -79,11 +79,9 @@ class Leases:
         return holder.sent
 
     def incarnation_of(self, worker: str) -> int:
-        """Return the newest known incarnation of an actor."""
         return self._holders[worker].incarnation
 
     def is_of(self, worker: str, incarnation: int) -> bool:
-        """Return whether this is the newest known incarnation of an actor."""
         holder = self._holders.get(worker)
         return holder is not None and holder.incarnation == incarnation
 
@@ -132,9 +130,6 @@ def leases_of(
 
     Args:
       numbers: policy -> its number. version_of: player -> version of its params.
-
-    Raises:
-      ConfigError: an assignment is greedy, or names a policy that the run does not have.
     """
     for one in assignments:
         if one.greedy:
@@ -151,7 +146,6 @@ def leases_of(
 
 
 def unknown_policy(does: str, policy: str, known: Iterable[str]) -> ConfigError:
-    """Return the error of a director that names a policy that the run does not have; does: what it does with it."""
     return ConfigError(
         f"the director {does}, but the run has no policy {policy!r}; it has: {', '.join(known)}. Name one of these."
     )

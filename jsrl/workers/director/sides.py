@@ -24,11 +24,6 @@ class Sides:
     policies: tuple[tuple[str, ...], ...]
 
     def check(self, one: Assignment) -> None:
-        """Refuse an assignment that cannot be played.
-
-        Raises:
-          ConfigError: the message says what the run has.
-        """
         if sorted(one.sides) != list(range(len(self.policies))):
             raise ConfigError(
                 f"the director assigns players to {len(one.sides)} sides, but environment {self.environment!r} has "

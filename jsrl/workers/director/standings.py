@@ -36,7 +36,6 @@ class Standings:
         return self._metrics | (by_player(table) if table is not None else {})
 
     def write(self, director: Any, state: dict[str, Any]) -> StandingsTable | None:
-        """Rate the players, write the table and return it; None: there are no players."""
         if not hasattr(director, "results"):
             return None
         players, points, games = director.results(state)

@@ -49,11 +49,7 @@ class StateFile:
         self._due_s = time.monotonic() + PERIOD_S
 
     def read(self) -> LoadedState | None:
-        """Return the first state; None: there is none, so that the director starts from scratch.
-
-        Raises:
-          SnapshotError: it cannot be read.
-        """
+        """Return the first state; None: there is none, so that the director starts from scratch."""
         path = self._path()
         if path is None:
             return None

@@ -233,7 +233,6 @@ class DirectorWorker:
         return self._versions[player]
 
     def _propose(self) -> int:
-        """Answer the actors that lack assignments; return their number."""
         asking, self._asking = self._asking, {}
         lacks = {worker: self._leases.short(worker, body) for worker, body in asking.items()}
         found = iter(self._proposed([None] * sum(lacks.values())))
@@ -267,7 +266,6 @@ class DirectorWorker:
         return {"state": self._state, "leases": self._leases.saved(), "orders": orders}
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return the numbers of assigned and ended games, and the ratings of the players."""
         for name in ("assigned", "finished", "discarded", "late"):
             self._meter.last(name, self._state[name])
         self._meter.last("open", len(self._state["open"]))

@@ -19,7 +19,6 @@ SHARE = 0.25  # of the env steps, for evaluations of a serial run: at most a ten
 
 
 def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
-    """Return the evaluator of a job."""
     e = job.experiment
     settings = EvaluatorSettings(
         episodes=e.evaluator.episodes,
@@ -45,11 +44,6 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
 
 
 def make_opponents(job: Job) -> list[Opponent]:
-    """Return the opponents of a job's evaluator.
-
-    Raises:
-      ConfigError, SnapshotError: an opponent from another run cannot be loaded.
-    """
     of_group: dict[str, Job] = {}
     for part in job.by_policy:
         of_group.setdefault(part.seat_group, part)

@@ -46,7 +46,6 @@ class ScoreOfMatches:
         }
 
     def by_opponent(self) -> dict[str, float]:
-        """Return the win rate against each opponent, by metric name."""
         return {
             f"win_rate_{re.sub('[^a-zA-Z0-9_.-]', '_', match.away)}": match.points / len(match.games)
             for match in self.matches
@@ -83,12 +82,10 @@ class Matches:
 
     @property
     def endless(self) -> bool:
-        """Return whether a game seems to have no end."""
         return bool(self._matches) and self._matches[0].endless
 
     @property
     def env_steps(self) -> int:
-        """Return the env steps played so far."""
         return self._over + (self._matches[0].env_steps if self._matches else 0)
 
     def advance(self, budget_s: float) -> bool:

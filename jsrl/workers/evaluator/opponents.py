@@ -35,7 +35,6 @@ class Acting:
         self._served = GroupSlots(0, np.arange(slots, dtype=np.int32))
 
     def __call__(self, observation: Tree, is_first: Array) -> np.ndarray:
-        """Return the actions of all slots."""
         self._step += 1
         return np.array(self.engine.act(self._served, Request(observation, is_first, step=self._step)).action)
 
@@ -61,11 +60,7 @@ class FrozenOpponent:
     _made: dict[int, Contestant] = field(default_factory=dict)
 
     def contestant(self, slots: int) -> Contestant | None:
-        """Return the contestant, once all of these policies have the player.
-
-        Raises:
-          SnapshotError: one of its files is missing, or has changed.
-        """
+        """Return the contestant, once all of these policies have the player."""
         if slots in self._made:
             return self._made[slots]
         versions = [policy.store.names().get(self.player) for policy in self.policies]
@@ -93,5 +88,4 @@ class LoadedOpponent:
         self.name, self._found = name, load(name)
 
     def contestant(self, slots: int) -> Contestant | None:
-        """Return the contestant."""
         return self._found

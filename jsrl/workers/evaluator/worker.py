@@ -92,7 +92,6 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._final_score: dict[str, Any] | None = None
 
     def setup(self) -> None:
-        """Make the environments, compile, connect, load opponents."""
         self._opponents = list(self._make_opponents())
         self._set_up_player(min(self._settings.num_envs, self._settings.episodes))
         self._load_best()
@@ -248,12 +247,10 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         return True
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return the shares of time, and the final score once there is one."""
         metrics, facts = super().report()
         return metrics, facts if self._final_score is None else facts | {FINAL: self._final_score}
 
     def close(self) -> dict[str, Any]:
-        """Close the streams and environments."""
         self._close_player()
         self._store.close()
         return {}

@@ -18,7 +18,6 @@ from jsrl.workers.refusals import Refusals
 
 
 def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
-    """Return the inference server of a job."""
     e = job.experiment
     settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, _merges(job), job.poll_s)
     meter, refusals = make_meter(job), Refusals(job.name, reporter)
@@ -27,7 +26,6 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
 
 
 def _serve(job: Job, settings: InferenceSettings, refusals: Refusals, meter: Meter) -> ServedPolicy:
-    """Return the server of a job's policy."""
     e, everybody = job.experiment, _all_rows(job)
     most = min(everybody, max(e.inference.max_rows, e.group_size))
     engine = Engine(

@@ -61,12 +61,10 @@ class ServedPolicy:
         self._warm_compilations = 0
 
     def warm_up(self) -> None:
-        """Compile every batch size."""
         self.engine.warm_up()
         self._warm_compilations = self.engine.compilations
 
     def connect(self) -> None:
-        """Bind the stream and subscribe to the params."""
         self.server, self._params = self._connect()
 
     @property
@@ -76,15 +74,10 @@ class ServedPolicy:
 
     @property
     def late_compilations(self) -> int:
-        """Return the number of compilations after the warm-up."""
         return self.engine.compilations - self._warm_compilations
 
     def serve(self, max_wait_s: float) -> int:
-        """Answer the requests that have arrived or have got their params; return the rows answered.
-
-        Args:
-          max_wait_s: how long to wait for a first request.
-        """
+        """Answer the requests that have arrived or have got their params; return the rows answered."""
         self._phases.enter("transport")
         self._refresh()
         arrived = self._collect(max_wait_s)
@@ -231,7 +224,6 @@ class ServedPolicy:
         return gone
 
     def close(self) -> None:
-        """Close the streams."""
         if hasattr(self, "server"):
             self.server.close()
             self._params.close()

@@ -92,7 +92,6 @@ class InferenceWorker:
         """Inference servers take no commands but stop."""
 
     def close(self) -> dict[str, Any]:
-        """Close the streams."""
         for policy in self._policies:
             policy.close()
         if self._settings.merge and self._late_compilations:

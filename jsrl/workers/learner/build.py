@@ -33,7 +33,6 @@ from jsrl.workers.players import snapshot_store
 
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
-    """Return the learner of a job."""
     e, start = job.experiment, begin_counting(job)
     ranks = lead(job, start) if job.has(RANKS) else ONE_RANK  # before anything else uses jax
     trained = e
@@ -80,7 +79,6 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
 def director_commands(
     job: Job, start: LearnerStart, agent: Agent, updater: Updater, reporter: Reporter
 ) -> DirectorCommands:
-    """Return what executes a director's commands to the learner of a job."""
     e, key = job.experiment, stream_key(job.experiment.seed, INIT_STREAM)
     scores = None
     if wants_scores(e.director):

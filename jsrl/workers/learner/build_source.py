@@ -62,7 +62,6 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
 
 
 def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source]:
-    """Return the function that makes the source of a job."""
     if job.experiment.recording is not None:
         return from_recording
     if job.has("priorities"):
@@ -71,7 +70,6 @@ def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source
 
 
 def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
-    """Return the plan for batches of the actors' trajectories."""
     e = job.experiment
     return BatchPlan(
         order=e.order,
@@ -94,14 +92,12 @@ def of_own_policy(job: Job) -> bool:
 
 
 def from_actors(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
-    """Return the source of the actors' trajectories."""
     spec = job.schemas.trajectory
     consumer = bind(job, spec, start)
     return FromStream(join(consumer, spec, plan), consumer, job.experiment.rows_per_update, plan.reuse)
 
 
 def into_ring(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
-    """Return the source of the actors' trajectories, for a ring on the devices."""
     e, spec = job.experiment, job.schemas.trajectory
     assert e.buffer is not None
     consumer, windows = bind(job, spec, start), e.buffer.batch_size * e.updates_per_call
@@ -119,7 +115,6 @@ def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> S
 
 
 def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
-    """Return the source of the windows of a recording."""
     e = job.experiment
     spec = with_columns(job.schemas.trajectory, plan.columns)
     plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
@@ -153,11 +148,7 @@ def begin_counting(job: Job) -> LearnerStart:
 
 
 def count_on(job: Job, saved: dict[str, Any] | None) -> tuple[int, Ledger]:
-    """Return (new epoch, ledger of the worker's input).
-
-    Args:
-      saved: ledger of the restored snapshot, see open_ledger.
-    """
+    """Return (new epoch, ledger of the worker's input); `saved`: ledger of the restored snapshot, see open_ledger."""
     run = Path(job.folder)
     path, hop = ledger_path(run, job.input_hop), hop_folder(run, job.input_hop)
     return open_ledger(path, job.start_point.epoch, saved, hop=hop)

@@ -34,11 +34,6 @@ class BuiltUpdater(NamedTuple):
 
 
 def make_updater(agent: Agent, job: Job) -> BuiltUpdater:
-    """Return the updater of a job's agent.
-
-    Raises:
-      ConfigError: there are too few devices, or the agent's update cannot be split.
-    """
     e = job.experiment
     agent = checked(agent, e)
     if e.learner.split != "none":
@@ -54,7 +49,6 @@ def make_updater(agent: Agent, job: Job) -> BuiltUpdater:
 
 
 def check_of(job: Job, updater: OwnUpdate) -> Check:
-    """Return the check of each update before it is published."""
     learner = job.experiment.learner
     if not learner.check_finite:
         return no_check
@@ -79,11 +73,7 @@ def checked(agent: Agent, e: Experiment) -> Agent:
 
 
 def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpdate:
-    """Return the two updates of an agent's policy and critics, each with the experiment's replay.
-
-    Raises:
-      ConfigError: the agent has no such updates.
-    """
+    """Return the two updates of an agent's policy and critics, each with the experiment's replay."""
     e = job.experiment
     check_split(agent, agent_name(e.agent))
     assert agent.split is not None
@@ -115,7 +105,6 @@ def split_over_devices(e: Experiment) -> int:
 
 
 def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
-    """Return the agent combined with a ring of rows, if the experiment wants one on the device."""
     e = job.experiment
     if e.buffer is None or e.buffer.kind != "device":
         return None
@@ -155,11 +144,6 @@ def unseen_rows(job: Job) -> str:
 
 
 def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
-    """Return the devices that share a batch.
-
-    Raises:
-      ConfigError: there are too few, or the batch cannot be split over them.
-    """
     found = jax.local_devices()
     if jax.process_count() > 1:  # number over all ranks
         number = len(found)

@@ -30,20 +30,12 @@ class Copies:
         self._snapshots, self._own, self._updater, self._fresh = dict(snapshots), own, updater, fresh
 
     def hand_over(self, policy: str, version: int, state: Any) -> None:
-        """Write this learner's state for the learner of another policy; it is on disk when this returns.
-
-        Raises:
-          SnapshotError: it could not be written.
-        """
+        """Write this learner's state for the learner of another policy; it is on disk when this returns."""
         store = SnapshotStore(self._snapshots[policy] / FOLDER)
         store.save(version, {"state": self._updater.saved(state)}, meta={"policy": self._own}, wait=True)
 
     def load(self, version: int, hyperparameters: Mapping[str, float]) -> Any:
-        """Return the state copied to this learner, on its devices, with other hyperparameters.
-
-        Raises:
-          SnapshotError: it is missing, damaged, or another agent's.
-        """
+        """Return the state copied to this learner, on its devices, with other hyperparameters."""
         template = {"state": jax.eval_shape(self._fresh)}
         saved = SnapshotStore(self._snapshots[self._own] / FOLDER).load(version, template).tree["state"]
         return self._updater.place(set_hyperparameters(saved, hyperparameters))

@@ -111,13 +111,11 @@ class DirectorCommands(DirectorLink):
         return int(made.min()) > self._reset_at
 
     def trained(self, batch: Batch, output: UpdateOutput, batches: int) -> None:
-        """Count the scores of the games in a batch, if they are wanted."""
         if self._scores is not None:
             rows = None if output.priorities is None else np.asarray(output.priorities)
             self._scores.add(batch.trajectory.game, rows, batches)
 
     def meta(self) -> dict[str, Any]:
-        """Return the pending command, and the scores of unfinished games."""
         pending = {} if self._pending is None else {"told": self._pending}
         return pending if self._scores is None else pending | {"open_games": self._scores.open_games}
 
@@ -148,11 +146,7 @@ class DirectorCommands(DirectorLink):
         self._players.freeze(name, now.version, jax.tree.leaves(params))
 
     def _pending_state(self, pending: dict[str, Any]) -> Any:
-        """Return the state of a reset or copy, on its devices.
-
-        Raises:
-          SnapshotError: it cannot be read.
-        """
+        """Return the state of a reset or copy, on its devices."""
         if "hyperparameters" in pending:
             return self._copies.load(pending["version"], pending["hyperparameters"])
         return self._again(self._players.load(pending["version"]), pending["updates"])

@@ -30,7 +30,6 @@ class Rank(Learner):
         """Write nothing."""
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return rates and lag of this rank's share."""
         self._meter.last("queue_depth", self._source.pending())
         for name, count in self._source.counts.items():
             self._meter.last(name, count)

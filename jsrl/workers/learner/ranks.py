@@ -94,7 +94,6 @@ class OneRank:
     limit = NoLimit()
 
     def agree(self, has_batch: bool, timeout_s: float) -> bool:
-        """Return whether this rank has a batch."""
         return has_batch
 
     def halt(self) -> bool:
@@ -150,7 +149,6 @@ class Leader:
         self._rest()
 
     def agree(self, has_batch: bool, timeout_s: float) -> bool:
-        """Return whether all ranks have a batch; see Group."""
         until_s = time.monotonic() + timeout_s
         self._receive(0.0)
         while not (has_batch and all(self._has(worker) for worker in self._numbers)) or self._stopped_s:
@@ -207,7 +205,6 @@ class Leader:
             self._send_to(worker, RankReply(self._number, "stop" if self._stopped_s else "wait"))
 
     def halt(self) -> bool:
-        """Stop making updates; see Group."""
         self._stopped_s = self._stopped_s or time.monotonic()
         self._send_all("stop")
         return False
@@ -276,7 +273,6 @@ class Follower:
         return begins
 
     def agree(self, has_batch: bool, timeout_s: float) -> bool:
-        """Return whether all ranks have a batch; see Group."""
         until_s = time.monotonic() + timeout_s
         while True:
             if not self._stopped:
@@ -325,7 +321,6 @@ class Follower:
         return found
 
     def halt(self) -> bool:
-        """Stop making updates; see Group."""
         until_s = time.monotonic() + LEAVE_S
         while not self._stopped and time.monotonic() < until_s:
             self._send("leaves")
@@ -343,11 +338,7 @@ class Follower:
 
 
 def await_incarnation(job: Job, name: str) -> Registration:
-    """Return the registration of the worker behind a name, of the same incarnation as this one.
-
-    Raises:
-      StreamTimeout: it did not register in time.
-    """
+    """Return the registration of the worker behind a name, of the same incarnation as this one."""
     until_s = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         found = job.find(name)
@@ -362,10 +353,9 @@ def await_incarnation(job: Job, name: str) -> Registration:
 
 
 def check_own_name(coordinator: str) -> None:
-    """Refuse a host whose own name resolves to itself alone, if ranks on CPU meet over the network: gloo publishes that name.
+    """Refuse a host whose own name resolves to itself alone, if ranks on CPU meet over the network.
 
-    Raises:
-      ConfigError: the message gives the address and what to do.
+    Gloo publishes that name.
     """
     if coordinator.startswith(("127.", "[::1]")) or os.environ.get("CUDA_VISIBLE_DEVICES"):
         return

@@ -70,7 +70,6 @@ class RecordedConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        """Return the fate of every lease."""
         return self._ledger
 
     def get(self, timeout_s: float) -> Lease:
@@ -158,7 +157,6 @@ class RecordedConsumer:
     # -- the rest of a consumer ---------------------------------------------------------------------------------------
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Count the outcome of a lease."""
         self._lent.remove(lease.entry)
         self._ledger.mark(True)
         self._ledger.settle(outcome)
@@ -183,20 +181,11 @@ class RecordedConsumer:
 
 
 def recorded_consumer(folder: str, spec: Trajectory, **options: Any) -> RecordedConsumer:
-    """Return the consumer of the recording in a folder; see RecordedConsumer for the options.
-
-    Raises:
-      RecordingError: there is none, or it is broken. SpecMismatch: it is of another kind.
-    """
     return RecordedConsumer(open_recording(Path(folder)), spec, **options)
 
 
 def wanted_leaves(recording: Recording, spec: Trajectory) -> list[str]:
-    """Return which leaves to read for trajectories like `spec`: all but the core, which belongs to the recorded policy.
-
-    Raises:
-      SpecMismatch: a leaf is not recorded, or of another shape or dtype. RecordingError: its trajectories are too short.
-    """
+    """Return which leaves to read for trajectories like `spec`: all but the core, which belongs to the recorded policy."""
     recorded = {leaf.name: leaf for leaf in recording.manifest.leaves}
     wanted, rows = spec.is_first.shape[0] - 1, recording.manifest.rows
     if rows < wanted:

@@ -50,7 +50,6 @@ class ReplayConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        """Return the fate of every batch."""
         return self._batches.ledger
 
     @property
@@ -59,7 +58,6 @@ class ReplayConsumer:
         return sum(self._inserted.values())
 
     def get(self, timeout_s: float) -> Lease:
-        """Return the next batch of windows."""
         lease: Any = self._batches.get(timeout_s)
         batch = lease.trajectory
         number, inserted, _ = (int(x) for x in batch.counters)
@@ -70,11 +68,9 @@ class ReplayConsumer:
         return Lease(batch.windows, lease.entry, np.array(batch.ids))
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Free the memory."""
         self._batches.release(lease, outcome)
 
     def pending(self) -> int:
-        """Return the number of waiting batches."""
         return self._batches.pending()
 
     def feedback(self, ids: Array, priorities: Array) -> None:
@@ -113,11 +109,9 @@ class ReplayConsumer:
             producer.close()
 
     def fence(self, producer: ProducerId) -> None:
-        """Accept nothing more from a dead replay worker."""
         self._batches.fence(producer)
 
     def close(self) -> None:
-        """Close all streams."""
         for producer in self._producers.values():
             producer.close()
         self._batches.close()
@@ -133,7 +127,6 @@ def batch_of_windows(job: Job) -> Trajectory:
 
 
 def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
-    """Return the learner's end of replay over its bound stream of batches."""
     config = job.experiment.buffer
     assert config is not None
     number = config.batch_size

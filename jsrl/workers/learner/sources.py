@@ -82,45 +82,36 @@ class FromStream:
         self._env_steps, self._updates = env_steps, updates
 
     def example(self) -> Trajectory:
-        """Return a batch of zeros in device form, to compile the update with."""
         return self._batcher.example()
 
     def begin(self) -> None:
         """Do nothing: batches are joined in `next`."""
 
     def next(self, timeout_s: float) -> Batch | None:
-        """Return the next batch, or None if none is full within `timeout_s`."""
         return self._batcher.fill(timeout_s)
 
     def stand_in(self, absent: Collection[int]) -> None:
-        """Let other groups make the rows of those that nobody steps now."""
         self._batcher.stand_in(absent)
 
     def used(self, batch: Batch, output: UpdateOutput) -> int:
-        """Take a batch back; return its rows."""
         self._batcher.recycle(batch)
         return self._env_steps
 
     def env_steps(self, updates: int) -> int:
-        """Return the env steps of the batches behind `updates` updates."""
         return updates // self._updates * self._env_steps
 
     def pending(self) -> int:
-        """Return how many trajectories wait for the learner."""
         return self._consumer.pending()
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return how many connections and messages the stream rejected."""
         return {"refused": self._batcher.refusals.count}
 
     @property
     def ledger(self) -> Ledger:
-        """Return the fate of every trajectory."""
         return self._consumer.ledger
 
     def close(self) -> None:
-        """Drop waiting trajectories and close the stream."""
         self._batcher.close()
         self._consumer.close()
 
@@ -163,12 +154,10 @@ class FromReplay(IntoRing):
         return super().used(batch, output)
 
     def env_steps(self, updates: int) -> int:
-        """Return the env steps inserted over all replay workers, as reported with the newest batches."""
         return max(self._begun, self._replay.env_steps)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the counts of faults, by metric."""
         return super().counts | {"priorities_lost": self._replay.lost_feedback}
 
 
@@ -189,7 +178,6 @@ class Prefetched:
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -218,16 +206,13 @@ class Prefetched:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the counts of faults, by metric."""
         return self._source.counts
 
     @property
     def ledger(self) -> Ledger:
-        """Return the fate of every trajectory."""
         return self._source.ledger
 
     def close(self) -> None:
-        """End the thread, then close the source."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(5.0)
@@ -249,11 +234,7 @@ class SynchronizedSource:
         self._lent_s = 0.0
 
     def next(self, timeout_s: float) -> Batch | None:
-        """Return the next batch, or None if this rank or another has none within `timeout_s`.
-
-        Raises:
-          StreamTimeout: another rank has been silent for too long.
-        """
+        """Return the next batch, or None if this rank or another has none within `timeout_s`."""
         until_s = time.monotonic() + timeout_s
         if self._waiting is None:
             self._waiting = self._source.next(timeout_s)
@@ -269,16 +250,13 @@ class SynchronizedSource:
         return batch
 
     def used(self, batch: Batch, output: UpdateOutput) -> int:
-        """Take a batch back; return the rows of all ranks."""
         self._group.limit.note(time.monotonic() - self._lent_s)
         return self._source.used(batch, output)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the counts of faults, by metric."""
         return self._source.counts
 
     @property
     def ledger(self) -> Ledger:
-        """Return the fate of every trajectory of this rank."""
         return self._source.ledger

@@ -99,7 +99,6 @@ class SplitUpdate:
             return self._sides[POLICY].published[0]
 
     def fresh(self, key: Array) -> AgentState:
-        """Return the snapshot of a new state."""
         return self._pack(self._init(key))
 
     def make(self, key: Array) -> Any:
@@ -165,7 +164,6 @@ class SplitUpdate:
         return late
 
     def fetch(self, tree: Tree) -> Tree:
-        """Return a tree as numpy arrays."""
         return jax.tree.map(np.array, tree)
 
     def saved(self, state: Any) -> AgentState:
@@ -182,7 +180,6 @@ class SplitUpdate:
         return self._pack(joined._replace(extra=critic.extra._replace(agent=joined.extra)))
 
     def close(self) -> None:
-        """End the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

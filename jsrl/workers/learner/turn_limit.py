@@ -25,12 +25,10 @@ class TurnLimit:
         self._took: deque[float] = deque(maxlen=101)
 
     def note(self, seconds: float) -> None:
-        """Record the time that the updates with one batch took."""
         self._took.append(seconds)
 
     @property
     def seconds(self) -> float:
-        """Return the limit."""
         if len(self._took) < _MEASURED:
             usual_s = min(self._deadlines.stuck_s, _TIMES * max(self._took, default=math.inf))
         else:

@@ -76,23 +76,18 @@ class OwnUpdate:
         self.compile, self.fetch = spread.compile, spread.fetch
 
     def fresh(self, key: Array) -> AgentState:
-        """Return the snapshot of a new state."""
         return self._init(key)
 
     def make(self, key: Array) -> Any:
-        """Return a new state, made on the devices."""
         return self._spread.make(self._init, key)
 
     def place(self, saved: AgentState) -> Any:
-        """Return the state of a snapshot."""
         return self._spread.place(saved)
 
     def __call__(self, state: AgentState, batch: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
-        """Return (the new state, metrics and priorities); see DataParallel."""
         return self._spread(state, batch, key)
 
     def saved(self, state: AgentState) -> AgentState:
-        """Return the state as numpy arrays."""
         return self.fetch(state)
 
     def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:
@@ -115,7 +110,6 @@ class RingUpdate(OwnUpdate):
         self._replay = replay
 
     def fresh(self, key: Array) -> AgentState:
-        """Return the snapshot of a new state."""
         return self._replay.pack(self._init(key))
 
     def place(self, saved: AgentState) -> Any:
@@ -123,7 +117,6 @@ class RingUpdate(OwnUpdate):
         return self._replay.unpack(super().place(saved), lambda: self.make(jax.random.key(0)))
 
     def saved(self, state: AgentState) -> AgentState:
-        """Return the snapshot of a state, as numpy arrays."""
         return self.fetch(self._replay.pack(state))
 
     def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:

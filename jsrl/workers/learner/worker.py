@@ -108,17 +108,14 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """Return the version of the current params."""
         return make_version(self._settings.epoch, self.number)
 
     @property
     def updates(self) -> int:
-        """Return the updates made so far."""
         return self.number - self._unmade
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Return the progress of the training."""
         return {"updates": self.updates, "version": self.version, "env_steps": self.env_steps}
 
     def _now(self) -> LearnerState:
@@ -141,7 +138,6 @@ class Learner:
 
     @property
     def finished(self) -> bool:
-        """Return whether all updates are made."""
         return self.env_steps >= self._settings.total_env_steps
 
     def setup(self) -> None:
@@ -238,12 +234,10 @@ class Learner:
         return UpdateOutput(metrics, output.priorities)
 
     def _count(self, made: int) -> None:
-        """Count a call of the update that made this many updates."""
         self.number += self._settings.updates_per_call
         self._unmade += self._settings.updates_per_call - made
 
     def _note(self, metrics: dict[str, float]) -> None:
-        """Report the metrics of an update."""
         self._meter.means(metrics)
 
     def _skip(self) -> UpdateOutput:
@@ -300,7 +294,6 @@ class Learner:
         self._phases.rest()
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return the mean of the updates' metrics, rates, lag, and the ledger."""
         self._meter.last("queue_depth", self._source.pending())
         for name, count in self._source.counts.items():
             self._meter.last(name, count)
@@ -326,7 +319,6 @@ class Learner:
 
     @property
     def _ledger(self) -> dict[str, Any]:
-        """Return the consumer's counts, over all incarnations of the learner."""
         return self._source.ledger.counts
 
     def command(self, command: Command) -> None:
@@ -344,7 +336,6 @@ class Learner:
         self._open.close()
 
     def close(self) -> dict[str, Any]:
-        """Write the final snapshot and close the streams."""
         while self._settings.drains and not self.finished and self._train():
             pass
         self._ranks.halt()
@@ -364,11 +355,7 @@ def own_updates(state: Any) -> int | None:
 
 
 def check_own_updates(counted: int | None, expected: int) -> None:
-    """Check that an update counts itself: schedules and exploration follow this count.
-
-    Raises:
-      AgentFault: it does not.
-    """
+    """Check that an update counts itself: schedules and exploration follow this count."""
     if counted != expected:
         raise AgentFault(
             f"update returned a state with updates={counted}, expected {expected}: return updates=state.updates + 1, which "

@@ -31,7 +31,6 @@ class ParameterServer:
         self._saved_at = time.monotonic()
 
     def setup(self) -> None:
-        """Connect to the learner's params and bind the relay."""
         self._reporter.stage("connecting to the learner's params")
         agent = build_agent(self._job.experiment.agent, self._job.schemas.env)
         self._structure = jax.tree.structure(jax.eval_shape(agent.init, jax.random.key(0)).params)
@@ -65,17 +64,14 @@ class ParameterServer:
         self._phases.rest()
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return how many versions were relayed, and the shares of time."""
         self.meter.last("relayed", self._relayed)
         return self.meter.flush(), {"relayed": self._relayed}
 
     def command(self, command: Command) -> None:
-        """Execute `snapshot`."""
         if command.name == "snapshot":
             self._save(wait=True)
 
     def close(self) -> dict[str, Any]:
-        """Write the latest params and close the streams."""
         self._save(wait=True)
         self._relay.close()
         self._subscriber.close()
@@ -84,6 +80,5 @@ class ParameterServer:
 
 
 def build_parameter_server(job: Job, reporter: Reporter) -> ParameterServer:
-    """Return the parameter server of a job."""
     warn = functools.partial(reporter.event, "warning", once="snapshots")
     return ParameterServer(job, SnapshotStore(job.snapshots / "params", on_warning=warn), reporter)

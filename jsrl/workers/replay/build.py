@@ -24,7 +24,6 @@ from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayStreams, Re
 
 
 def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
-    """Return the replay worker of a job: it stores the rows of the groups that it reads."""
     e, config, spec = job.experiment, job.experiment.buffer, job.schemas.trajectory
     assert config is not None
     samples = job.end("samples")

@@ -102,7 +102,6 @@ class ReplayWorker:
         self._refusals = Refusals(name, reporter)
 
     def setup(self) -> None:
-        """Bind and connect the streams, and start to draw."""
         self._reporter.stage("connecting to streams")
         self._streams = self._connect()
         for number in range(self._settings.threads):
@@ -266,14 +265,12 @@ class ReplayWorker:
 
     @property
     def beta(self) -> float:
-        """Return the current exponent of importance weights."""
         share = min(1.0, self._limiter.inserted / self._settings.total_env_steps)
         return self._settings.beta + share * (self._settings.beta_end - self._settings.beta)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the counters, and the rows if they are saved."""
         self._phases.enter("snapshot")
         folder = Path(self._settings.folder)
         try:
@@ -282,7 +279,6 @@ class ReplayWorker:
             self._reporter.event("warning", f"snapshot of {self.name} failed: {error}", once="snapshots")
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return the stored rows, rates, the ratio, and the ledger of the actors' rows."""
         replay, limiter, ledger = self._replay, self._limiter, self._streams.rows.ledger
         last = {
             "size": replay.size,
@@ -303,7 +299,6 @@ class ReplayWorker:
             return self._meter.flush(), {}
 
     def command(self, command: Command) -> None:
-        """Execute `snapshot`."""
         if command.name == "snapshot":
             self.save()
 

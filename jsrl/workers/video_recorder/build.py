@@ -16,7 +16,6 @@ FILMED = 1  # added to the seed: films show other episodes than evaluations
 
 
 def build_video_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
-    """Return the video recorder of a job."""
     e = job.experiment
     settings = VideoRecorderSettings(
         episodes=e.video.episodes,

@@ -117,7 +117,6 @@ class VideoRecorder(Player[RenderedEnv]):
         self._wait_until_s: float | None = None  # None: it waits for none
 
     def setup(self) -> None:
-        """Render a first picture, compile, connect."""
         require_video()
         self._shelf = self._open_shelf()
         self._set_up_player(1)
@@ -269,7 +268,6 @@ class VideoRecorder(Player[RenderedEnv]):
 
     @property
     def due(self) -> bool:
-        """Return whether something is being filmed, or params are due."""
         if self._final and (self._params is None or self._params[0] == self._filmed_version):
             return False
         return self._wait_until_s is None and super().due
