@@ -78,7 +78,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     seal: str = ""
 
     def sealed(self, meta: dict[str, Any]) -> Manifest:
-        """Return it with this meta and its seal."""
         changed = msgspec.structs.replace(self, meta=meta, seal="")
         text = json.dumps(msgspec.to_builtins(changed), sort_keys=True)
         return msgspec.structs.replace(changed, seal=hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
@@ -217,7 +216,6 @@ def broken(folder: Path, manifest: Manifest, symptom: str) -> SnapshotError:
 
 
 def nested(arrays: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Return a nested dict for leaves by path."""
     tree: dict[str, Any] = {}
     for path, array in arrays.items():
         branch = tree
@@ -228,7 +226,6 @@ def nested(arrays: dict[tuple[str, ...], Any]) -> dict[str, Any]:
 
 
 def flat(tree: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Return the leaves of a nested dict by path."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     return {path: leaf for key, branch in tree.items() for path, leaf in flat(branch, (*prefix, key)).items()}

@@ -15,7 +15,6 @@ Arrays: TypeAlias = dict[tuple[str, ...], np.ndarray]
 
 
 def _key_paths(tree: Tree) -> tuple[list[tuple[str, ...]], list[Any], Any]:
-    """Return (paths, leaves, treedef) of any pytree."""
     import jax
 
     def part(key: Any) -> str:
