@@ -20,6 +20,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import with_changes
 from jsrl.experiment.settings import AUTO
+from jsrl.fields import decoding
 from jsrl.launch.controller import Controller
 from jsrl.launch.devices import check_devices, set_flags_here
 from jsrl.launch.directing import check_players
@@ -366,7 +367,8 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
     config = sent(experiment, folder.source)
     copy_captured(config, folder.source)
     folder.use_source()
-    experiment = from_json(config)
+    with decoding():
+        experiment = from_json(config)
     if resumed:
         return experiment, allowed_changes(saved_experiment(folder), experiment)
     begin_run_folder(experiment, folder)

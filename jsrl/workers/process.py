@@ -56,6 +56,7 @@ def work(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def build_from_file(reporter: Reporter) -> Worker:
+        from jsrl.fields import decoding
         from jsrl.references.reference import from_json
         from jsrl.runs.lease import Lease
         from jsrl.runs.state import RUNNING
@@ -63,7 +64,8 @@ def work(
         from jsrl.workers.kinds import build_worker, find_kind, value_of
         from jsrl.workers.memory import make_watch
 
-        job = from_json(json.loads(job_path.read_text()))
+        with decoding():
+            job = from_json(json.loads(job_path.read_text()))
         kind = find_kind(job.kind)
         control.stuck_s = job.experiment.deadlines.stuck_s
         control.memory = make_watch(job, value_of(kind.resources.growth_bytes, job))
