@@ -41,9 +41,11 @@ class Collector:
         core = acts.core if agent.store_core else ()
         schema = make_trajectory_spec(spec, acts.extras, core, num_rows=num_rows, num_envs=size)
         engine = Engine(agent, spec, num_slots=size, sizes=[size], seed=seed)
-        self._params, self._block = _Params(), _Block(schema)
-        client = InlineInference(engine, self._params, {0: size})
-        policy = ActingPolicy(PolicySettings(acts_here=True), lambda _: (client, self._block))  # type: ignore[arg-type,return-value]
+        params: Any = _Params()
+        block: Any = _Block(schema)
+        self._params, self._block = params, block
+        client = InlineInference(engine, params, {0: size})
+        policy = ActingPolicy(PolicySettings(acts_here=True), lambda _: (client, block))
         settings = ActorSettings(num_rows, poll_s=0.0, environment=shown_target(spec.name))
         self.episodes: list[Episode] = []
         self._actor = _Actor("collector", settings, {0: lambda: env}, [policy], NullReporter())
@@ -60,7 +62,8 @@ class Collector:
         while self._block.committed is None:
             self._actor.step()
         self.episodes = self._actor.ended
-        return self._block.committed
+        trajectory: Trajectory = self._block.committed
+        return trajectory
 
 
 class _Actor(Actor):
