@@ -22,8 +22,7 @@ from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.slurm import need_sbatch, submitted
-from jsrl.counted import counted
-from jsrl.errors import ConfigError, JsrlError, TrialsFailed
+from jsrl.errors import ConfigError, JsrlError, TrialsFailed, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import Option, SlurmOptions, option_lines, options_of
 from jsrl.field_names import suggesting

@@ -20,8 +20,8 @@ from jsrl.cli.main import main
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
-from jsrl.file_lock import file_lock
 from jsrl.report.charts import Axis
+from jsrl.runs.files import file_lock
 from jsrl.runs.limits import RUNS_AT_ONCE
 from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
