@@ -157,3 +157,11 @@ def described(error: BaseException) -> str:
     users = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
     where = f" at {users[-1].filename}:{users[-1].lineno}, {users[-1].line!r}" if users else ""
     return f"{type(error).__name__}{where}: {str(error).strip().partition(PARAGRAPH)[0].rstrip('. ')}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, in the plural unless the number is 1."""
+    if number == 1:
+        return f"1 {noun}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {plural}"

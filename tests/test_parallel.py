@@ -1,5 +1,6 @@
 """One update on 1 and on 4 (fake) devices. XLA counts its devices once, so the cases run in another process."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,9 @@ def test_state_sent_to_other_processes_keeps_its_bits(value):
         given = np.array([value])
         found = np.asarray(sent(given, np.array([True])))
     assert found.dtype == given.dtype and found == given
+
+
+def test_jax_has_the_cache_that_forget_pmap_frees():
+    """If not, `forget_pmap` silently does nothing: look whether this jax frees the programs of a pmap by itself."""
+    cache = importlib.import_module("jax._src.pmap")._cached_shard_map
+    assert callable(cache.evict_function)

@@ -22,10 +22,11 @@ from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.slurm import need_sbatch, submitted
-from jsrl.counted import counted
-from jsrl.errors import ConfigError, JsrlError, TrialsFailed
+from jsrl.errors import ConfigError, JsrlError, TrialsFailed, counted
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import Option, SlurmOptions, find_option, option_lines, options_of
+from jsrl.experiment.options import Option, SlurmOptions, option_lines, options_of
+from jsrl.field_names import suggesting
+from jsrl.fields import option
 from jsrl.launch.hosts.slurm import SlurmSearch, search_script
 from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
@@ -39,12 +40,14 @@ ON_RESUME = {"resume", "trials", "parallel", "part", "launcher"}
 WHERE = ("launcher", "slurm", "part")  # options of a command, which a search does not keep
 
 
+@suggesting
 @dataclasses.dataclass(frozen=True)
 class SearchCommand(SearchOptions):
     """The options of `jsrl search`: those of a search, and where it runs."""
 
-    launcher: Literal["local", "slurm"] = "local"
-    """slurm: submit an array of --parallel jobs, which share the trials, and return."""
+    launcher: Literal["local", "slurm"] = option(
+        "local", "slurm: submit an array of --parallel jobs, which share the trials, and return."
+    )
     slurm: SlurmOptions = dataclasses.field(default_factory=SlurmOptions)
 
 
@@ -304,7 +307,7 @@ def checked_space(asked: cli.CommandLine, default: Experiment) -> list[Range]:
     ranges = parse_space(options.vary, options.space)
     known, before = options_of(experiment), options_of(default)
     for r in ranges:
-        option = find_option(r.option, known)
+        option = cli.find_option(r.option, known)
         if r.option == "seed":
             raise ConfigError("the seed is not searched; --seeds-per-trial runs each trial with several.")
         if r.option in ("total-env-steps", "max-minutes", "stop-at-return"):

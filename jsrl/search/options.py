@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
+from jsrl.fields import PositiveInt, option
 
 
+@suggesting
 @dataclass(frozen=True)
 class SearchOptions:
     """How a search runs."""
 
-    vary: dict[str, str] = field(default_factory=dict)
-    """An option to vary: OPTION=log:LOW:HIGH, lin:LOW:HIGH, int:LOW:HIGH, log-int:LOW:HIGH, or values such as OPTION=0.5,1,10
-    (with | between values that have commas). Give it several times."""
-    space: str | None = None
-    """JSON file with further options to vary: an object of option and range."""
-    trials: int = 20
-    """Trials in total; a resumed search counts its finished ones."""
-    parallel: int = 1
-    """Trials at the same time, each in its own processes."""
-    seeds_per_trial: int = 1
-    """Runs of each trial, one after another; the first one has --seed, the next one --seed + 1. Their mean score counts."""
-    prune: bool = True
-    """End a trial early if it scores less than the median of the others at the same time."""
-    searches_dir: str = "searches"
-    """Folder of all searches; a search goes to SEARCHES_DIR/EXPERIMENT/SEARCH."""
-    search_name: str | None = None
-    """Name of this search (default: the time)."""
-    resume: str | None = None
-    """Continue a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials, --parallel and --launcher may be given
-    with it."""
-    part: int | None = None
-    """With --resume: number of this process in a search of several processes; a job array sets it."""
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "parallel", "seeds_per_trial"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+    # fmt: off
+    vary: dict[str, str] = option(help="An option to vary: OPTION=log:LOW:HIGH, lin:LOW:HIGH, int:LOW:HIGH, "
+        "log-int:LOW:HIGH, or values such as OPTION=0.5,1,10 (with | between values that have commas). Give it several "
+        "times.", factory=dict)
+    space: str | None = option(None, "JSON file with further options to vary: an object of option and range.")
+    trials: PositiveInt = option(20, "Trials in total; a resumed search counts its finished ones.")
+    parallel: PositiveInt = option(1, "Trials at the same time, each in its own processes.")
+    seeds_per_trial: PositiveInt = option(1, "Runs of each trial, one after another; the first one has --seed, the next one "
+        "--seed + 1. Their mean score counts.")
+    prune: bool = option(True, "End a trial early if it scores less than the median of the others at the same time.")
+    searches_dir: str = option("searches", "Folder of all searches; a search goes to SEARCHES_DIR/EXPERIMENT/SEARCH.")
+    search_name: str | None = option(None, "Name of this search (default: the time).")
+    resume: str | None = option(None, "Continue a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials, "
+        "--parallel and --launcher may be given with it.")
+    part: int | None = option(None, "With --resume: number of this process in a search of several processes; a job "
+        "array sets it.")
+    # fmt: on
 
     def options_json(self) -> dict[str, object]:
         """Return every option and its value, JSON-like."""

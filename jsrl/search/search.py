@@ -13,8 +13,8 @@ from typing import Any
 
 from jsrl.errors import ConfigError, MissingExtra, TrialsFailed
 from jsrl.extras import install_command
-from jsrl.file_lock import file_lock
 from jsrl.launch.interrupts import interrupts
+from jsrl.runs.files import file_lock
 from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
 from jsrl.search.space import Range

@@ -22,9 +22,7 @@ from jsrl.launch.graph_file import saved_experiment
 from jsrl.launch.machine import accelerators
 from jsrl.runs.limits import usable_cores
 from jsrl.runs.runs import RunFolder, read_metrics
-from jsrl.simulation.acting import time_acting
 from jsrl.simulation.environments import time_environments
-from jsrl.simulation.fits import fit
 from jsrl.simulation.params import time_params
 from jsrl.simulation.speed import LOOP, beside_loop, busy_cores
 from jsrl.simulation.system import check_known
@@ -37,8 +35,9 @@ from jsrl.simulation.times import (
     ServerTimes,
     ServiceTimes,
     Updates,
+    fit,
 )
-from jsrl.simulation.updating import time_updates
+from jsrl.simulation.timing import time_acting, time_updates
 from jsrl.tuning.trial import Limits, Speed, measure
 
 MOST_ACTORS = 4

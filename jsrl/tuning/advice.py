@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.intervals import t_factor
 from jsrl.runs.files import read_json, write_json
 from jsrl.tuning.search import Trial

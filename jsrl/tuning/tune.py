@@ -17,10 +17,10 @@ from typing import Any, TextIO
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.file_lock import file_lock
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.machine import this_machine
 from jsrl.launch.plan import settle
+from jsrl.runs.files import file_lock
 from jsrl.tuning.advice import Advice, Measurements, advise, label
 from jsrl.tuning.profiles import Profile, machine_facts, make_folder, profiles_folder, version, work_facts
 from jsrl.tuning.search import Budget, Trial, search

@@ -25,8 +25,7 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.cli import export
-from jsrl.envs.observations import checked
-from jsrl.envs.spaces import action_layout
+from jsrl.envs.spaces import action_layout, checked
 from jsrl.errors import ExportError, MissingExtra, SnapshotError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.export import file, parity, player

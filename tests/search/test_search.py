@@ -20,8 +20,8 @@ from jsrl.cli.main import main
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
-from jsrl.file_lock import file_lock
 from jsrl.report.charts import Axis
+from jsrl.runs.files import file_lock
 from jsrl.runs.limits import RUNS_AT_ONCE
 from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
@@ -258,7 +258,7 @@ VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
         (f"ppo_cartpole {VARY} --trials 0", "trials is 0; it must be at least 1"),
         (f"ppo {VARY} --evaluator.enabled false", "leave evaluator.enabled on"),
         (f"ppo_cartpole {VARY} --search-name a/b", "use letters, digits"),
-        (f"ppo_cartpole {VARY} --num-envs 0", "num_envs is 0"),
+        (f"ppo_cartpole {VARY} --num-envs 0", "--num-envs is 0"),
         ("ppo_cartpole --space absent.json", "--space absent.json cannot be read"),
         ("--resume nowhere", "there is no search"),
         (f"ppo_cartpole {VARY} --display quiet", "there is no option --display"),

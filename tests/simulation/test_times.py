@@ -14,10 +14,9 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.simulation.calibration import INLINE, SERVED, Measured, Variant, calibrate, fitted, measured, variants
 from jsrl.simulation.environments import time_environments
-from jsrl.simulation.fits import fit
 from jsrl.simulation.params import time_params
-from jsrl.simulation.times import Cost, EnvTimes, ParamsTimes, ServiceTimes, Updates, read_times
-from jsrl.simulation.updating import time_updates
+from jsrl.simulation.times import Cost, EnvTimes, ParamsTimes, ServiceTimes, Updates, fit, read_times
+from jsrl.simulation.timing import time_updates
 from jsrl.tuning.trial import Speed
 
 EXPERIMENT = Experiment(

@@ -27,9 +27,9 @@ from jsrl.experiment import (
     ReplayConfig,
 )
 from jsrl.experiment.automatic import Machine
-from jsrl.file_lock import file_lock
 from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import to_json
+from jsrl.runs.files import file_lock
 from jsrl.tuning import profiles
 from jsrl.tuning import trial as trials
 from jsrl.tuning.advice import Measurements, advise, label

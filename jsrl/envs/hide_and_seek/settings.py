@@ -98,7 +98,7 @@ class Settings:
     hide_unseen: bool = False
     show_lidar: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: C901
         if self.is_task and (self.n_hiders, self.n_seekers) != (1, 0):
             raise ConfigError(
                 f"n_hiders is {self.n_hiders} and n_seekers {self.n_seekers}; {self.scenario} is for one agent: give 1 and 0"

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
-from jsrl.launch.hosts.facts import HostFacts
+from jsrl.errors import ConfigError, counted
+from jsrl.launch.hosts.facts import HostFacts, difference
 from jsrl.launch.hosts.join_key import JOIN, JoinKey
 from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, log_name
 from jsrl.launch.hosts.messages import (
@@ -44,7 +43,6 @@ from jsrl.launch.hosts.messages import (
     Welcome,
     WorkerMessages,
 )
-from jsrl.launch.hosts.versions import difference
 from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control import AnyMessage
@@ -210,7 +208,7 @@ class Members:
         self._revoked: frozenset[str] | None = None  # names of hosts that may not join; None: not read yet
         self._cut_off: set[str] = set()  # the same, because of their messages
 
-    def handle(self, key: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:
+    def handle(self, key: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:  # noqa: C901
         """Process a message sent with a key; return (identity, message) pairs to send."""
         if isinstance(message, Join) and key == JOIN:
             self._join_key.admit(message.key.encode())
