@@ -40,7 +40,7 @@ GYMNASIUM_GAME = (
     ". The preprocessing of env.atari (grey stacked frames, no-ops, FIRE) does not apply here: these are Gymnasium's "
     "environments, with sticky actions of probability 0.25 unless env.kwargs sets repeat_action_probability"
 )
-PROBES = "jsrl.envs.probes"
+PROBES = "jsrl.games.probes"
 JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
 

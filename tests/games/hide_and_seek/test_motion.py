@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jsrl.envs.hide_and_seek.layouts import CUBE, LONG_Y
-from tests.envs.hide_and_seek.scenes import EAST, SOUTH, act, centre, scene
+from jsrl.games.hide_and_seek.layouts import CUBE, LONG_Y
+from tests.games.hide_and_seek.scenes import EAST, SOUTH, act, centre, scene
 
 pytest.importorskip("mujoco")
 

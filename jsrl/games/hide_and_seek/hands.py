@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jsrl.envs.hide_and_seek.settings import Settings
-from jsrl.envs.hide_and_seek.worlds import Worlds
+from jsrl.games.hide_and_seek.settings import Settings
+from jsrl.games.hide_and_seek.worlds import Worlds
 
 REACH = 0.25  # metres from an agent's centre to the nearest point of an object
 

@@ -18,10 +18,10 @@ DRAWN = """
 import json, sys
 import numpy as np
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.pictures import Pictures
+from jsrl.games.hide_and_seek.pictures import Pictures
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.envs.rendering import make_rendered
-from tests.envs.hide_and_seek.scenes import EAST, act, scene
+from tests.games.hide_and_seek.scenes import EAST, act, scene
 
 def share(picture, channel):
     rest = np.delete(picture.astype(int), channel, axis=2).max(axis=2)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.layouts import LONG_X
-from jsrl.envs.hide_and_seek.walls import Segment
 from jsrl.envs.make import make_game
 from jsrl.envs.random_play import random_joint_actions
-from tests.envs.hide_and_seek.scenes import EAST, NORTH, SOUTH, WEST, lift, scene, sees
+from jsrl.games.hide_and_seek.layouts import LONG_X
+from jsrl.games.hide_and_seek.walls import Segment
+from tests.games.hide_and_seek.scenes import EAST, NORTH, SOUTH, WEST, lift, scene, sees
 
 mujoco = pytest.importorskip("mujoco")
 

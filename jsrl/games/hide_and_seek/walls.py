@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jsrl.envs.hide_and_seek.settings import Settings
+from jsrl.games.hide_and_seek.settings import Settings
 
 INNER_HEIGHT, OUTER_HEIGHT = 0.5, 4.0
 MIN_ROOM = 6  # cells between two walls that start on the same side of a wall

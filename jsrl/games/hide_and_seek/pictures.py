@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.envs.hide_and_seek.hands import Hands
-from jsrl.envs.hide_and_seek.models import FIRST_GEOM, GEOMS_PER_AGENT, RAMP_VERTICES
-from jsrl.envs.hide_and_seek.settings import Settings
-from jsrl.envs.hide_and_seek.sight import Sight
-from jsrl.envs.hide_and_seek.worlds import Worlds
+from jsrl.games.hide_and_seek.hands import Hands
+from jsrl.games.hide_and_seek.models import FIRST_GEOM, GEOMS_PER_AGENT, RAMP_VERTICES
+from jsrl.games.hide_and_seek.settings import Settings
+from jsrl.games.hide_and_seek.sight import Sight
+from jsrl.games.hide_and_seek.worlds import Worlds
 
 SIZE = 480  # pixels of a side
 TEAM_COLOURS = ((0.10, 0.30, 0.75, 1.0), (0.70, 0.10, 0.10, 1.0))

@@ -7,13 +7,13 @@ import pytest
 
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.game import TASKS
-from jsrl.envs.hide_and_seek.layouts import CUBE, LONG_X, draw_layout, rooms_of
-from jsrl.envs.hide_and_seek.settings import settings_of
-from jsrl.envs.hide_and_seek.tasks import rays_of
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError
-from tests.envs.hide_and_seek.scenes import EAST, act, centre, scene
+from jsrl.games.hide_and_seek.game import TASKS
+from jsrl.games.hide_and_seek.layouts import CUBE, LONG_X, draw_layout, rooms_of
+from jsrl.games.hide_and_seek.settings import settings_of
+from jsrl.games.hide_and_seek.tasks import rays_of
+from tests.games.hide_and_seek.scenes import EAST, act, centre, scene
 
 mujoco = pytest.importorskip("mujoco")
 

@@ -12,16 +12,16 @@ import pytest
 
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.game import LEAST_MUJOCO
-from jsrl.envs.hide_and_seek.layouts import draw_layout
-from jsrl.envs.hide_and_seek.settings import settings_of
-from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of, walls_of
-from jsrl.envs.hide_and_seek.worlds import WorldsAhead, build_world
 from jsrl.envs.make import import_modules, make_game, make_spec
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
+from jsrl.games.hide_and_seek.game import LEAST_MUJOCO
+from jsrl.games.hide_and_seek.layouts import draw_layout
+from jsrl.games.hide_and_seek.settings import settings_of
+from jsrl.games.hide_and_seek.walls import OUTER_HEIGHT, box_of, walls_of
+from jsrl.games.hide_and_seek.worlds import WorldsAhead, build_world
 from tests.directors.scripted import chi_square_p
-from tests.envs.hide_and_seek.scenes import EAST, scene
+from tests.games.hide_and_seek.scenes import EAST, scene
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -310,7 +310,7 @@ def test_worlds_built_ahead_equal_those_built_on_demand() -> None:
 
 
 def test_options_that_leave_no_place_are_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jsrl.envs.hide_and_seek.layouts.ATTEMPTS", 50)
+    monkeypatch.setattr("jsrl.games.hide_and_seek.layouts.ATTEMPTS", 50)
     config = EnvConfig("hide_and_seek:empty", kwargs={"n_boxes": 9, "floor_size": 2})
     with pytest.raises(
         ConfigError, match=r"no place for all objects on a floor of 2\.0 m\. Give fewer objects \(n_boxes, "
@@ -319,7 +319,7 @@ def test_options_that_leave_no_place_are_refused_before_a_run(monkeypatch: pytes
 
 
 def test_world_without_room_raises_wherever_it_is_built(monkeypatch) -> None:
-    monkeypatch.setattr("jsrl.envs.hide_and_seek.layouts.ATTEMPTS", 50)
+    monkeypatch.setattr("jsrl.games.hide_and_seek.layouts.ATTEMPTS", 50)
     settings = settings_of("randomwalls", {"floor_size": 2.0, "grid_size": 20, "n_boxes": 9, "n_elongated_boxes": 9})
     ahead = WorldsAhead(settings, [0])
     with pytest.raises(EnvironmentFault, match="50 worlds in a row had no place"):

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from jsrl.envs.hide_and_seek.hands import Hands
-from jsrl.envs.hide_and_seek.settings import Settings
-from jsrl.envs.hide_and_seek.sight import Sight
-from jsrl.envs.hide_and_seek.worlds import Worlds
+from jsrl.games.hide_and_seek.hands import Hands
+from jsrl.games.hide_and_seek.settings import Settings
+from jsrl.games.hide_and_seek.sight import Sight
+from jsrl.games.hide_and_seek.worlds import Worlds
 from jsrl.types import ArraySpec
 
 SELF, MOTION, LOCKS, SIZE, SITE = 10, 9, 3, 3, 3

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jsrl.envs.particle.world import Bodies, World
 from jsrl.errors import ConfigError
+from jsrl.games.particle.world import Bodies, World
 
 MOVES = np.array([(0.0, 0.0), (-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0)])  # of the discrete actions
 

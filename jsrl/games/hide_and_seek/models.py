@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jsrl.envs.hide_and_seek.layouts import Layout
-from jsrl.envs.hide_and_seek.settings import TIMESTEP_S, Settings
-from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of
+from jsrl.games.hide_and_seek.layouts import Layout
+from jsrl.games.hide_and_seek.settings import TIMESTEP_S, Settings
+from jsrl.games.hide_and_seek.walls import OUTER_HEIGHT, box_of
 
 FIRST_BODY = 2  # id of agent 0, after the world and the empty body that unused welds are attached to
 GEOMS_PER_AGENT = 3

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.envs.hide_and_seek.layouts import Layout, draw_layout
-from jsrl.envs.hide_and_seek.models import FIRST_BODY, GEAR, bodies_of, compile_model
-from jsrl.envs.hide_and_seek.settings import SUBSTEPS, Settings
 from jsrl.errors import EnvironmentFault
+from jsrl.games.hide_and_seek.layouts import Layout, draw_layout
+from jsrl.games.hide_and_seek.models import FIRST_BODY, GEAR, bodies_of, compile_model
+from jsrl.games.hide_and_seek.settings import SUBSTEPS, Settings
 
 HUGE = 1e10  # MuJoCo's own limit of a valid state
 JOINTS = 4  # of each body: x, y, z, angle

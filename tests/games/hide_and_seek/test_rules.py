@@ -10,11 +10,11 @@ import pytest
 
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.make import make_game
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import ConfigError
-from tests.envs.hide_and_seek.scenes import EAST, NORTH, SOUTH, STILL, WEST, act, centre, scene
+from jsrl.games.hide_and_seek.settings import settings_of
+from tests.games.hide_and_seek.scenes import EAST, NORTH, SOUTH, STILL, WEST, act, centre, scene
 
 pytest.importorskip("mujoco")
 

@@ -10,9 +10,9 @@ import pytest
 
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.particle.game import make_particle
-from jsrl.envs.particle.tasks import TASKS
 from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.games.particle.game import make_particle
+from jsrl.games.particle.tasks import TASKS
 from jsrl.types import Discrete, MultiDiscrete
 
 SLOTS, STEPS = 3, 40

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jsrl.envs.hide_and_seek.hands import Hands
-from jsrl.envs.hide_and_seek.settings import Settings
-from jsrl.envs.hide_and_seek.worlds import Worlds
+from jsrl.games.hide_and_seek.hands import Hands
+from jsrl.games.hide_and_seek.settings import Settings
+from jsrl.games.hide_and_seek.worlds import Worlds
 
 
 class Statistics:

@@ -11,12 +11,12 @@ from jsrl.envs.base import GameStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.rows import GameRows
-from jsrl.envs.particle.tasks import MOVES, TASKS, Role, Task
-from jsrl.envs.particle.world import World
-from jsrl.envs.probes import hashed
 from jsrl.envs.rows import slot_seeds
 from jsrl.envs.spaces import SCALED, continuous_spec
 from jsrl.errors import ConfigError
+from jsrl.games.particle.tasks import MOVES, TASKS, Role, Task
+from jsrl.games.particle.world import World
+from jsrl.games.probes import hashed
 from jsrl.references.importing import nearest
 from jsrl.types import ActionSpec, Array, ArraySpec, Continuous, Discrete, GameSpec, MultiDiscrete, Seat, to_environment
 

@@ -10,9 +10,9 @@ import pytest
 from jsrl.envs.adapters.lbf import Foraging
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.games.foraging import ForagingGame
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.games.foraging import ForagingGame
 from jsrl.networks.distances import distances
 
 SLOTS, STEPS = 4, 60

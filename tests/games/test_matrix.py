@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.games.matrix import NAMES
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.games.matrix import NAMES
 
 
 def game_of(name: str, num_envs: int = 1, groups=None, **kwargs):

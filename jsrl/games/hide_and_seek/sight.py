@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.envs.hide_and_seek.models import FIRST_BODY, FIRST_GEOM, GEOMS_PER_AGENT, RAMP_CENTROID
-from jsrl.envs.hide_and_seek.settings import VIEW_HALF_ANGLE, Settings
-from jsrl.envs.hide_and_seek.worlds import Worlds
+from jsrl.games.hide_and_seek.models import FIRST_BODY, FIRST_GEOM, GEOMS_PER_AGENT, RAMP_CENTROID
+from jsrl.games.hide_and_seek.settings import VIEW_HALF_ANGLE, Settings
+from jsrl.games.hide_and_seek.worlds import Worlds
 
 
 class Sight:

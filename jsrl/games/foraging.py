@@ -19,9 +19,9 @@ from jsrl.envs.base import GameStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.rows import GameRows
-from jsrl.envs.probes import hashed
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError
+from jsrl.games.probes import hashed
 from jsrl.types import Array, ArraySpec, Discrete, GameSpec, Seat
 
 WAYS = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])  # north, south, west, east

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jsrl.envs.hide_and_seek.hands import Hands
-from jsrl.envs.hide_and_seek.settings import NEUTRAL, Settings
-from jsrl.envs.hide_and_seek.worlds import JOINTS, Worlds
+from jsrl.games.hide_and_seek.hands import Hands
+from jsrl.games.hide_and_seek.settings import NEUTRAL, Settings
+from jsrl.games.hide_and_seek.worlds import JOINTS, Worlds
 
 
 class Task:

@@ -12,19 +12,19 @@ from jsrl.envs.base import GameStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.rows import GameRows
-from jsrl.envs.hide_and_seek import rules
-from jsrl.envs.hide_and_seek.hands import Hands
-from jsrl.envs.hide_and_seek.layouts import draw_layout
-from jsrl.envs.hide_and_seek.observations import Observations, observation_spec, state_size
-from jsrl.envs.hide_and_seek.pictures import Pictures
-from jsrl.envs.hide_and_seek.settings import FORCE_STEP, LEVELS, NEUTRAL, SUBSTEPS, TIMESTEP_S, Settings, settings_of
-from jsrl.envs.hide_and_seek.sight import Sight
-from jsrl.envs.hide_and_seek.statistics import Statistics
-from jsrl.envs.hide_and_seek.tasks import Construction, Counting, Locking, Shelter, Task
-from jsrl.envs.hide_and_seek.worlds import World, Worlds, WorldsAhead
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
+from jsrl.games.hide_and_seek import rules
+from jsrl.games.hide_and_seek.hands import Hands
+from jsrl.games.hide_and_seek.layouts import draw_layout
+from jsrl.games.hide_and_seek.observations import Observations, observation_spec, state_size
+from jsrl.games.hide_and_seek.pictures import Pictures
+from jsrl.games.hide_and_seek.settings import FORCE_STEP, LEVELS, NEUTRAL, SUBSTEPS, TIMESTEP_S, Settings, settings_of
+from jsrl.games.hide_and_seek.sight import Sight
+from jsrl.games.hide_and_seek.statistics import Statistics
+from jsrl.games.hide_and_seek.tasks import Construction, Counting, Locking, Shelter, Task
+from jsrl.games.hide_and_seek.worlds import World, Worlds, WorldsAhead
 from jsrl.references.importing import nearest
 from jsrl.types import Array, ArraySpec, GameSpec, MultiDiscrete, Seat
 

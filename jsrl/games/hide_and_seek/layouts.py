@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jsrl.envs.hide_and_seek.settings import Settings, span
-from jsrl.envs.hide_and_seek.walls import Segment, quadrant_size, walls_of
 from jsrl.errors import EnvironmentFault
+from jsrl.games.hide_and_seek.settings import Settings, span
+from jsrl.games.hide_and_seek.walls import Segment, quadrant_size, walls_of
 
 AGENT, CUBE, RAMP = (0.3, 0.3, 0.3), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 LONG_X, LONG_Y = (1.65, 0.15, 0.5), (0.15, 1.65, 0.5)

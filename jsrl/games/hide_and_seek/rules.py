@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jsrl.envs.hide_and_seek.settings import OUT_OF_BOUNDS_REWARD, Settings
+from jsrl.games.hide_and_seek.settings import OUT_OF_BOUNDS_REWARD, Settings
 
 
 def distances(settings: Settings, centres: np.ndarray) -> np.ndarray:

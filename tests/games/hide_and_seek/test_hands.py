@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.envs.hide_and_seek.scenes import EAST, STILL, WEST, act, centre, scene
+from tests.games.hide_and_seek.scenes import EAST, STILL, WEST, act, centre, scene
 
 pytest.importorskip("mujoco")
 

@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.game import HideAndSeek
-from jsrl.envs.hide_and_seek.layouts import AGENT, CUBE, RAMP, Layout
-from jsrl.envs.hide_and_seek.settings import settings_of
-from jsrl.envs.hide_and_seek.walls import outer_walls
-from jsrl.envs.hide_and_seek.worlds import world_of
+from jsrl.games.hide_and_seek.game import HideAndSeek
+from jsrl.games.hide_and_seek.layouts import AGENT, CUBE, RAMP, Layout
+from jsrl.games.hide_and_seek.settings import settings_of
+from jsrl.games.hide_and_seek.walls import outer_walls
+from jsrl.games.hide_and_seek.worlds import world_of
 
 STILL = (5, 5, 5, 0, 0)
 EAST, NORTH, WEST, SOUTH = math.pi / 2, math.pi, -math.pi / 2, 0.0  # angles of agents that look that way
