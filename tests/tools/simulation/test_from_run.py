@@ -14,11 +14,11 @@ from jsrl.experiment import EvaluatorConfig
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.references.reference import to_json
 from jsrl.runs.runs import RunFolder
-from jsrl.simulation.calibration import from_run
-from jsrl.simulation.outcome import ENVIRONMENTS, simulate
-from jsrl.simulation.system import lay_out_on
-from jsrl.simulation.times import read_times
-from tests.simulation.test_times import EXPERIMENT
+from jsrl.tools.simulation.calibration import from_run
+from jsrl.tools.simulation.outcome import ENVIRONMENTS, simulate
+from jsrl.tools.simulation.system import lay_out_on
+from jsrl.tools.simulation.times import read_times
+from tests.tools.simulation.test_times import EXPERIMENT
 
 ALONE = EvaluatorConfig(enabled=False)
 STEP_S, RATE = 0.045, 2 * 2 / 0.045  # two actors of two environments each; their steps take 45 ms

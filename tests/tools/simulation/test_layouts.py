@@ -10,7 +10,7 @@ import pytest
 from benchmarks.scale.layouts import LAYOUTS
 from benchmarks.scale.validate import Data, compare, others_of, predict
 
-DATA = Path(__file__).parents[2] / "benchmarks" / "results" / "capacity-epyc.json"
+DATA = Path(__file__).parents[3] / "benchmarks" / "results" / "capacity-epyc.json"
 
 
 def test_published_predictions_follow_from_their_measurements() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from jsrl.simulation.events import Clock, Mailbox, Process
-from jsrl.simulation.resources import Resources
-from jsrl.simulation.stations import NEWS, Actor, Server, wake
-from jsrl.simulation.system import System
-from jsrl.simulation.times import ServiceTimes
+from jsrl.tools.simulation.events import Clock, Mailbox, Process
+from jsrl.tools.simulation.resources import Resources
+from jsrl.tools.simulation.stations import NEWS, Actor, Server, wake
+from jsrl.tools.simulation.system import System
+from jsrl.tools.simulation.times import ServiceTimes
 
 
 class Broadcast:

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jsrl.chaos.card import Flood, InjectedFault, ScoreCard
 from jsrl.errors import ConfigError
 from jsrl.launch.graph_file import graph_of
 from jsrl.launch.local.outside import ObservedRun, ObservedWorker
 from jsrl.linux import memory_folder
+from jsrl.tools.chaos.card import Flood, InjectedFault, ScoreCard
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.workers.director.audit import Games, read_games
 from jsrl.workers.jobs import kind_of

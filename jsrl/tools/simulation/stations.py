@@ -6,7 +6,7 @@ import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from jsrl.simulation.events import Clock, Mailbox
+from jsrl.tools.simulation.events import Clock, Mailbox
 
 NEWS = object()  # in a server's mailbox: new params
 

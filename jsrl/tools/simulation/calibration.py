@@ -22,9 +22,9 @@ from jsrl.launch.graph_file import saved_experiment
 from jsrl.launch.machine import accelerators
 from jsrl.runs.limits import usable_cores
 from jsrl.runs.runs import RunFolder, read_metrics
-from jsrl.simulation.speed import LOOP, beside_loop, busy_cores
-from jsrl.simulation.system import check_known
-from jsrl.simulation.times import (
+from jsrl.tools.simulation.speed import LOOP, beside_loop, busy_cores
+from jsrl.tools.simulation.system import check_known
+from jsrl.tools.simulation.times import (
     ActorTimes,
     Cost,
     EnvTimes,
@@ -35,7 +35,7 @@ from jsrl.simulation.times import (
     Updates,
     fit,
 )
-from jsrl.simulation.timing import time_acting, time_environments, time_params, time_updates
+from jsrl.tools.simulation.timing import time_acting, time_environments, time_params, time_updates
 from jsrl.tuning.space import Trial
 from jsrl.tuning.trial import Limits, measure
 
@@ -56,7 +56,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         `reuse` times) and of servers. call_rows: mean rows of a call.
       actor_cpu, server_cpu, learner_cpu, relay_cpu, launcher_cpu: cores that all workers of a kind keep busy.
       shares: of time, by name of the metric (`actor/env_share`). env_steps_per_s: trained.
-      loop_s: of the machine's cores around the run, see jsrl.simulation.speed; 0: not measured.
+      loop_s: of the machine's cores around the run, see jsrl.tools.simulation.speed; 0: not measured.
     """
 
     placement: str

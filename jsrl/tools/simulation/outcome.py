@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jsrl.errors import ConfigError
-from jsrl.simulation.model import Model
-from jsrl.simulation.system import System
-from jsrl.simulation.times import ServiceTimes
+from jsrl.tools.simulation.model import Model
+from jsrl.tools.simulation.system import System
+from jsrl.tools.simulation.times import ServiceTimes
 
 CORES, OUT, INTO, GPU = "cores", "network out", "network into", "accelerators"
 UPDATES, INFERENCE, ENVIRONMENTS = "updates", "inference", "environments"

@@ -23,7 +23,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.launch.schemas import make_schemas
 from jsrl.references.importing import spawn_environment
-from jsrl.simulation.times import Cost, EnvTimes, ParamsTimes, Updates, fit
+from jsrl.tools.simulation.times import Cost, EnvTimes, ParamsTimes, Updates, fit
 from jsrl.transport.base import Request
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.params.transports import bind_params, connect_params
@@ -152,7 +152,7 @@ def _far_s(keys: Path, values: list[np.ndarray], versions: int) -> float:
     """Return the CPU seconds of a process that receives a version over TCP with keys."""
     publisher = bind_params("tcp://127.0.0.1:0", keys=keys)
     spawn = spawn_environment()
-    words = [sys.executable, "-m", "jsrl.simulation.params_reader", publisher.address, str(keys), str(versions)]
+    words = [sys.executable, "-m", "jsrl.tools.simulation.params_reader", publisher.address, str(keys), str(versions)]
     environment = {**os.environ, **spawn.variables}
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, text=True, env=environment, cwd=spawn.working_directory

@@ -7,9 +7,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jsrl.simulation.events import Clock, Lane, Process, Shared, Use
-from jsrl.simulation.system import System
-from jsrl.simulation.times import ServiceTimes
+from jsrl.tools.simulation.events import Clock, Lane, Process, Shared, Use
+from jsrl.tools.simulation.system import System
+from jsrl.tools.simulation.times import ServiceTimes
 
 SLICE_S = 0.003  # of Linux's scheduler, for some cores
 _LEFT_S = 1e-9  # remaining CPU seconds of a job that count as rounding

@@ -13,15 +13,15 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import strangers
-from jsrl.chaos.chaos import ChaosRun, ChaosSettings, Flood, InjectedFault, ScoreCard, run_command
 from jsrl.cli.chaos import check_args
 from jsrl.errors import ConfigError
 from jsrl.launch.local.outside import HungProcess
+from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, Flood, InjectedFault, ScoreCard, run_command
 from jsrl.workers.director.audit import Games
 from jsrl.workers.kinds import find_kind, own_kinds
 from tests.system.launched import DRIVE, FOREVER
 
-STRANGER = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "strangers.py"), "--per-s", "400"]
+STRANGER = [sys.executable, str(Path(__file__).parents[3] / "benchmarks" / "strangers.py"), "--per-s", "400"]
 
 LEDGER = {"produced": 10, "consumed": 7, "dropped": {"rolled_back": 2}, "in_flight": 1}
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.launch.local.launcher import machine_cpu_s
-from jsrl.simulation.times import ServiceTimes
+from jsrl.tools.simulation.times import ServiceTimes
 
 REPEATS = 20
 ERROR = 0.2  # of the model, within which most layouts on quiet machines were; see docs/capacity.md

@@ -13,12 +13,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jsrl.simulation.broadcast import Broadcast
-from jsrl.simulation.events import Clock, Mailbox, Pause, Process, Wait
-from jsrl.simulation.resources import Resources
-from jsrl.simulation.stations import NEWS, Activities, Actor, Credit, Group, Lease, Reply, Server
-from jsrl.simulation.system import System
-from jsrl.simulation.times import ServiceTimes
+from jsrl.tools.simulation.broadcast import Broadcast
+from jsrl.tools.simulation.events import Clock, Mailbox, Pause, Process, Wait
+from jsrl.tools.simulation.resources import Resources
+from jsrl.tools.simulation.stations import NEWS, Activities, Actor, Credit, Group, Lease, Reply, Server
+from jsrl.tools.simulation.system import System
+from jsrl.tools.simulation.times import ServiceTimes
 
 BUFFERS = 3  # batches in the learner: in training, ready, being joined
 

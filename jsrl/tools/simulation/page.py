@@ -10,7 +10,7 @@ import numpy as np
 from jsrl.report.charts import SMALL, Axis, Series, chart
 from jsrl.report.page import section, shell
 from jsrl.report.text import number, percent
-from jsrl.simulation.outcome import (
+from jsrl.tools.simulation.outcome import (
     CORES,
     ENVIRONMENTS,
     GPU,

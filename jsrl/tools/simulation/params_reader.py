@@ -1,7 +1,7 @@
-"""Receives versions of the params over TCP with keys, for jsrl.simulation.timing.
+"""Receives versions of the params over TCP with keys, for jsrl.tools.simulation.timing.
 
-`python -m jsrl.simulation.params_reader ADDRESS KEYS VERSIONS` writes a line for each version, and last the CPU seconds of
-one.
+`python -m jsrl.tools.simulation.params_reader ADDRESS KEYS VERSIONS` writes a line for each version, and last the CPU
+seconds of one.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from jsrl.errors import ConfigError
 from jsrl.experiment import LearnerConfig
 from jsrl.launch.hosts.facts import HostFacts
-from jsrl.simulation.outcome import (
+from jsrl.tools.simulation.outcome import (
     CORES,
     ENVIRONMENTS,
     INFERENCE,
@@ -20,10 +20,10 @@ from jsrl.simulation.outcome import (
     lag_quantile,
     name_bottleneck,
 )
-from jsrl.simulation.outcome import simulate as simulate_long
-from jsrl.simulation.system import ActorPart, Sizes, System, lay_out_on
-from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ParamsTimes, ServerTimes, ServiceTimes
-from tests.simulation.test_times import EXPERIMENT
+from jsrl.tools.simulation.outcome import simulate as simulate_long
+from jsrl.tools.simulation.system import ActorPart, Sizes, System, lay_out_on
+from jsrl.tools.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ParamsTimes, ServerTimes, ServiceTimes
+from tests.tools.simulation.test_times import EXPERIMENT
 
 ROWS, SIZE = 10, 4
 simulate = functools.partial(simulate_long, seconds=3.0, warm_s=1.0)  # enough for means within 2%
