@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from jsrl.search.page import page, rows, text_table
 from jsrl.search.search import ASKING, Search, Setup, finished, held
 from jsrl.search.space import parse_range, parse_space
 
-pytest.importorskip("optuna")
+pytestmark = pytest.mark.skipif(find_spec("optuna") is None, reason="without optuna")
 
 
 @pytest.fixture(autouse=True)
