@@ -14,6 +14,8 @@ from jsrl.agents.sac import SACConfig as SACConfig
 from jsrl.agents.td3 import TD3Config as TD3Config
 from jsrl.agents.vdn import RecurrentVDNConfig as RecurrentVDNConfig
 from jsrl.agents.vdn import VDNConfig as VDNConfig
+from jsrl.background import BackgroundRun as BackgroundRun
+from jsrl.background import start as start
 from jsrl.contest import Arena as Arena
 from jsrl.directors.fixed import Fixed as Fixed
 from jsrl.directors.fixed import LatestSelfPlay as LatestSelfPlay
@@ -45,8 +47,6 @@ from jsrl.experiment import SnapshotConfig as SnapshotConfig
 from jsrl.experiment import SupervisionConfig as SupervisionConfig
 from jsrl.experiment import VideoConfig as VideoConfig
 from jsrl.export.file import load as load_policy_file  # noqa: F401  (under another name)
-from jsrl.launch.background import BackgroundRun as BackgroundRun
-from jsrl.launch.background import start as start
 from jsrl.launch.result import Result as Result
 from jsrl.launch.run import run as run
 from jsrl.launch.write_recording import RecordedEpisode as RecordedEpisode

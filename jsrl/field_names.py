@@ -1,4 +1,4 @@
-"""Names of config fields: suggestions for wrong ones, and which are no options of the command line."""
+"""Names of config fields: suggestions for wrong ones, and what other libraries call them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import difflib
 import functools
 from collections.abc import Collection
 from typing import Any, NamedTuple, TypeVar
+
+from jsrl.fields import check_fields, is_decoding
 
 T = TypeVar("T")
 
@@ -142,17 +144,30 @@ def elsewhere(name: str) -> list[Elsewhere]:
 
 
 def suggesting(cls: type[T]) -> type[T]:
-    """Let the error of a config class about an unknown field name the right one. Write it above `@dataclass`."""
-    make = cls.__init__
+    """Check the fields of a config, then its rules across fields (`__post_init__`). Write it above `@dataclass`.
+
+    The error about an unknown field names the right one.
+    """
+    make, rules = cls.__init__, getattr(cls, "__post_init__", None)
     names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+
+    def check(self: Any) -> None:
+        if not is_decoding():
+            check_fields(self)
+            if rules is not None:
+                rules(self)
 
     @functools.wraps(make)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         for name in kwargs.keys() - names:
             raise TypeError(f"{cls.__name__} has no field {name!r}; {suggestion(name, names)}")
         make(self, *args, **kwargs)
+        if rules is None:  # else the dataclass has called it
+            check(self)
 
     cls.__init__ = init  # type: ignore[method-assign]
+    if rules is not None:
+        cls.__post_init__ = check  # type: ignore[attr-defined]
     return cls
 
 

@@ -39,10 +39,11 @@ def test_the_recurrent_ppo_keeps_the_contract():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("name", "score"), [("crossq.py", -200.0), ("recurrent_ppo.py", 400.0)])
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize(("name", "score"), [("crossq.py", -200.0), ("recurrent_ppo.py", 475.0)])
 def test_an_example_learns(tmp_path, name, score):
     ended = subprocess.run(
         [sys.executable, EXAMPLES / name], cwd=tmp_path, capture_output=True, text=True, timeout=900, check=True
     )
-    (line,) = [line for line in ended.stdout.splitlines() if line.startswith("final evaluation")]
+    (line,) = [line for line in ended.stdout.splitlines() if line.startswith("best: return")]
     assert float(line.split("return")[1].split()[0]) >= score, ended.stdout

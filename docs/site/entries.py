@@ -1,7 +1,11 @@
-"""An extension of griffe for the API page: `width: in rows. height: in pixels.` in a docstring become two entries."""
+"""An extension of griffe for the API page: `width: in rows. height: in pixels.` in a docstring become two entries.
+
+The help text of an `option(default, help)` is the docstring of its field.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -13,6 +17,16 @@ NAMES = re.compile(r"(?:^|(?<=[.)] ))(\w+(?:, \w+)*): ")
 
 class Entries(griffe.Extension):
     """Gives each name of a docstring's sections an entry of its own."""
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
+        """Give a field of a config its help text as docstring, and its default as value."""
+        if isinstance(call := attr.value, griffe.ExprCall) and str(call.function) == "option":
+            named = {each.name: each.value for each in call.arguments if isinstance(each, griffe.ExprKeyword)}
+            given = [each for each in call.arguments if not isinstance(each, griffe.ExprKeyword)]
+            text = named.get("help", given[1] if len(given) > 1 else None)
+            if text is not None:
+                attr.docstring = griffe.Docstring(ast.literal_eval(str(text)), parent=attr)
+            attr.value = given[0] if given else named.get("factory")
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Change the docstring of a function or class."""

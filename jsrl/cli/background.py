@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsrl.background import await_begin
 from jsrl.cli.command_line import CommandLine, without
 from jsrl.errors import ConfigError
-from jsrl.launch.run_log import await_begin
 from jsrl.runs.groups import read_group
 from jsrl.runs.runs import RunFolder, check_run_name, in_command, named, new_run_name
 from jsrl.runs.state import read_state

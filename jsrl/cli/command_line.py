@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import difflib
-import functools
-import io
+import enum
 import json
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,25 +12,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+import jsrl
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment, PolicyConfig, numbers
+from jsrl.experiment import Experiment, numbers
 from jsrl.experiment.automatic import with_replays
 from jsrl.experiment.options import (
     ABSENT,
-    WHETHER_REPLAY,
     Option,
     RunOptions,
-    alternatives,
     differences,
-    find_option,
-    is_sequence,
+    nearest,
     options_of,
-    type_hints,
-    type_text,
 )
 from jsrl.experiment.settings import AUTO
+from jsrl.field_names import elsewhere
+from jsrl.fields import InvalidValue, alternatives, check_value, is_sequence, type_hints, type_text
 
 RUN_OPTIONS = RunOptions()
 
@@ -67,7 +60,7 @@ def _taken_plan_file(arguments: list[str]) -> str | None:
 
 
 def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS) -> CommandLine:
-    """Apply `--option value` pairs to a default experiment; tyro converts the values and every check runs again.
+    """Apply `--option value` pairs to a default experiment; the fields of the configs say which values they take.
 
     Args:
       arguments: of the command line. default: the experiment. run: the command's other options, a dataclass.
@@ -77,53 +70,49 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
     """
     default, of_run = _for_environment(arguments, default), options_of(run)
     options = options_of(default) | of_run
-    keys: dict[str, dict[str, Any]] = {}
-    whole: dict[str, Any] = {}
-    args: list[tuple[Option, list[str]]] = []
     remaining = list(arguments)
     if plan_file := _taken_plan_file(remaining):
         run = dataclasses.replace(run, plan_file=plan_file)
-    while remaining:
-        token = remaining.pop(0)
-        if not token.startswith("--"):
-            hint = f" An environment is given as --env.id {token}." if ":" in token or "-v" in token else ""
-            raise ConfigError(f"{token!r} is not an option; options begin with --; only NAME does not.{hint}")
-        name, given, text = token[2:].partition("=")
-        name = full_name(name.replace("_", "-"), options)
+    values: dict[str, Any] = {}
+    texts: dict[str, str] = {}  # as they were given
+    keys: dict[str, dict[str, Any]] = {}
+    for name, words in _pairs(remaining):
+        name = full_name(name, options)
         option = find_option(positive(name, options), options)
-        values = [text] if given else []
-        while remaining and not remaining[0].startswith("--") and not given:
-            values.append(remaining.pop(0))
-        if option.name != name and isinstance(option.default, dict):
-            if not values:
-                raise ConfigError(f"--{name} needs a value.")
-            keys.setdefault(option.name, {})[name[len(option.name) + 1 :].replace("-", "_")] = plain(" ".join(values))
-        elif values and (isinstance(option.default, dict) or (is_sequence(option.kind) and values[0][:1] == "[")):
-            whole[option.name] = json_value(option, " ".join(values))
-        elif values and typing.get_args(option.kind)[:1] == (Any,):  # tyro would expect the type of the default
-            whole[option.name] = tuple(arg for value in values for arg in value.split(",") if arg)
-        elif option.kind is WHETHER_REPLAY and values in (["auto"], ["none"]):
-            whole[option.name] = None if values == ["none"] else AUTO
-        else:
-            args.append((option, option_args(option, name, values)))
-    parts = {option.name.rpartition(".")[0] for option, _ in args}
-    replays = {part for part in parts if part in options and options[part].kind is WHETHER_REPLAY}
-    for part in replays:
-        if whole.get(part, AUTO) is None:
-            raise ConfigError(f"--{part} none leaves no replay for --{part}.NAME; leave one of them out.")
-    for name in whole.keys() - of_run.keys():  # other values may need these; those that need others are set below
-        with contextlib.suppress(ConfigError):
-            default = _with(default, _path(name), whole[name])
-    for path in map(_path, replays):  # their settings change what auto gives
-        default = _with(default, path, _at(default, path[:-1]).buffer)
-    line = _tyro(args, default, run)
-    for name in [*whole, *keys]:
-        part = "run" if name in of_run else "experiment"
-        path = [part, *_path(name)]
-        value = whole[name] if name in whole else _at(line, path)
-        line = _with(line, path, {**value, **keys[name]} if name in keys else value)
-    names = frozenset({option.name for option, _ in args} | set(whole) | set(keys))
-    return dataclasses.replace(line, given=names)
+        texts[option.name] = " ".join(words)
+        if option.name == name or not isinstance(option.default, dict):
+            values[option.name] = _value(option, name, words)
+            continue
+        key = name.removeprefix(f"{option.name}.")
+        if not words:
+            raise ConfigError(f"--{name} needs a value.")
+        keys.setdefault(option.name, {})[key.replace("-", "_")] = plain(" ".join(words))
+        texts[name] = texts.pop(option.name)
+    for name, given in keys.items():
+        values[name] = {**values.get(name, options[name].default), **given}
+    changes = _by_part(values, options)
+    in_run = {field: changes.pop(field) for field in changes.keys() & {f.name for f in dataclasses.fields(run)}}
+    run = _changed(run, in_run, texts)
+    names = values.keys() | (numbers.ALL if getattr(run, "resume", None) is not None else set())
+    try:
+        experiment, line = numbers.followed(default, _made(default, changes, texts), names)
+    except InvalidValue as error:
+        raise _respelled(error, Experiment, "", texts) from error
+    return CommandLine(experiment, run, frozenset(values), line)
+
+
+def _pairs(words: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name of each option, and the words that follow it."""
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            hint = f" An environment is given as --env.id {word}." if ":" in word or "-v" in word else ""
+            raise ConfigError(f"{word!r} is not an option; options begin with --; only NAME does not.{hint}")
+        name, equals, text = word[2:].partition("=")
+        values = [text] if equals else []
+        while words and not words[0].startswith("--") and not equals:
+            values.append(words.pop(0))
+        yield name.replace("_", "-"), values
 
 
 def _for_environment(arguments: Sequence[str], default: Experiment) -> Experiment:
@@ -142,20 +131,59 @@ def _for_environment(arguments: Sequence[str], default: Experiment) -> Experimen
     )
 
 
-def json_value(option: Option, text: str) -> Any:
-    """Return the JSON object or list that was given for an option.
+def find_option(name: str, options: dict[str, Option]) -> Option:
+    """Return the option of a name, or the dict option that has it as a key.
 
     Raises:
-      ConfigError: it is not JSON.
+      ConfigError: there is none; the message gives its name here, or the nearest names.
     """
-    value = plain(text)
-    if is_sequence(option.kind) and isinstance(value, list):
-        member = typing.get_args(option.kind)[0]
-        if member not in (int, str) or all(type(each) is member for each in value):
-            return tuple(value)
-    if isinstance(option.default, dict) and isinstance(value, dict):
-        return value
-    raise ConfigError(f"--{option.name} is {text!r}, expected {type_text(option.kind, option.name)}.")
+    if name in options and options[name].offered:
+        return options[name]
+    for known in options.values():
+        if name.startswith(known.name + ".") and isinstance(known.default, dict):
+            return known
+    if text := usual_name(name, options):
+        raise ConfigError(f"there is no option --{name}; {text}")
+    if name in options:
+        raise ConfigError(
+            f"there is no option --{name}: set {name.replace('-', '_')} of the Experiment in a config in Python "
+            "(configs/NAME.py)."
+        )
+    off = options.get(name.partition(".")[0]) or options.get(name.rpartition(".")[0])
+    if off is not None and off.default is None and "." in name and "agent" in {n.partition(".")[0] for n in options}:
+        raise ConfigError(f"there is no option --{name}: this experiment has no {off.name}.")
+    part, _, last = name.rpartition(".")
+    is_absent = part.rpartition(".")[2] in ("", "agent") and not any(known.endswith(f".{last}") for known in options)
+    if others := agents_with(last.replace("-", "_")) if is_absent else []:
+        raise ConfigError(
+            f"there is no option --{name}: the algorithm of this experiment has none; {', '.join(others)} have it, as "
+            f"--agent.{last}."
+        )
+    hint = " or ".join(f"--{n}" for n in nearest(name, options))
+    raise ConfigError(f"there is no option --{name}; {f'did you mean {hint}?' if hint else '--help-all lists all.'}")
+
+
+def usual_name(name: str, options: dict[str, Option]) -> str:
+    """Return what to give instead of an option of another library or of each policy, as text; empty: nothing is known."""
+    entries = elsewhere(name)
+    meant = [entry for entry in entries if entry.here in options]
+    if meant:
+        note = f" ({meant[0].note})" if meant[0].note else ""
+        return f"here it is called --{meant[0].here}{note}."
+    for here in (name, *(entry.here for entry in entries)):
+        if own := [known for known in options if known.startswith("policies.") and known.endswith(f".{here}")]:
+            return f"each policy has its own: --{' or --'.join(own)}."
+    if not entries:
+        return ""
+    absent = " or ".join(f"--{entry.here}" for entry in entries)
+    return f"it would be {absent}, which this experiment does not have." if entries[0].here else entries[0].note
+
+
+def agents_with(field: str) -> list[str]:
+    """Return the algorithms of jsrl whose configs have a field."""
+    configs = [getattr(jsrl, name) for name in dir(jsrl) if name.endswith("Config")]
+    agents = [config for config in configs if hasattr(config, "factory")]
+    return [a.factory.partition(":")[2] for a in agents if field in {f.name for f in dataclasses.fields(a)}]
 
 
 def full_name(name: str, options: dict[str, Option]) -> str:
@@ -171,157 +199,134 @@ def positive(name: str, options: dict[str, Option]) -> str:
     return name
 
 
-def option_args(option: Option, name: str, values: list[str]) -> list[str]:
-    """Return tyro's arguments for one option.
+def _value(option: Option, name: str, words: list[str]) -> Any:
+    """Return the value that words give an option; what cannot be read stays a text, which its field refuses.
 
     Raises:
       ConfigError: a value is missing, or there are too many.
     """
     if option.kind is bool:
         negated = name != option.name
-        if values and (negated or values[0].lower() not in ("true", "false")):
+        if words and (negated or words[0].lower() not in ("true", "false")):
             raise ConfigError(f"--{name} is a switch; give it alone, or --{option.name} true or false.")
-        parent, dot, last = option.name.rpartition(".")
-        on = values[0].lower() == "true" if values else not negated
-        return [f"--{option.name}" if on else f"--{parent}{dot}no-{last}"]
-    if not values:
-        raise ConfigError(f"--{option.name} needs a value ({type_text(option.kind, option.name)}).")
+        return words[0].lower() == "true" if words else not negated
+    if not words:
+        raise ConfigError(f"--{option.name} needs a value ({type_text(option.kind)}).")
+    text = " ".join(words)
+    if isinstance(option.default, dict):
+        value = plain(text)
+        if not isinstance(value, dict):
+            ways = f"a JSON object, or keys one by one: --{option.name}.KEY VALUE"
+            raise ConfigError(f"--{option.name} is {text!r}; expected {ways}.")
+        return value
     if is_sequence(option.kind):
-        values = [arg for value in values for arg in value.strip("()[]").split(",") if arg]
-    elif len(values) > 1:
-        raise ConfigError(f"--{option.name} takes one value, got {' '.join(values)!r}; options begin with --.")
-    kinds = alternatives(option.kind)
-    if float in (typing.get_args(option.kind) if is_sequence(option.kind) else kinds):
-        for value in values:
-            if value.lower().lstrip("+-") == "nan":  # a number to float(), but to no option
-                raise ConfigError(_unreadable(option, value))
-    return [f"--{option.name}", *(_spelled(value, kinds) for value in values)]
+        return _sequence(option.kind, words)
+    if len(words) > 1:
+        raise ConfigError(f"--{option.name} takes one value, got {text!r}; options begin with --.")
+    return read(option.kind, text)
 
 
-def _spelled(text: str, kinds: tuple[Any, ...]) -> str:
-    """Write none as None, 1e6 and 100_000 as whole numbers; keep everything else."""
-    if type(None) in kinds and text.lower() == "none":
-        return "None"
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return str(int(number)) if int in kinds and number.is_integer() else text
+def _sequence(kind: Any, words: list[str]) -> Any:
+    """Return the members of a list: JSON in brackets, or texts between commas or spaces."""
+    member, text = typing.get_args(kind)[0], " ".join(words)
+    if text.startswith("["):
+        value = plain(text)
+        if isinstance(value, list):
+            return tuple(value)
+        if member is Any:
+            return text
+    members = [part.strip() for word in words for part in word.strip("()[]").split(",")]
+    return tuple(part if member is Any else read(member, part) for part in members if part)
 
 
-# its help is not shown: reading comments for it would double the parsing time
-TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
-
-
-def _tyro(args: list[tuple[Option, list[str]]], default: Experiment, run: Any) -> CommandLine:
-    """Build the values that the arguments give with tyro; after a failure find the option that it could not read."""
-    typed, of_run = _typed(default), {f.name for f in dataclasses.fields(run)}
-    holders = {name: run if name in of_run else typed for name in (_path(option.name)[0] for option, _ in args)}
-    classes: dict[str, type] = {name: type(holder) for name, holder in holders.items()}
-    kinds = {name: type_hints(cls, include_extras=True)[name] for name, cls in classes.items()}
-    before = dataclasses.make_dataclass("Given", kinds.items())(*(getattr(h, name) for name, h in holders.items()))
-
-    def read(some: list[tuple[Option, list[str]]]) -> Any:
-        arguments = [arg for _, option in some for arg in option]
-        with contextlib.redirect_stderr(io.StringIO()):  # replaced by our one-sentence message
-            return tyro.cli(type(before), args=arguments, default=before, config=TYRO, console_outputs=False)
-
-    try:
-        given = vars(read(args)) if args else {}
-    except SystemExit:
-        for option, spelled in args:
+def read(kind: Any, text: str) -> Any:
+    """Return the value of a type that a text stands for; the text itself: none."""
+    for each in alternatives(kind):
+        if each is type(None) and text.lower() == "none":
+            return None
+        if typing.get_origin(each) is typing.Literal and text in typing.get_args(each):
+            return text
+        if each is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if each in (int, float):
             try:
-                read([(option, spelled)])
-            except ConfigError:
-                continue  # it was read, and needs the others
-            except SystemExit:
-                raise ConfigError(_unreadable(option, " ".join(spelled[1:]))) from None
-        raise ConfigError(f"these options cannot be read together: {[o.name for o, _ in args]}.") from None
-    if isinstance(policies := given.get("policies"), _NamedPolicies):
-        given["policies"] = policies.plain()
-    run = dataclasses.replace(run, **{n: value for n, value in given.items() if n in of_run})
-    changes = {n: value for n, value in given.items() if n not in of_run}
-    names = {option.name for option, _ in args} | (numbers.ALL if getattr(run, "resume", None) is not None else set())
-    experiment, line = numbers.followed(default, changes, names)
-    return CommandLine(experiment, run, followed=line)
+                number = float(text)
+                if each is float:
+                    return number
+                return int(number) if number.is_integer() else number
+            except (ValueError, OverflowError):
+                continue
+        if is_sequence(each) and "," in text:
+            return _sequence(each, [text])
+        if isinstance(each, type) and issubclass(each, enum.Enum) and text in each.__members__:
+            return each[text]
+        if isinstance(each, type) and issubclass(each, Path):
+            return each(text)
+    return text
 
 
-class _NamedPolicies(Mapping[str, PolicyConfig]):
-    """The policies of an experiment as fields of a dataclass, for tyro, and as a mapping."""
-
-    def __getitem__(self, name: str) -> PolicyConfig:
-        return getattr(self, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (f.name for f in dataclasses.fields(self))  # type: ignore[arg-type]
-
-    def __len__(self) -> int:
-        return len(dataclasses.fields(self))  # type: ignore[arg-type]
-
-    @classmethod
-    def of(cls, policies: Mapping[str, PolicyConfig]) -> Any:
-        """Return policies with their agents' own types."""
-        values = {name: _agent_typed(PolicyConfig, policy)(**vars(policy)) for name, policy in policies.items()}
-        members = [(name, type(value), dataclasses.field(default=value)) for name, value in values.items()]
-        return dataclasses.make_dataclass("Policies", members, bases=(cls,), frozen=True)()
-
-    def plain(self) -> dict[str, PolicyConfig]:
-        """Return them as a plain dict, as in an experiment."""
-        names = [f.name for f in dataclasses.fields(PolicyConfig)]
-        return {policy: PolicyConfig(**{n: getattr(value, n) for n in names}) for policy, value in self.items()}
+class _Part(dict[str, Any]):
+    """New values of some fields of a config; those of its own parts are again such dicts."""
 
 
-def _agent_typed(cls: type, value: Any) -> type:
-    """Return a config's class with its agent's own type, so that tyro sees the algorithm's options."""
-    # A factory, since dataclasses refuse a default that is not frozen.
-    agent = ("agent", type(value.agent), dataclasses.field(default_factory=lambda: value.agent))
-    return dataclasses.make_dataclass(f"Typed{cls.__name__}", [agent], bases=(cls,), frozen=True)
+def _by_part(values: dict[str, Any], options: dict[str, Option]) -> _Part:
+    """Return the values of options as those of fields.
+
+    Raises:
+      ConfigError: a replay is left out, and one of its settings is given.
+    """
+    changes = _Part()
+    for name in sorted(values):  # a part is before its fields
+        *parts, field = name.replace("-", "_").split(".")
+        into = changes
+        for part in parts:
+            inner = into.setdefault(part, _Part())
+            if inner is None:
+                whole = name.rpartition(".")[0]
+                raise ConfigError(f"--{whole} none leaves no replay for --{whole}.NAME; leave one of them out.")
+            into[part] = inner if isinstance(inner, _Part) else _Part()  # auto, of which a setting changes
+            into = into[part]
+        into[field] = values[name]
+    return changes
 
 
-def _typed(default: Experiment) -> Any:
-    """Return an experiment whose class has its agents' own types."""
-    fields = {f.name: getattr(default, f.name) for f in dataclasses.fields(Experiment)}
-    cls = _agent_typed(Experiment, default)
-    if default.policies:
-        fields["policies"] = _NamedPolicies.of(default.policies)
-        policies = ("policies", type(fields["policies"]), dataclasses.field(default=fields["policies"]))
-        cls = dataclasses.make_dataclass("TypedExperiment", [policies], bases=(cls,), frozen=True)
-    return cls(**fields)
+def _changed(config: Any, changes: dict[str, Any], texts: Mapping[str, str], name: str = "") -> Any:
+    """Return a config with changes; errors about a value name its option. name: of the config, with a dot at its end."""
+    new = _made(config, changes, texts, name)
+    if isinstance(config, Mapping):
+        return {**config, **new}
+    cls: Any = type(config)
+    try:
+        for field, value in new.items():  # a user's own class may have no checks
+            check_value(cls, field, value, type_hints(cls)[field])
+        return dataclasses.replace(config, **new) if new else config
+    except InvalidValue as error:
+        raise _respelled(error, cls, name, texts) from error
 
 
-def _unreadable(option: Option, text: str) -> str:
-    choices = [
-        choice
-        for kind in alternatives(option.kind)
-        if typing.get_origin(kind) is typing.Literal
-        for choice in typing.get_args(kind)
-    ]
-    if option.name == "placement" and text == "fused":
-        return "--placement fused (environment and agent in one compiled program) is not available yet; use serial or inline."
-    near = difflib.get_close_matches(text, [str(c) for c in choices], n=1, cutoff=0.3)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    return f"--{option.name} is {text!r}, expected {type_text(option.kind, option.name)}{hint}"
+def _made(config: Any, changes: dict[str, Any], texts: Mapping[str, str], name: str = "") -> dict[str, Any]:
+    """Return new values of a config's fields, each part made from its own changes."""
+    made = dict(changes)
+    for field, inner in changes.items():
+        if isinstance(inner, _Part):
+            old = config[field] if isinstance(config, Mapping) else getattr(config, field)
+            old = config.buffer if isinstance(old, str) and old == AUTO else old
+            made[field] = _changed(old, inner, texts, f"{name}{field.replace('_', '-')}.")
+    return made
 
 
-def _path(name: str) -> list[str]:
-    return name.replace("-", "_").split(".")
-
-
-def _at(value: Any, path: list[str]) -> Any:
-    """Return the field of a config at `path`."""
-    return functools.reduce(_member, path, value)
-
-
-def _member(value: Any, name: str) -> Any:
-    return value[name] if isinstance(value, Mapping) else getattr(value, name)
-
-
-def _with(value: Any, path: list[str], new: Any) -> Any:
-    """Return a config with `new` as its field at `path`."""
-    changed = new if len(path) == 1 else _with(_member(value, path[0]), path[1:], new)
-    if isinstance(value, Mapping):
-        return {**value, path[0]: changed}
-    return dataclasses.replace(value, **{path[0]: changed})
+def _respelled(error: InvalidValue, owner: type, name: str, texts: Mapping[str, str]) -> ConfigError:
+    """Return the error about a field of a config as one about its option, and as it was given."""
+    option = name + error.field.replace("_", "-")
+    if error.owner is not owner or option not in texts:
+        return error
+    text = texts[option]
+    try:
+        float(text)
+        shown = text if "nan" not in text.lower() else repr(text)
+    except ValueError:
+        shown = repr(text)
+    return ConfigError(f"--{option} is {shown}; {error.wanted}")
 
 
 def spelled(experiment: Experiment, default: Experiment) -> list[str]:

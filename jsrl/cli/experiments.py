@@ -17,6 +17,7 @@ import jsrl
 import jsrl.configs
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
+from jsrl.fields import InvalidValue
 
 FOLDER = "configs"  # of the working directory: one file per experiment, each with a function `config() -> Experiment`
 TAKE_A_NAME = (
@@ -83,7 +84,7 @@ def _one_sentence(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # any error of the file's own code: it is shown, and chained
-        if isinstance(error, JsrlError) and type(error) is not ConfigError:
+        if isinstance(error, JsrlError) and type(error) not in (ConfigError, InvalidValue):
             raise
         raise ConfigError(f"{_place(error, path)}: {_reason(error)}") from error
 

@@ -16,8 +16,7 @@ from typing import Any
 from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.follow import follow_group, follow_run, moment
 from jsrl.cli.slurm_jobs import state_of, waiting_job
-from jsrl.counted import counted
-from jsrl.errors import ConfigError, JsrlError
+from jsrl.errors import ConfigError, JsrlError, counted
 from jsrl.launch.result import INTENDED, is_intended, missing, score_lines
 from jsrl.metrics.display_state import DisplayState, clock, percent, short
 from jsrl.report.comparison import text_table

@@ -6,119 +6,90 @@ import dataclasses
 import functools
 import math
 import re
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import IN_PYTHON, suggesting
+from jsrl.field_names import suggesting
+from jsrl.fields import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, option
 from jsrl.references.importing import importable_target
 
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
 # an id that a module registers, as gymnasium.make takes it
 _WITH_MODULE = re.compile(r"(?P<module>(?!envpool:)[\w.]+):(?P<id>(?:[\w.:-]+/)?[\w.:-]+-v\d+)")
-ON_FAULT = ("auto", "stop", "restart-env", "restart-actor")
 
 
 @suggesting
 @dataclass(frozen=True)
 class AtariConfig:
-    """Preprocessing of Atari games (ids `ALE/...`), as in ale-py's C++ vector environment.
+    """Preprocessing of Atari games (ids `ALE/...`), as in ale-py's C++ vector environment."""
 
-    Attributes:
-      frame_skip: game frames per env step. stack: frames per observation.
-      repeat_action_probability: chance per game frame that the console repeats the last action (sticky actions).
-      full_action_space: all 18 actions instead of the game's own few.
-      episodic_life: a lost life ends an episode for the learner (discount 0) while the game continues; `Episode` still
-        reports whole games.
-      noop_max: upper limit of no-ops at a game's start. fire_reset: press FIRE at a start where the game has it.
-      max_frames: game frames after which a game is truncated (108,000 are 30 minutes).
-      screen_size: height and width of an observation in pixels.
-      num_threads: C++ threads of one vector.
-    """
-
-    frame_skip: int = 4
-    stack: int = 4
-    repeat_action_probability: float = 0.0
-    full_action_space: bool = field(default=False, metadata=IN_PYTHON)
-    episodic_life: bool = False
-    noop_max: int = field(default=30, metadata=IN_PYTHON)
-    fire_reset: bool = field(default=True, metadata=IN_PYTHON)
-    max_frames: int = field(default=108_000, metadata=IN_PYTHON)
-    screen_size: int = field(default=84, metadata=IN_PYTHON)
-    num_threads: int = field(default=1, metadata=IN_PYTHON)
-
-    def __post_init__(self) -> None:
-        for name in ("frame_skip", "stack", "max_frames", "screen_size", "num_threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"atari.{name} is {getattr(self, name)}; give at least 1")
-        if self.noop_max < 0:
-            raise ConfigError(f"atari.noop_max is {self.noop_max}; give 0 (no no-ops) or more")
-        if not 0.0 <= self.repeat_action_probability < 1.0:
-            raise ConfigError(
-                f"atari.repeat_action_probability is {self.repeat_action_probability}; give a number from 0 "
-                "(every action counts) to below 1, 0.25 for the usual sticky actions"
-            )
+    # fmt: off
+    frame_skip: PositiveInt = option(4, "game frames per env step.")
+    stack: PositiveInt = option(4, "frames per observation.")
+    repeat_action_probability: Annotated[float, Range(ge=0, lt=1)] = option(0.0,
+        "chance per game frame that the console repeats the last action (sticky actions).")
+    full_action_space: bool = option(False, "all 18 actions instead of the game's own few.", in_python=True)
+    episodic_life: bool = option(False, "a lost life ends an episode for the learner (discount 0) while the game "
+        "continues; `Episode` still reports whole games.")
+    noop_max: NonNegativeInt = option(30, "upper limit of no-ops at a game's start.", in_python=True)
+    fire_reset: bool = option(True, "press FIRE at a start where the game has it.", in_python=True)
+    max_frames: PositiveInt = option(108_000, "game frames after which a game is truncated (108,000 are 30 "
+        "minutes).", in_python=True)
+    screen_size: PositiveInt = option(84, "height and width of an observation in pixels.", in_python=True)
+    num_threads: PositiveInt = option(1, "C++ threads of one vector.", in_python=True)
+    # fmt: on
 
 
 @suggesting
 @dataclass(frozen=True)
 class EnvConfig:
-    """An environment and its options.
+    """An environment and its options."""
 
-    Attributes:
-      id: a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, `probe:memory`, one with
-        several agents (`particle:`, `matrix:`, `foraging:`, `hide_and_seek:`, `pettingzoo:`, `lbf:`, `openspiel:`; see
-        docs/environments.md), `module:ID` if the module registers the id, your own `module:factory`, or in Python the class
-        or function itself. A factory is called with `kwargs` and returns a gymnasium.Env; one with a parameter `num_envs`
-        returns a gymnasium or jsrl vector environment. It also gets `seed`, `group` and `groups` (of seats) if it has such
-        parameters.
-      kwargs: keyword arguments of the environment.
-      wrappers: Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": "module:Class", "kwargs": {...}}.
-      reward_scale, reward_clip: agents learn from clip(raw * scale, -clip, clip); the learner computes it, so that rows,
-        recordings and returns of episodes are raw.
-      episode_metrics: keys of the environment's `info` to aggregate per episode: `key` (its last value) or `key:sum`,
-        `key:mean`, `key:min`, `key:max`.
-      max_episode_steps: env steps after which an episode is truncated; None leaves the environment's own limit. Both count
-        steps inside the wrappers: with one that repeats each action k times, an episode has 1/k as many env steps. To count
-        the agent's steps, put `gymnasium.wrappers:TimeLimit` last among the wrappers.
-      action_transform: how unclipped actions are mapped to a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh);
-        see jsrl.extend.Continuous. `auto`: `rescale` where all bounds are finite, else `clip`.
-      backend: `auto` takes the fastest that works; `native` uses the environment's own vector entry point, `sync` a loop over
-        single environments, `envpool` EnvPool.
-      tasks: one of them is drawn for each episode, as options of its `reset`: a dict unchanged, another JSON value
-        under `task`.
-      task_weights: weights of the draw; none: equal.
-      reseed_episodes: seed every reset by (seed, slot, episode) instead of only the first one (`sync` only).
-      on_fault: what to do when an environment of an actor raises, returns NaN or a value outside its space, hangs, or ends its
-        process. `auto` ends the actor, and `restart` says whether it is replaced; `stop` ends the run; `restart-env` rebuilds
-        the environment and cuts its episode (if it hangs or ends the process: as `auto`); `restart-actor` replaces the actor.
-      fault_limit: maximum environments that `restart-env` rebuilds in each group, and times that `restart-actor` replaces
-        each actor.
-      fault_window_s: seconds after which a rebuilt environment no longer counts (actors: supervision.window_s).
-      atari: options of `ALE/...` ids.
-    """
-
-    id: str = "CartPole-v1"
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    wrappers: tuple[Any, ...] = ()
-    reward_scale: float = 1.0
-    reward_clip: float | None = None
-    episode_metrics: tuple[str, ...] = ()
-    max_episode_steps: int | None = None
-    action_transform: Literal["auto", "clip", "rescale", "squash"] = "auto"
-    backend: Literal["auto", "sync", "native", "envpool"] = "auto"
-    tasks: tuple[Any, ...] = ()
-    task_weights: tuple[float, ...] = ()
-    reseed_episodes: bool = field(default=False, metadata=IN_PYTHON)
-    on_fault: Literal["auto", "stop", "restart-env", "restart-actor"] = "auto"
-    fault_limit: int = 10
-    fault_window_s: float = field(default=600.0, metadata=IN_PYTHON)
-    atari: AtariConfig = AtariConfig()
+    # fmt: off
+    id: str = option("CartPole-v1", "a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, "
+        "`probe:memory`, one with several agents (`particle:`, `matrix:`, `foraging:`, `hide_and_seek:`, "
+        "`pettingzoo:`, `lbf:`, `openspiel:`; see docs/environments.md), `module:ID` if the module registers the id, "
+        "your own `module:factory`, or in Python the class or function itself. A factory is called with `kwargs` and "
+        "returns a gymnasium.Env; one with a parameter `num_envs` returns a gymnasium or jsrl vector environment. It "
+        "also gets `seed`, `group` and `groups` (of seats) if it has such parameters.")
+    kwargs: dict[str, Any] = option(help="keyword arguments of the environment.", factory=dict)
+    wrappers: tuple[Any, ...] = option((), 'Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": '
+        '"module:Class", "kwargs": {...}}.')
+    reward_scale: FiniteFloat = option(1.0, "agents learn from clip(raw * scale, -clip, clip); the learner computes "
+        "it, so that rows, recordings and returns of episodes are raw.")
+    reward_clip: PositiveFloat | None = option(None, "agents learn from clip(raw * scale, -clip, clip); the learner "
+        "computes it, so that rows, recordings and returns of episodes are raw.")
+    episode_metrics: tuple[str, ...] = option((), "keys of the environment's `info` to aggregate per episode: `key` "
+        "(its last value) or `key:sum`, `key:mean`, `key:min`, `key:max`.")
+    max_episode_steps: PositiveInt | None = option(None, "env steps after which an episode is truncated; None leaves "
+        "the environment's own limit. Both count steps inside the wrappers: with one that repeats each action k times, "
+        "an episode has 1/k as many env steps. To count the agent's steps, put `gymnasium.wrappers:TimeLimit` last "
+        "among the wrappers.")
+    action_transform: Literal["auto", "clip", "rescale", "squash"] = option("auto",
+        "how unclipped actions are mapped to a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh); see "
+        "jsrl.extend.Continuous. `auto`: `rescale` where all bounds are finite, else `clip`.")
+    backend: Literal["auto", "sync", "native", "envpool"] = option("auto", "`auto` takes the fastest that works; "
+        "`native` uses the environment's own vector entry point, `sync` a loop over single environments, `envpool` "
+        "EnvPool.")
+    tasks: tuple[Any, ...] = option((), "one of them is drawn for each episode, as options of its `reset`: a dict "
+        "unchanged, another JSON value under `task`.")
+    task_weights: tuple[float, ...] = option((), "weights of the draw; none: equal.")
+    reseed_episodes: bool = option(False, "seed every reset by (seed, slot, episode) instead of only the first one "
+        "(`sync` only).", in_python=True)
+    on_fault: Literal["auto", "stop", "restart-env", "restart-actor"] = option("auto",
+        "what to do when an environment of an actor raises, returns NaN or a value outside its space, hangs, or ends "
+        "its process. `auto` ends the actor, and `restart` says whether it is replaced; `stop` ends the run; "
+        "`restart-env` rebuilds the environment and cuts its episode (if it hangs or ends the process: as `auto`); "
+        "`restart-actor` replaces the actor.")
+    fault_limit: PositiveInt = option(10, "maximum environments that `restart-env` rebuilds in each group, and times "
+        "that `restart-actor` replaces each actor.")
+    fault_window_s: PositiveFloat = option(600.0, "seconds after which a rebuilt environment no longer counts (actors: "
+        "supervision.window_s).", in_python=True)
+    atari: AtariConfig = option(AtariConfig(), "options of `ALE/...` ids.")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name in ("wrappers", "episode_metrics"):
-            if isinstance(text := getattr(self, name), str):
-                raise ConfigError(f"{name} is {text!r}, a text; give a tuple: {name}=({text!r},)")
         if isinstance(self.id, functools.partial) and not self.id.args:
             object.__setattr__(self, "kwargs", {**self.id.keywords, **self.kwargs})
             object.__setattr__(self, "id", self.id.func)
@@ -132,20 +103,6 @@ class EnvConfig:
                 f"the environment's id is a {type(self.id).__name__} object; give an id, or the class or function that makes "
                 "the environment, and its arguments as kwargs: EnvConfig(MyEnv, kwargs={...})"
             )
-        if self.backend not in ("auto", "sync", "native", "envpool"):
-            raise ConfigError(f"backend {self.backend!r} is unknown; choose auto, sync, native or envpool")
-        if self.on_fault not in ON_FAULT:
-            raise ConfigError(f"on_fault {self.on_fault!r} is unknown; choose {', '.join(ON_FAULT)}")
-        if self.fault_limit < 1:
-            raise ConfigError(f"fault_limit is {self.fault_limit}; it must be at least 1")
-        if not self.fault_window_s > 0:
-            raise ConfigError(f"fault_window_s is {self.fault_window_s}; it must be above 0")
-        if not math.isfinite(self.reward_scale):
-            raise ConfigError(f"reward_scale is {self.reward_scale}; give a finite number")
-        if self.reward_clip is not None and not self.reward_clip > 0:
-            raise ConfigError(f"reward_clip is {self.reward_clip}; give a positive number, or None for no clipping")
-        if self.max_episode_steps is not None and self.max_episode_steps < 1:
-            raise ConfigError(f"max_episode_steps is {self.max_episode_steps}; give at least 1, or None")
         self._check_tasks()
         for metric in self.episode_metrics:
             split_metric(metric)

@@ -1,28 +1,18 @@
-"""Checks of an experiment; messages give the nearest valid values."""
+"""Rules across the fields of an experiment; messages give the nearest valid values. Ranges are at the fields."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import functools
 import ipaddress
-import math
-import numbers
 import re
-import types
-import typing
 from typing import TYPE_CHECKING
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError, NumbersDisagree, nearest_divisors, nearest_multiples
-from jsrl.experiment.policies import check_policies, check_seed
+from jsrl.errors import ConfigError, NumbersDisagree, counted, nearest_divisors, nearest_multiples
+from jsrl.experiment.policies import check_policies
 from jsrl.experiment.settings import AUTO, ReplayConfig, learns_from
 from jsrl.types import EITHER, FRESH, REPLAY
 
 if TYPE_CHECKING:
     from jsrl.experiment import Experiment
-
-PARTS = "jsrl.experiment.settings"  # the module with the parts of an experiment
 
 
 def check(experiment: Experiment) -> None:
@@ -32,7 +22,8 @@ def check(experiment: Experiment) -> None:
       ConfigError: the message gives the option, its value, and the nearest valid values.
     """
     e = experiment
-    _check_types(e)
+    if isinstance(e.agent, type):
+        raise ConfigError(f"agent is the class {e.agent.__name__}; make an instance: agent={e.agent.__name__}(...).")
     if hasattr(e.agent, "initial_core"):
         raise ConfigError(
             "agent is an Agent, whose functions no other process can be given; give what makes it there: "
@@ -46,14 +37,6 @@ def check(experiment: Experiment) -> None:
         )
     check_policies(e.policies, e.agent, e.seed)
     _check_learns_from(e)
-    _check_choices(e)
-    _check_positive(e)
-    check_seed("seed", e.seed)
-    check_supervision(e)
-    if e.max_minutes is not None and not e.max_minutes > 0:
-        raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")
-    if e.stop_at_return is not None and math.isnan(e.stop_at_return):
-        raise ConfigError("stop_at_return is nan; give a number, or None for no goal.")
     if e.stop_at_return is not None and not e.evaluator.enabled:
         raise ConfigError(
             f"stop_at_return={e.stop_at_return} is decided by the evaluator, which is off; set evaluator.enabled."
@@ -72,76 +55,8 @@ def check(experiment: Experiment) -> None:
             f"recording={e.recording!r} trains on recorded trajectories, without actors; {other} is for a run that has some. "
             "Leave one of them out (`jsrl run bc --recording DIR` has no replay)."
         )
-    _check_video(e)
     _check_bind(e)
     _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
-
-
-def _check_types(e: Experiment) -> None:
-    """Refuse parts of another type, and text in place of a number: the command line converts its values by itself."""
-    if isinstance(e.agent, type):
-        raise ConfigError(f"agent is the class {e.agent.__name__}; make an instance: agent={e.agent.__name__}(...).")
-    cls: type = type(e)
-    for name, kinds in _kinds(cls).items():
-        value = getattr(e, name)
-        part = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
-        choices = (*_choices(cls).get(name, ()), *([None] if type(None) in kinds else []))
-        if isinstance(part, type) and not isinstance(value, part) and value not in choices:
-            given = f"({value!r})" if part.__name__ == "EnvConfig" and isinstance(value, str) else "(...)"
-            given = "(enabled=False)" if not value and hasattr(part, "enabled") else given
-            raise ConfigError(f"{name} is {value!r}; expected {name}={part.__name__}{given}.")
-        if not isinstance(value, numbers.Real | None) and {int, float} & set(kinds) and value not in choices:
-            what = "text" if isinstance(value, str) else type(value).__name__
-            raise ConfigError(
-                f"{name} is {value!r}, a {what}; expected {' or '.join(['a number', *filter(None, choices)])}."
-            )
-        if isinstance(value, float) and not value.is_integer() and int in kinds and float not in kinds:
-            raise ConfigError(f"{name} is {value}; expected a whole number.")
-
-
-def whole_numbers(e: Experiment) -> dict[str, int]:
-    """Return the fields of whole numbers that hold another type, such as 1e6 or an integer of NumPy, as ints."""
-
-    def is_whole(value: object) -> bool:
-        return isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
-
-    cls: type = type(e)
-    whole = [name for name, kinds in _kinds(cls).items() if int in kinds and float not in kinds]
-    values = {name: getattr(e, name) for name in whole}
-    return {name: int(value) for name, value in values.items() if not isinstance(value, int) and is_whole(value)}
-
-
-@functools.lru_cache(64)
-def _kinds(cls: type) -> dict[str, tuple[object, ...]]:
-    """Return the types that each field of a config may have."""
-    unions = (typing.Union, types.UnionType)
-    return {
-        name: typing.get_args(kind) if typing.get_origin(kind) in unions else (kind,)
-        for name, kind in typing.get_type_hints(cls).items()
-    }
-
-
-def _check_choices(e: Experiment) -> None:
-    """Refuse names that an option does not have, in the experiment and its parts: the command line checks them by itself."""
-    parts = {f"{name}.": part for name, part in vars(e).items() if type(part).__module__ == PARTS}
-    for prefix, part in {"": e, **parts}.items():
-        cls: type = type(part)
-        for name, choices in _choices(cls).items():
-            value = getattr(part, name)
-            if isinstance(value, str) and value not in choices:
-                near = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
-                hint = f"did you mean {near[0]}?" if near else f"use {' or '.join(choices)}."
-                raise ConfigError(f"{prefix}{name} is {value!r}; {hint}")
-
-
-@functools.lru_cache(64)
-def _choices(cls: type) -> dict[str, tuple[str, ...]]:
-    """Return the names that each field of a config may have, if these are fixed."""
-    found = {}
-    for name, kinds in _kinds(cls).items():
-        if literal := next((each for each in kinds if typing.get_origin(each) is typing.Literal), None):
-            found[name] = typing.get_args(literal)
-    return found
 
 
 def _check_groups(e: Experiment) -> None:
@@ -196,54 +111,6 @@ def _check_learns_from(e: Experiment) -> None:
             )
 
 
-def _check_positive(e: Experiment) -> None:
-    positive = {
-        "total_env_steps": e.total_env_steps,
-        "num_envs": e.envs,
-        "rollout_length": e.rollout_length,
-        "num_actors": 1 if e.num_actors == "auto" else e.num_actors,
-        "batch_envs": e.batch_columns,
-        "num_inference_servers": e.num_inference_servers,
-        "learner.reuse": e.learner.reuse,
-        "learner.num_ranks": e.learner.num_ranks,
-        "actor.blocks_per_group": e.actor.blocks_per_group,
-        "record_limit_mb": e.record_limit_mb,
-        "evaluator.num_envs": e.evaluator.num_envs,
-        "evaluator.episodes": e.evaluator.episodes,
-        "evaluator.max_steps": e.evaluator.max_steps,
-        "video.episodes": e.video.episodes,
-        "snapshots.keep": e.snapshots.keep,
-        "video.keep_newest": e.video.keep_newest,
-        "evaluator.period_env_steps": e.evaluator.period_env_steps,
-        "video.period_env_steps": e.video.period_env_steps,
-        "inference.max_rows": e.inference.max_rows,
-        "inference.threads": e.inference.threads,
-        "learner.threads": e.learner.threads,
-    }
-    for name, value in positive.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1.")
-    not_negative = {
-        "evaluator.sampled_episodes": e.evaluator.sampled_episodes,
-        "evaluator.final_episodes": e.evaluator.final_episodes,
-        "inference.max_wait_s": e.inference.max_wait_s,
-        "inference.frozen_mb": e.inference.frozen_mb,
-        "snapshots.period_s": e.snapshots.period_s,
-        "snapshots.journal_mb": e.snapshots.journal_mb,
-    }
-    for name, number in not_negative.items():
-        if not number >= 0:
-            raise ConfigError(f"{name} is {number}; it must be 0 or more.")
-    if math.isinf(e.inference.max_wait_s):
-        raise ConfigError("inference.max_wait_s is infinite, so servers would never answer; give a number of seconds.")
-    if not e.actor.step_deadline_s > 0:
-        raise ConfigError(f"actor.step_deadline_s is {e.actor.step_deadline_s}; it must be above 0.")
-    if not 0 < e.learner.memory_share <= 1:
-        raise ConfigError(f"learner.memory_share is {e.learner.memory_share}; it must be above 0 and at most 1.")
-    if e.groups < 1:
-        raise ConfigError(f"num_groups is {e.groups}; it must be at least 1.")
-
-
 def split_bind(bind: str) -> tuple[str, int | None]:
     """Return the IP address and the first port of an option `bind`; port None: any free ports.
 
@@ -277,17 +144,6 @@ def _check_bind(e: Experiment) -> None:
             f"{given} is for streams over ZeroMQ, but the transport is {e.transport}, which never leaves this host; "
             f"add --transport zeromq."
         )
-
-
-def _check_video(e: Experiment) -> None:
-    fps, seconds = e.video.fps, e.video.max_seconds
-    if not seconds > 0:
-        raise ConfigError(f"video.max_seconds is {seconds}; it must be above 0.")
-    if fps is not None and not 0 < fps < math.inf:
-        raise ConfigError(f"video.fps is {fps}; it must be above 0 and finite.")
-    for name, niceness in (("video", e.video.niceness), ("evaluator", e.evaluator.niceness)):
-        if not 0 <= niceness <= 19:
-            raise ConfigError(f"{name}.niceness is {niceness}; it must be from 0 to 19.")
 
 
 def _check_against(e: Experiment) -> None:
@@ -332,15 +188,11 @@ def _check_director(e: Experiment) -> None:
 def _check_devices_and_lag(e: Experiment) -> None:
     devices = e.learner.num_devices if e.learner.split == "none" else None
     columns, each = e.batch_columns // e.learner.num_ranks, " of each rank" if e.learner.num_ranks > 1 else ""
-    if devices is not None and (devices < 1 or columns % devices):
+    if devices is not None and columns % devices:
         raise NumbersDisagree(
             f"a batch of {columns} environments{each} cannot be split over learner.num_devices={devices}; use "
-            f"{nearest_divisors(columns, max(1, devices))} devices, or a batch that is a multiple."
+            f"{nearest_divisors(columns, devices)} devices, or a batch that is a multiple."
         )
-    if not re.fullmatch(r"auto|cpu|gpu:\d+", e.inference.device):
-        raise ConfigError(f"inference.device is {e.inference.device!r}; use auto, cpu, or an index such as gpu:1.")
-    if e.max_policy_lag is not None and e.max_policy_lag < 0:
-        raise ConfigError(f"max_policy_lag is {e.max_policy_lag}; use 0 (synchronous), a positive number, or None.")
     if e.order == "by_group" and e.batch_columns != e.envs:
         raise NumbersDisagree(
             f"learner.order=by_group takes one trajectory of every group, but batch_envs={e.batch_columns} is not "
@@ -368,8 +220,6 @@ def _check_devices_and_lag(e: Experiment) -> None:
 
 
 def _check_split(e: Experiment) -> None:
-    if e.learner.split_lead < 0:
-        raise ConfigError(f"learner.split_lead is {e.learner.split_lead}; use 0 (taking turns) or more.")
     if e.learner.split == "none":
         return
     if e.learner.num_devices not in (None, 2):
@@ -415,37 +265,11 @@ def _check_ranks(e: Experiment) -> None:
 
 
 def _check_replay(e: Experiment, r: ReplayConfig) -> None:
-    at_least_one = {
-        "capacity": r.capacity,
-        "batch_size": r.batch_size,
-        "window": r.window,
-        "min_size": r.min_size,
-        "num_replays": r.num_replays,
-        "threads": r.threads,
-        "updates_per_call": 1 if r.updates_per_call is None else r.updates_per_call,
-    }
-    for name, value in at_least_one.items():
-        if value < 1:
-            raise ConfigError(f"replay.{name} is {value}; it must be at least 1.")
     if (burn_in := getattr(e.agent, "burn_in", 0)) >= r.window:
         raise ConfigError(
             f"replay.window is {r.window}, which leaves no row to learn from after agent.burn_in={burn_in}; make the window "
             "longer, or burn_in smaller."
         )
-    if r.samples_per_insert is not None and not 0 < r.samples_per_insert < math.inf:
-        raise ConfigError(
-            f"replay.samples_per_insert is {r.samples_per_insert}; it must be above 0 and finite (batch_size x updates per "
-            "env step), or None for free-running."
-        )
-    for name, share in {"alpha": r.alpha, "beta": r.beta, "beta_end": r.beta_end}.items():
-        if not 0.0 <= share <= 1.0:
-            raise ConfigError(f"replay.{name} is {share}; it must lie between 0 and 1.")
-    if not 0 <= r.epsilon < math.inf or not r.tolerance > 0:
-        raise ConfigError(
-            f"replay.epsilon is {r.epsilon} and replay.tolerance {r.tolerance}; use 0 or more, and above 0."
-        )
-    if r.min_size > r.capacity:
-        raise ConfigError(f"replay.min_size is {r.min_size}; use at most replay.capacity, {r.capacity}, or raise that.")
     if e.learner.reuse > 1:
         raise ConfigError(f"learner.reuse is {e.learner.reuse}; with replay use replay.updates_per_call instead.")
     devices = (e.learner.num_devices or 1) if e.learner.split == "none" else 1
@@ -479,24 +303,3 @@ def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:
                 f"replay.updates_per_call={r.updates_per_call}, but samples_per_insert={r.samples_per_insert:g} asks for "
                 f"{asked:g} updates per batch of {e.rows_per_update} env steps; leave one of them out."
             )
-
-
-def check_supervision(e: Experiment) -> None:
-    """Refuse invalid deadlines and restart budgets.
-
-    Raises:
-      ConfigError: one is negative, or not a number of seconds.
-    """
-    for name, seconds in dataclasses.asdict(e.deadlines).items():
-        if not seconds > 0:
-            raise ConfigError(f"deadlines.{name} is {seconds}; it must be a number of seconds above 0.")
-        if name in ("hooks_s", "sinks_s") and math.isinf(seconds):
-            raise ConfigError(f"deadlines.{name} is infinite, so a run might never end; give a number of seconds.")
-    if e.restart < 0:
-        raise ConfigError(f"restart is {e.restart}; it must be 0 (the first death ends the run) or more.")
-    limits = dataclasses.asdict(e.supervision)
-    for name, value in (limits | {f"restarts.{kind}": n for kind, n in limits.pop("restarts").items()}).items():
-        if not isinstance(value, int | float) or not value >= 0:
-            raise ConfigError(f"supervision.{name} is {value}; it must be 0 or more.")
-    if not e.supervision.window_s > 0:
-        raise ConfigError(f"supervision.window_s is {e.supervision.window_s}; it must be above 0.")

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment.checks import check, leaves_host, split_bind, whole_numbers
+from jsrl.experiment.checks import check, leaves_host, split_bind
 from jsrl.experiment.numbers import fitting_envs
-from jsrl.experiment.policies import PolicyConfig
+from jsrl.experiment.policies import PolicyConfig, Seed
 from jsrl.experiment.settings import (
     AUTO,
     ActorConfig,
@@ -32,7 +32,8 @@ from jsrl.experiment.settings import (
     VideoConfig,
     decided_replay,
 )
-from jsrl.field_names import IN_PYTHON, suggesting
+from jsrl.field_names import suggesting
+from jsrl.fields import NonNegativeInt, PositiveFloat, PositiveInt, option
 
 PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
 
@@ -58,84 +59,74 @@ PLACEMENTS: dict[str, Placement] = {
 class Experiment:
     """The whole configuration of one run; `run.py` prints it, stores it, and gives each worker its part."""
 
-    agent: Any = None
-    """A config such as PPOConfig (its class names its factory), or an AgentReference."""
+    # fmt: off
+    agent: Any = option(None, "A config such as PPOConfig (its class names its factory), or an AgentReference.")
     env: EnvConfig = field(default_factory=EnvConfig)
-    name: str = field(default="experiment", metadata=IN_PYTHON)
-    """Name of the experiment; its runs go to RUNS_DIR/NAME."""
-    total_env_steps: int = 1_000_000
-    """Stop after training on this many env steps (whole updates)."""
-    max_minutes: float | None = None
-    """Stop this many minutes after the first update; making environments and compiling do not count."""
-    stop_at_return: float | None = None
-    """Stop when two greedy evaluations of the same params reach this mean return. They use different seeds. With
-    evaluator.against it is a win rate."""
-    seed: int = 0
-    """Seed of environments, acting and learning; evaluations use other seeds."""
+    name: str = option("experiment", "Name of the experiment; its runs go to RUNS_DIR/NAME.", in_python=True)
+    total_env_steps: PositiveInt = option(1_000_000, "Stop after training on this many env steps (whole updates).")
+    max_minutes: PositiveFloat | None = option(None, "Stop this many minutes after the first update; making "
+        "environments and compiling do not count.")
+    stop_at_return: float | None = option(None, "Stop when two greedy evaluations of the same params reach this mean "
+        "return. They use different seeds. With evaluator.against it is a win rate.")
+    seed: Seed = option(0, "Seed of environments, acting and learning; evaluations use other seeds.")
 
-    num_envs: int | Literal["auto"] = AUTO
-    """Number of environments, over all actors. auto: 16, or the nearest number that actors, groups and batches divide."""
-    rollout_length: int = 128
-    """Rows T of a trajectory."""
-    batch_envs: int | None = None
-    """Environments (columns) of one update's batch; None: num_envs, so that each update sees every environment once."""
-    max_policy_lag: int | None = 0
-    """How many updates old the params of a trained row may be. 0 is synchronous (on-policy), None has no limit (IMPALA)."""
+    num_envs: PositiveInt | Literal["auto"] = option(AUTO, "Number of environments, over all actors. auto: 16, or the "
+        "nearest number that actors, groups and batches divide.")
+    rollout_length: PositiveInt = option(128, "Rows T of a trajectory.")
+    batch_envs: PositiveInt | None = option(None, "Environments (columns) of one update's batch; None: num_envs, so "
+        "that each update sees every environment once.")
+    max_policy_lag: NonNegativeInt | None = option(0, "How many updates old the params of a trained row may be. 0 is "
+        "synchronous (on-policy), None has no limit (IMPALA).")
 
-    placement: PlacementKind = "auto"
-    """What computes actions: serial, inline, served, apart or auto. serial: the one process; inline: actors; served: an
-    inference server on the learner's device; apart: inference servers on their own devices; auto: served if there is an
-    accelerator and a large network, else inline."""
-    num_actors: int | Literal["auto"] = "auto"
-    """Number of actor processes; groups of environments are divided among them. auto: one per core, with at least
-    8 environments each. It determines the number of groups, and so the bits: see num_groups."""
-    num_groups: int | None = None
-    """Number of groups of environments; a group is stepped and sent as one. None: chosen from the number
-    of actors; give it to get the same bits with any number of actors."""
-    num_inference_servers: int = 1
-    """Number of inference servers; the actors are divided among them. With 1, each of several hosts without GPUs that has
-    actors gets its own, except in a deterministic run or with --keep-here inference."""
-    transport: Literal["shared-memory", "zeromq"] = "shared-memory"
-    """Transport of the streams between processes; zeromq works between hosts and without shared memory."""
-    bind: str = "127.0.0.1"
-    """IP address of this host that streams listen on, with transport zeromq: ADDRESS or ADDRESS:FIRST_PORT (else free ports).
-    Streams over TCP are encrypted and accept only holders of the run's keys; 127.0.0.1 without a port uses no TCP."""
-    encrypt: bool = False
-    """With transport zeromq: encrypted streams over TCP, even on loopback, instead of Unix sockets."""
-    compress: bool = False
-    """Compress trajectories and requests that go over TCP (to other hosts) with LZ4, for links slower than the cores."""
-    deterministic: bool = False
-    """Give the same bits with any placement and number of actors; num_groups must be the same. Groups are never merged, and
-    are processed in order. Serial placement always does this, on a GPU up to rounding."""
-    restart: int = 0
-    """Maximum restarts of each dead or hung worker within supervision.window-s."""
-    record: str | None = None
-    """Write every trajectory of the actors to this folder, for `recording` to read; None: nothing is written."""
-    record_limit_mb: int = field(default=10_000, metadata=IN_PYTHON)
-    """Stop recording at this many MiB, over all actors; the run continues."""
-    recording: str | None = None
-    """Learn from the trajectories in this folder, without actors; num_envs is then the number of windows in a batch."""
-    trace: bool = False
-    """Write trace.json for ui.perfetto.dev: a timeline of every thread of every worker."""
+    placement: PlacementKind = option("auto", "What computes actions: serial, inline, served, apart or auto. serial: "
+        "the one process; inline: actors; served: an inference server on the learner's device; apart: inference "
+        "servers on their own devices; auto: served if there is an accelerator and a large network, else inline.")
+    num_actors: PositiveInt | Literal["auto"] = option("auto", "Number of actor processes; groups of environments are "
+        "divided among them. auto: one per core, with at least 8 environments each. It determines the number of "
+        "groups, and so the bits: see num_groups.")
+    num_groups: PositiveInt | None = option(None, "Number of groups of environments; a group is stepped and sent as "
+        "one. None: chosen from the number of actors; give it to get the same bits with any number of actors.")
+    num_inference_servers: PositiveInt = option(1, "Number of inference servers; the actors are divided among them. "
+        "With 1, each of several hosts without GPUs that has actors gets its own, except in a deterministic run or "
+        "with --keep-here inference.")
+    transport: Literal["shared-memory", "zeromq"] = option("shared-memory",
+        "Transport of the streams between processes; zeromq works between hosts and without shared memory.")
+    bind: str = option("127.0.0.1", "IP address of this host that streams listen on, with transport zeromq: ADDRESS or "
+        "ADDRESS:FIRST_PORT (else free ports). Streams over TCP are encrypted and accept only holders of the run's "
+        "keys; 127.0.0.1 without a port uses no TCP.")
+    encrypt: bool = option(False, "With transport zeromq: encrypted streams over TCP, even on loopback, instead of "
+        "Unix sockets.")
+    compress: bool = option(False, "Compress trajectories and requests that go over TCP (to other hosts) with LZ4, for "
+        "links slower than the cores.")
+    deterministic: bool = option(False, "Give the same bits with any placement and number of actors; num_groups must "
+        "be the same. Groups are never merged, and are processed in order. Serial placement always does this, on a GPU "
+        "up to rounding.")
+    restart: NonNegativeInt = option(0, "Maximum restarts of each dead or hung worker within supervision.window-s.")
+    record: str | None = option(None, "Write every trajectory of the actors to this folder, for `recording` to read; "
+        "None: nothing is written.")
+    record_limit_mb: PositiveInt = option(10_000, "Stop recording at this many MiB, over all actors; the run "
+        "continues.", in_python=True)
+    recording: str | None = option(None, "Learn from the trajectories in this folder, without actors; num_envs is then "
+        "the number of windows in a batch.")
+    trace: bool = option(False, "Write trace.json for ui.perfetto.dev: a timeline of every thread of every worker.")
 
     actor: ActorConfig = field(default_factory=ActorConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    replay: ReplayConfig | Literal["auto"] | None = AUTO
-    """Storage and sampling of an off-policy agent's rows; auto: what the agent usually has, none: fresh trajectories."""
+    replay: ReplayConfig | Literal["auto"] | None = option(AUTO, "Storage and sampling of an off-policy agent's rows; "
+        "auto: what the agent usually has, none: fresh trajectories.")
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
-    director: Any = None
-    """Assigns players and tasks: a director such as PFSP (jsrl.directors); None: the newest params play every seat."""
-    policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
-    """Instead of agent, in environments with several seats: name -> PolicyConfig; the first is the run's main policy."""
+    director: Any = option(None, "Assigns players and tasks: a director such as PFSP (jsrl.directors); None: the "
+        "newest params play every seat.")
+    policies: Mapping[str, PolicyConfig] = option(help="Instead of agent, in environments with several seats: name -> "
+        "PolicyConfig; the first is the run's main policy.", factory=dict)
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name, number in whole_numbers(self).items():
-            object.__setattr__(self, name, number)
         check(self)
 
     # Derived numbers are properties, never fields.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
-import functools
 import inspect
-import itertools
 import re
 import shutil
 import textwrap
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,26 +16,25 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.experiment.numbers import ALL, followed
 from jsrl.experiment.settings import AUTO
-from jsrl.field_names import IN_PYTHON, elsewhere
+from jsrl.field_names import elsewhere, suggesting
+from jsrl.fields import PositiveInt, option, type_hints
 from jsrl.references.reference import is_equal
 
 
+# fmt: off
+@suggesting
 @dataclass(frozen=True)
 class WandbOptions:
     """How a run is sent to Weights & Biases (extra `wandb`)."""
 
-    enabled: bool = False
-    """Send options, curves, videos and final scores to Weights & Biases; `--wandb` is short for it."""
-    project: str = "jsrl"
-    """Project that the run appears in."""
-    entity: str | None = None
-    """User or team whose project it is (default: your own)."""
-    group: str | None = None
-    """Group of runs that belong together, such as seeds."""
-    name: str | None = None
-    """Name of the run (default: EXPERIMENT/RUN)."""
-    mode: typing.Literal["online", "offline"] = "online"
-    """online, or offline: everything is kept in RUN/wandb for `wandb sync`, and nothing uses the network."""
+    enabled: bool = option(False, "Send options, curves, videos and final scores to Weights & Biases; `--wandb` is "
+        "short for it.")
+    project: str = option("jsrl", "Project that the run appears in.")
+    entity: str | None = option(None, "User or team whose project it is (default: your own).")
+    group: str | None = option(None, "Group of runs that belong together, such as seeds.")
+    name: str | None = option(None, "Name of the run (default: EXPERIMENT/RUN).")
+    mode: typing.Literal["online", "offline"] = option("online", "online, or offline: everything is kept in RUN/wandb "
+        "for `wandb sync`, and nothing uses the network.")
 
     def __post_init__(self) -> None:
         given = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
@@ -47,124 +42,105 @@ class WandbOptions:
             raise ConfigError(f"wandb.{given[0]} is given, but Weights & Biases is off; add --wandb.")
 
 
+@suggesting
 @dataclass(frozen=True)
 class SlurmOptions:
     """How a run is submitted with `--launcher slurm`."""
 
-    partition: str | None = None
-    """Partition of the controller and the learners."""
-    actor_partition: str | None = None
-    """Partition of the actor hosts, such as a preemptible one (default: the same)."""
-    gres: str | None = None
-    """Generic resources of the controller's job, such as gpu:4."""
-    actor_gres: str | None = None
-    """Generic resources of each actor host, such as gpu:1 for inference servers there."""
-    cpus: int | None = None
-    """Cores of the controller's job."""
-    actor_cpus: int | None = None
-    """Cores of each actor host."""
-    account: str | None = None
-    """Account of both jobs."""
-    time: str | None = None
-    """Time limit of both jobs, as sbatch takes it."""
-    container: str | None = None
-    """OCI container bundle in which both jobs run; it has the Python of the login node under the same path."""
-    setup: str | None = None
-    """Shell commands before jsrl, such as `module load cuda`; JSRL_ADDRESS=IP there sets the address that other hosts use."""
-    extra: tuple[str, ...] = ()
-    """Further options of sbatch for both jobs, without their dashes: exclusive mem=0 qos=high constraint=a100."""
+    partition: str | None = option(None, "Partition of the controller and the learners.")
+    actor_partition: str | None = option(None, "Partition of the actor hosts, such as a preemptible one (default: the "
+        "same).")
+    gres: str | None = option(None, "Generic resources of the controller's job, such as gpu:4.")
+    actor_gres: str | None = option(None, "Generic resources of each actor host, such as gpu:1 for inference servers "
+        "there.")
+    cpus: int | None = option(None, "Cores of the controller's job.")
+    actor_cpus: int | None = option(None, "Cores of each actor host.")
+    account: str | None = option(None, "Account of both jobs.")
+    time: str | None = option(None, "Time limit of both jobs, as sbatch takes it.")
+    container: str | None = option(None, "OCI container bundle in which both jobs run; it has the Python of the login "
+        "node under the same path.")
+    setup: str | None = option(None, "Shell commands before jsrl, such as `module load cuda`; JSRL_ADDRESS=IP there "
+        "sets the address that other hosts use.")
+    extra: tuple[str, ...] = option((), "Further options of sbatch for both jobs, without their dashes: exclusive "
+        "mem=0 qos=high constraint=a100.")
 
 
+@suggesting
 @dataclass(frozen=True)
 class RayOptions:
     """What a run asks of Ray with `--launcher ray`."""
 
-    address: str | None = None
-    """HOST:PORT of Ray's head node, or local (default: RAY_ADDRESS, else the Ray of this host, else a local one)."""
-    cpus: int | None = None
-    """CPUs of each host (default: those of its node)."""
-    gpus: int | None = None
-    """GPUs of each host, such as for inference servers there (default: none)."""
-    memory_mb: int | None = None
-    """Memory of each host, in MB (default: that of its node, not reserved)."""
-    place_s: float = 60.0
-    """How long to wait for Ray to place the hosts, in seconds."""
+    address: str | None = option(None, "HOST:PORT of Ray's head node, or local (default: RAY_ADDRESS, else the Ray of "
+        "this host, else a local one).")
+    cpus: int | None = option(None, "CPUs of each host (default: those of its node).")
+    gpus: int | None = option(None, "GPUs of each host, such as for inference servers there (default: none).")
+    memory_mb: int | None = option(None, "Memory of each host, in MB (default: that of its node, not reserved).")
+    place_s: float = option(60.0, "How long to wait for Ray to place the hosts, in seconds.")
 
 
+@suggesting
 @dataclass(frozen=True)
 class RunOptions:
     """Options that are not part of the experiment."""
 
-    runs_dir: str = "runs"
-    """Folder of all runs; a run goes to RUNS_DIR/EXPERIMENT/RUN."""
-    run_name: str | None = None
-    """Name of this run (default: the time and the seed)."""
-    overwrite: bool = False
-    """Delete a run of the same name first."""
-    resume: str | None = None
-    """Continue RUN from its latest snapshot; limits, placement, learning rates, coefficients and the environment may
-    change, network and spaces may not."""
-    init_from: str | None = None
-    """Start with the params of RUN@TAG (a fresh optimizer, counters at 0). In a run with several
-    policies, RUN@TAG,NAME=RUN@TAG also gives the policy NAME params."""
-    graph: str | None = None
-    """Change the dataflow: MODULE:FUNCTION that gets the experiment's graph and returns the one to run.
-    A resume continues with the graph of the run; `own` is the experiment's own."""
-    hooks: tuple[str, ...] = ()
-    """Call your own code while the run trains: MODULE:FUNCTION that makes a hook or a list of hooks (docs/hooks.md)."""
-    sinks: tuple[str, ...] = ()
-    """Further places for metrics: MODULE:FUNCTION that makes a sink or a list of sinks (docs/hooks.md)."""
+    runs_dir: str = option("runs", "Folder of all runs; a run goes to RUNS_DIR/EXPERIMENT/RUN.")
+    run_name: str | None = option(None, "Name of this run (default: the time and the seed).")
+    overwrite: bool = option(False, "Delete a run of the same name first.")
+    resume: str | None = option(None, "Continue RUN from its latest snapshot; limits, placement, learning rates, "
+        "coefficients and the environment may change, network and spaces may not.")
+    init_from: str | None = option(None, "Start with the params of RUN@TAG (a fresh optimizer, counters at 0). In a "
+        "run with several policies, RUN@TAG,NAME=RUN@TAG also gives the policy NAME params.")
+    graph: str | None = option(None, "Change the dataflow: MODULE:FUNCTION that gets the experiment's graph and "
+        "returns the one to run. A resume continues with the graph of the run; `own` is the experiment's own.")
+    hooks: tuple[str, ...] = option((), "Call your own code while the run trains: MODULE:FUNCTION that makes a hook or "
+        "a list of hooks (docs/hooks.md).")
+    sinks: tuple[str, ...] = option((), "Further places for metrics: MODULE:FUNCTION that makes a sink or a list of "
+        "sinks (docs/hooks.md).")
     wandb: WandbOptions = WandbOptions()
-    display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = "auto"
-    """What to display: auto, live, plain, quiet or log-only; auto: live on a terminal, else plain lines."""
-    detach: bool = False
-    """Start the run in the background, and return; `jsrl status`, `jsrl logs` and `jsrl stop` reach it."""
-    plan: bool = False
-    """Print the workers, streams and memory of the run, and do not run; `--plan graph.svg` also draws them."""
-    plan_file: str | None = dataclasses.field(default=None, metadata=IN_PYTHON)
-    """With --plan FILE.svg: that file."""
-    hosts_file: str | None = None
-    """With --plan: show on which hosts of this JSON file the workers would run; the first entry is the host of `jsrl run`."""
-    listen: str | None = None
-    """Let other hosts run workers: IP address of this host, with a port or without, at which they join (`jsrl join`)."""
-    num_hosts: int = 1
-    """With --listen, --launcher slurm or --launcher ray: how many other hosts to wait for."""
-    min_hosts: int | None = None
-    """With --listen, --hosts or --launcher slurm: start when this many have joined; others may come later (default: all)."""
-    join_key: str | None = None
-    """With --listen, --hosts or --launcher ray: the key file that hosts join with (default: RUNS_DIR/join-ADDRESS.key)."""
-    launcher: typing.Literal["local", "slurm", "ray"] = "local"
-    """slurm: submit a job for the controller and an array of num-hosts jobs for the actors, and return; inside a job of
-    several nodes: run on these nodes.
-    ray: Ray gives num-hosts nodes for the workers of a run that stays here."""
-    print: bool = False
-    """With --launcher slurm: print the script, and submit nothing."""
+    display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = option("auto",
+        "What to display: auto, live, plain, quiet or log-only; auto: live on a terminal, else plain lines.")
+    detach: bool = option(False, "Start the run in the background, and return; `jsrl status`, `jsrl logs` and `jsrl "
+        "stop` reach it.")
+    plan: bool = option(False, "Print the workers, streams and memory of the run, and do not run; `--plan graph.svg` "
+        "also draws them.")
+    plan_file: str | None = option(None, "With --plan FILE.svg: that file.", in_python=True)
+    hosts_file: str | None = option(None, "With --plan: show on which hosts of this JSON file the workers would run; "
+        "the first entry is the host of `jsrl run`.")
+    listen: str | None = option(None, "Let other hosts run workers: IP address of this host, with a port or without, "
+        "at which they join (`jsrl join`).")
+    num_hosts: int = option(1, "With --listen, --launcher slurm or --launcher ray: how many other hosts to wait for.")
+    min_hosts: int | None = option(None, "With --listen, --hosts or --launcher slurm: start when this many have "
+        "joined; others may come later (default: all).")
+    join_key: str | None = option(None, "With --listen, --hosts or --launcher ray: the key file that hosts join with "
+        "(default: RUNS_DIR/join-ADDRESS.key).")
+    launcher: typing.Literal["local", "slurm", "ray"] = option("local", "slurm: submit a job for the controller and an "
+        "array of num-hosts jobs for the actors, and return; inside a job of several nodes: run on these nodes. ray: "
+        "Ray gives num-hosts nodes for the workers of a run that stays here.")
+    print: bool = option(False, "With --launcher slurm: print the script, and submit nothing.")
     slurm: SlurmOptions = SlurmOptions()
     ray: RayOptions = RayOptions()
-    hosts: str | None = None
-    """Run workers on these hosts, such as a,b,me@10.0.0.7. They are reached by ssh, which must not ask for a password."""
-    keep_here: tuple[str, ...] = ()
-    """With other hosts: kinds of workers to keep on this host, such as inference."""
-    learner_on: str | None = None
-    """With other hosts: the name of the host that trains (default: this one, or if only others have GPUs, one of these)."""
-    host_python: str | None = None
-    """With --hosts or --launcher ray: the Python interpreter there that has jsrl (default: the path of this one)."""
-    join_s: float = 600.0
-    """With --listen, --hosts or --launcher ray: how long to wait for them, in seconds."""
-    seeds: str | None = None
-    """A run for each seed, such as 0-4 or 1,5,9, and one table; with --launcher slurm one array of jobs."""
-    jobs: int = 1
-    """With --seeds: how many run at once."""
-    profile: str = "auto"
-    """Settings that a tuning found: auto (those of this machine and experiment, if any), none, or a file."""
-    tune: bool = False
-    """Find this machine's fastest settings first, keep them as its profile, and run with them."""
-    tune_minutes: float = 3.0
-    """With --tune: time for the tuning, in minutes."""
+    hosts: str | None = option(None, "Run workers on these hosts, such as a,b,me@10.0.0.7. They are reached by ssh, "
+        "which must not ask for a password.")
+    keep_here: tuple[str, ...] = option((), "With other hosts: kinds of workers to keep on this host, such as "
+        "inference.")
+    learner_on: str | None = option(None, "With other hosts: the name of the host that trains (default: this one, or "
+        "if only others have GPUs, one of these).")
+    host_python: str | None = option(None, "With --hosts or --launcher ray: the Python interpreter there that has jsrl "
+        "(default: the path of this one).")
+    join_s: float = option(600.0, "With --listen, --hosts or --launcher ray: how long to wait for them, in seconds.")
+    seeds: str | None = option(None, "A run for each seed, such as 0-4 or 1,5,9, and one table; with --launcher slurm "
+        "one array of jobs.")
+    jobs: PositiveInt = option(1, "With --seeds: how many run at once.")
+    profile: str = option("auto", "Settings that a tuning found: auto (those of this machine and experiment, if any), "
+        "none, or a file.")
+    tune: bool = option(False, "Find this machine's fastest settings first, keep them as its profile, and run with "
+        "them.")
+    tune_minutes: float = option(3.0, "With --tune: time for the tuning, in minutes.")
 
+
+# fmt: on
 
 ABSENT = "(absent)"  # an option that one of two experiments does not have
-UNREADABLE = "a value that only a config in Python can give"
 WHETHER_REPLAY = typing.Literal["auto"] | None  # of --replay; --replay.NAME gives its settings
 INDENT = " " * 8  # of an option's text
 COMMON = (
@@ -219,7 +195,7 @@ def options_of(value: Any, prefix: str = "", offered: bool = True) -> dict[str, 
     texts, hints = field_texts(cls), type_hints(cls)
     for field in dataclasses.fields(value):
         name = f"{prefix}{field.name.replace('_', '-')}"
-        default, here = getattr(value, field.name), offered and field.metadata != IN_PYTHON
+        default, here = getattr(value, field.name), offered and not field.metadata.get("in_python")
         if hasattr(value, "buffer") and field.name == "replay":
             default = value.buffer
             options[name] = Option(name, WHETHER_REPLAY, None if default is None else AUTO, texts[field.name], here)
@@ -239,34 +215,10 @@ def options_of(value: Any, prefix: str = "", offered: bool = True) -> dict[str, 
     return options
 
 
-@functools.lru_cache(256)
-def type_hints(cls: type, include_extras: bool = False) -> dict[str, Any]:
-    """Return the types of a class's fields; evaluates each annotation as code, which takes milliseconds."""
-    return typing.get_type_hints(cls, include_extras=include_extras)
-
-
 def field_texts(cls: type) -> dict[str, str]:
-    """Return the help text of each field: the string below it, or its entry under `Attributes:`."""
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if dataclasses.is_dataclass(base):
-            texts |= _attribute_entries(inspect.getdoc(base) or "") | _strings_below(base)
-    return texts
-
-
-@functools.cache
-def _strings_below(cls: type) -> dict[str, str]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except (OSError, TypeError, SyntaxError):
-        return {}
-    texts: dict[str, str] = {}
-    body = getattr(tree, "body", [])
-    for statement, following in itertools.pairwise(body):
-        is_field = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-        if is_field and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            texts[statement.target.id] = " ".join(str(following.value.value).split())
-    return texts
+    """Return the help text of each field: of `option`, or of its entry under `Attributes:` in the docstring."""
+    entries = _attribute_entries(inspect.getdoc(cls) or "")
+    return entries | {f.name: f.metadata["help"] for f in dataclasses.fields(cls) if "help" in f.metadata}
 
 
 def _attribute_entries(doc: str) -> dict[str, str]:
@@ -282,47 +234,6 @@ def _attribute_entries(doc: str) -> dict[str, str]:
         for name in names.split(", "):
             texts[name] = text.strip()
     return texts
-
-
-def find_option(name: str, options: dict[str, Option]) -> Option:
-    """Return the option of a name, or the dict option that has it as a key.
-
-    Raises:
-      ConfigError: there is none; the message gives its name here, or the nearest names.
-    """
-    if name in options and options[name].offered:
-        return options[name]
-    for known in options.values():
-        if name.startswith(known.name + ".") and isinstance(known.default, dict):
-            return known
-    if text := usual_name(name, options):
-        raise ConfigError(f"there is no option --{name}; {text}")
-    if name in options:
-        raise ConfigError(
-            f"there is no option --{name}: set {name.replace('-', '_')} of the Experiment in a config in Python "
-            "(configs/NAME.py)."
-        )
-    off = options.get(name.partition(".")[0]) or options.get(name.rpartition(".")[0])
-    if off is not None and off.default is None and "." in name and "agent" in {n.partition(".")[0] for n in options}:
-        raise ConfigError(f"there is no option --{name}: this experiment has no {off.name}.")
-    hint = " or ".join(f"--{n}" for n in nearest(name, options))
-    raise ConfigError(f"there is no option --{name}; {f'did you mean {hint}?' if hint else '--help-all lists all.'}")
-
-
-def usual_name(name: str, options: dict[str, Option]) -> str:
-    """Return what to give instead of an option of another library or of each policy, as text; empty: nothing is known."""
-    entries = elsewhere(name)
-    meant = [entry for entry in entries if entry.here in options]
-    if meant:
-        note = f" ({meant[0].note})" if meant[0].note else ""
-        return f"here it is called --{meant[0].here}{note}."
-    for here in (name, *(entry.here for entry in entries)):
-        if own := [known for known in options if known.startswith("policies.") and known.endswith(f".{here}")]:
-            return f"each policy has its own: --{' or --'.join(own)}."
-    if not entries:
-        return ""
-    absent = " or ".join(f"--{entry.here}" for entry in entries)
-    return f"it would be {absent}, which this experiment does not have." if entries[0].here else entries[0].note
 
 
 def nearest(name: str, options: dict[str, Option]) -> list[str]:
@@ -348,34 +259,6 @@ def with_changes(experiment: Any, changes: dict[str, Any], *, follow: bool = Tru
         hint = f"; did you mean {' or '.join(usual).replace('-', '_')}?" if usual else "."
         raise ConfigError(f"an experiment has no field {name!r}{hint}")
     return followed(experiment, changes, {name.replace("_", "-") for name in changes} if follow else ALL)
-
-
-def is_sequence(kind: Any) -> bool:
-    """Return whether a type holds several values."""
-    return typing.get_origin(kind) in (tuple, list)
-
-
-def alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union type (None first, so that `none` is never a string), or the type itself."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return tuple(sorted(typing.get_args(kind), key=lambda member: member is not type(None)))
-    return (kind,)
-
-
-def type_text(kind: Any, name: str) -> str:
-    """Return an option's type for help texts; `name` is the option's."""
-    simple = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
-    if typing.get_origin(kind) is typing.Literal:
-        names = [str(choice) for choice in typing.get_args(kind)]
-        return names[0] if len(names) == 1 else "one of " + ", ".join(names)
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join(type_text(member, name) for member in reversed(alternatives(kind)))
-    if is_sequence(kind):
-        example = {str: "a,b", Any: '["module:Class"]'}.get(typing.get_args(kind)[0], "64,64")
-        return f"a list such as {example}"
-    if kind is dict or typing.get_origin(kind) is dict:
-        return f"a JSON object, or keys one by one: --{name}.KEY VALUE"
-    return simple.get(kind, UNREADABLE)
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
@@ -411,12 +294,12 @@ def full_help(default: Any) -> str:
     options = offered_options(default, RunOptions())
     chapters: dict[str, list[Option]] = {title: [options[name] for name in names] for title, names in CHAPTERS.items()}
     titles = _titles(default) | _titles(RunOptions())
-    for option in options.values():
-        if part := option.name.rpartition(".")[0]:
-            chapters.setdefault(f"{part} ({titles[part]})", []).append(option)
+    for each in options.values():
+        if part := each.name.rpartition(".")[0]:
+            chapters.setdefault(f"{part} ({titles[part]})", []).append(each)
     lines: list[str] = []
     for title, members in chapters.items():
-        lines += ["", f"{title}:", *(line for option in members for line in option_lines(option))]
+        lines += ["", f"{title}:", *(line for member in members for line in option_lines(member))]
     return "\n".join(lines[1:])
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import AUTO, ReplayConfig, decided_replay
 from jsrl.field_names import suggesting
+from jsrl.fields import Range, option
 from jsrl.types import EnvSpec, GameSpec
 
 if TYPE_CHECKING:
     from jsrl.experiment import Experiment
 
 SEED_STRIDE = 104_729  # distance of the seeds of policies in the same environments
+Seed = Annotated[int, Range(ge=0, le=2**32 - 1)]  # the 32 bits that JAX uses
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -26,20 +27,20 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 class PolicyConfig:
     """One of several policies that are trained in the same environments."""
 
-    agent: Any
-    """A config such as PPOConfig, or an AgentReference."""
-    seats: str | tuple[str, ...] = "*"
-    """Its seats: names or patterns such as seeker_*."""
-    seed: int | None = None
-    """Seed of its initial params, acting and updates; None: derived from the experiment's, different for each policy."""
-    against: tuple[str, ...] = ()
-    """Opponents for its evaluation; its score is then a win rate; none: those of evaluator.against."""
-    placement: Literal["as-run", "inline", "served"] = "as-run"
-    """Where it acts: in the actors (inline) or in inference servers (served), in runs with several processes."""
-    stop_at_return: float | None = None
-    """The score that is the goal of this policy; None: the run's stop_at_return. The run stops when all goals are reached."""
-    replay: ReplayConfig | Literal["auto"] | None = AUTO
-    """Its replay; auto: what its agent usually has, none: fresh trajectories."""
+    # fmt: off
+    agent: Any = option(help="A config such as PPOConfig, or an AgentReference.")
+    seats: str | tuple[str, ...] = option("*", "Its seats: names or patterns such as seeker_*.")
+    seed: Seed | None = option(None, "Seed of its initial params, acting and updates; None: derived from the "
+        "experiment's, different for each policy.")
+    against: tuple[str, ...] = option((), "Opponents for its evaluation; its score is then a win rate; none: those of "
+        "evaluator.against.")
+    placement: Literal["as-run", "inline", "served"] = option("as-run", "Where it acts: in the actors (inline) or in "
+        "inference servers (served), in runs with several processes.")
+    stop_at_return: float | None = option(None, "The score that is the goal of this policy; None: the run's "
+        "stop_at_return. The run stops when all goals are reached.")
+    replay: ReplayConfig | Literal["auto"] | None = option(AUTO, "Its replay; auto: what its agent usually has, none: "
+        "fresh trajectories.")
+    # fmt: on
 
     @property
     def buffer(self) -> ReplayConfig | None:
@@ -63,18 +64,6 @@ def seed_of(policy: PolicyConfig, number: int, seed: int) -> int:
     return seed + SEED_STRIDE * number if policy.seed is None else policy.seed
 
 
-def check_seed(name: str, seed: int) -> None:
-    """Check that a seed has the 32 bits that JAX uses.
-
-    Raises:
-      ConfigError: it is negative, or larger.
-    """
-    if seed < 0:
-        raise ConfigError(f"{name} is {seed}; it must be 0 or more.")
-    if seed >= 2**32:
-        raise ConfigError(f"{name} is {seed}; it must be at most {2**32 - 1}.")
-
-
 def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) -> None:
     """Refuse invalid names and agents of policies, and equal seeds; `seed`: of the experiment.
 
@@ -93,14 +82,6 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) 
             )
         if not isinstance(policy, PolicyConfig):
             raise ConfigError(f"the policy {name} is {policy!r}; give a PolicyConfig(agent, seats=...).")
-        if not isinstance(policy.replay, ReplayConfig) and policy.replay not in (AUTO, None):
-            raise ConfigError(f"policies.{name}.replay is {policy.replay!r}; give a ReplayConfig(...), 'auto' or None.")
-        if policy.placement not in ("as-run", "inline", "served"):
-            raise ConfigError(f"policies.{name}.placement is {policy.placement!r}; use as-run, inline or served.")
-        if policy.seed is not None:
-            check_seed(f"policies.{name}.seed", policy.seed)
-        if policy.stop_at_return is not None and math.isnan(policy.stop_at_return):
-            raise ConfigError(f"policies.{name}.stop_at_return is nan; give a number, or None for the run's.")
     owner: dict[int, str] = {}
     for number, (name, policy) in enumerate(policies.items()):
         own = seed_of(policy, number, seed)

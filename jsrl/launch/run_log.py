@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jsrl.launch.hooks import LiveRun
 
 LOG, OUTPUT = "controller.log", "output.log"
-LOOK_S = 0.1  # between looks at a run that is starting
 
 
 class RunLog:
@@ -50,17 +47,3 @@ def redirect(path: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-
-
-def await_begin(child: subprocess.Popen[bytes], has_begun: Callable[[], bool], output: IO[bytes]) -> bool:
-    """Return whether a run has begun; False: its process has ended. Shows its output meanwhile."""
-    shown = 0
-    while True:
-        ended, begun = child.poll() is not None, has_begun()
-        text = os.pread(output.fileno(), 1 << 20, shown)
-        shown += len(text)
-        sys.stderr.write(text.decode(errors="replace"))
-        sys.stderr.flush()
-        if begun or ended:
-            return begun
-        time.sleep(LOOK_S)

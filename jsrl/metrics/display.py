@@ -23,7 +23,7 @@ from rich.live import Live
 from jsrl.errors import ConfigError
 from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.picture import picture, plain_line
-from jsrl.runs.texts import printable
+from jsrl.runs.door import printable
 
 MODES = ("auto", "live", "plain", "quiet", "log-only")
 RATE_WINDOW_S = 30.0

@@ -15,8 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import score_of
 from jsrl.report.html import badge_class_of, body

@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from jsrl.counted import counted
+from jsrl.errors import counted
 from jsrl.runs.standings import StandingsTable
 
 MOST = 12  # players of the payoff table: the best ones, and those that learn

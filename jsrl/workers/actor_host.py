@@ -186,6 +186,7 @@ def load_modules(job_path: Path) -> None:
     Import errors are logged and left to the actors, which report them as their own.
     """
     from jsrl.envs.make import import_modules
+    from jsrl.fields import decoding
     from jsrl.references.reference import from_json
     from jsrl.transport.inference import shared_client as inference_shared_client
     from jsrl.transport.inference import zmq_client as inference_zmq_client
@@ -207,7 +208,8 @@ def load_modules(job_path: Path) -> None:
         )
     )
     try:
-        job: Any = from_json(json.loads(job_path.read_text()))
+        with decoding():
+            job: Any = from_json(json.loads(job_path.read_text()))
         find_kind(job.kind)  # imports all kinds, which takes most of an actor's own start
         import_modules(job.experiment.env)
     except Exception:  # any error of the user's module: each actor will raise it again and report it under its name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -167,26 +168,26 @@ def test_an_agent_by_reference_keeps_its_function():
     ("words", "sentence"),
     [
         (["--agent.gamma", "2"], "gamma must be between 0 and 1, got 2.0"),  # __post_init__ of a nested config
-        (["--agent.gamma", "x"], "--agent.gamma is 'x', expected a number."),
-        (["--agent.num-epochs", "1.5"], "--agent.num-epochs is '1.5', expected a whole number."),
-        (["--num-envs", "1e400"], "--num-envs is '1e400', expected auto or a whole number."),
-        (["--num-envs", ""], "--num-envs is '', expected auto or a whole number."),
-        (["--placement", "servd"], "--placement is 'servd', expected one of auto, serial, inline, served, apart; did you mean"
+        (["--agent.gamma", "x"], "--agent.gamma is 'x'; expected a number."),
+        (["--agent.num-epochs", "1.5"], "--agent.num-epochs is 1.5; expected a whole number."),
+        (["--num-envs", "1e400"], "--num-envs is 1e400; expected auto or a whole number."),
+        (["--num-envs", ""], "--num-envs is ''; expected auto or a whole number."),
+        (["--placement", "servd"], "--placement is 'servd'; expected one of auto, serial, inline, served, apart; did you mean"
          " served?"),
-        (["--agent.network.core", "grru"], "--agent.network.core is 'grru', expected one of none, gru, lstm; did you "
+        (["--agent.network.core", "grru"], "--agent.network.core is 'grru'; expected one of none, gru, lstm; did you "
          "mean gru?"),
-        (["--max-minutes", "soon"], "--max-minutes is 'soon', expected a number or none."),
-        (["--agent.network.hidden", '[64, "x"]'], "--agent.network.hidden is '[64, \"x\"]', expected a list such "
+        (["--max-minutes", "soon"], "--max-minutes is 'soon'; expected a number or none."),
+        (["--agent.network.hidden", '[64, "x"]'], "--agent.network.hidden is '[64, \"x\"]'; expected a list such "
          "as 64,64."),
-        (["--env.wrappers", "[{"], "--env.wrappers is '[{', expected a list such as [\"module:Class\"]."),
-        (["--agent.network.hidden", "64,x"], "--agent.network.hidden is '64 x', expected a list such as 64,64."),
+        (["--env.wrappers", "[{"], "--env.wrappers is '[{'; expected a list such as [\"module:Class\"]."),
+        (["--agent.network.hidden", "64,x"], "--agent.network.hidden is '64,x'; expected a list such as 64,64."),
         (["--deterministic", "maybe"], "--deterministic is a switch; give it alone, or --deterministic true or false."),
         (["--no-deterministic", "true"], "--no-deterministic is a switch; give it alone, or --deterministic true or "
          "false."),
         (["--seed"], "--seed needs a value (a whole number)."),
         (["--env.kwargs.size"], "--env.kwargs.size needs a value."),
         (["--seed", "1", "2"], "--seed takes one value, got '1 2'; options begin with --."),
-        (["--env.kwargs", "x"], "--env.kwargs is 'x', expected a JSON object, or keys one by one: --env.kwargs.KEY "
+        (["--env.kwargs", "x"], "--env.kwargs is 'x'; expected a JSON object, or keys one by one: --env.kwargs.KEY "
          "VALUE."),
         (["stray"], "'stray' is not an option; options begin with --; only NAME does not."),
         (["my_env:MyEnv"], "'my_env:MyEnv' is not an option; options begin with --; only NAME does not. An environment is "
@@ -194,9 +195,9 @@ def test_an_agent_by_reference_keeps_its_function():
         (["Pendulum-v1"], "'Pendulum-v1' is not an option; options begin with --; only NAME does not. An environment is "
          "given as --env.id Pendulum-v1."),
         # An unreadable value is reported before a conflict between options.
-        (["--num-groups", "3", "--num-envs", "12", "--seed", "x"], "--seed is 'x', expected a whole number."),
+        (["--num-groups", "3", "--num-envs", "12", "--seed", "x"], "--seed is 'x'; expected a whole number."),
         (["--evaluator.env.max_steps", "9"], "evaluator.env has no option 'max_steps'; did you mean max_episode_steps?"),
-        (["--env.atari.frame-skip", "0"], "atari.frame_skip is 0; give at least 1"),
+        (["--env.atari.frame-skip", "0"], "--env.atari.frame-skip is 0; it must be at least 1."),
     ],
 )  # fmt: skip
 def test_invalid_value_is_reported_in_one_sentence(words, sentence, capfd):
@@ -334,20 +335,27 @@ def test_policy_options_use_policy_names() -> None:
         parse(["--agent.gamma", "0.1"], default)
 
 
-def test_tyro_parses_only_the_given_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parsing all options of an experiment takes several times as long as parsing only the given ones."""
-    cli, read = command_line.tyro.cli, []
+def test_the_experiment_is_made_once_for_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part that the options change is made once, and so checked once; the others are not made again."""
+    made: list[str] = []
 
-    def remember(kind, **options):
-        read.append([f.name for f in dataclasses.fields(kind)])
-        return cli(kind, **options)
+    def remember(value: Any, **changes: Any) -> Any:
+        made.append(type(value).__name__)
+        return dataclasses.replace(value, **changes)
 
-    monkeypatch.setattr(command_line.tyro, "cli", remember)
-    assert parse([], DEFAULT) == command_line.CommandLine(DEFAULT, RunOptions()) and not read
-    line = parse(["--agent.gamma", "0.5", "--num-actors", "2", "--resume", "one"], DEFAULT)
-    assert read == [["agent", "num_actors", "resume"]]
-    agent = dataclasses.replace(DEFAULT.agent, gamma=0.5)
-    assert line.experiment == dataclasses.replace(DEFAULT, agent=agent, num_actors=2) and line.run.resume == "one"
+    monkeypatch.setattr(command_line, "dataclasses", SimpleNamespace(**vars(dataclasses) | {"replace": remember}))
+    assert parse([], DEFAULT) == command_line.CommandLine(DEFAULT, RunOptions()) and not made
+    words = "--agent.gamma 0.5 --agent.network.core gru --learner.reuse 1 --num-actors 2 --resume one --runs-dir there"
+    line = parse(words.split(), DEFAULT)
+    assert sorted(made) == ["AgentConfig", "LearnerConfig", "NetConfig", "RunOptions"]
+    assert line.experiment.agent.network.core == "gru" and line.experiment.num_actors == 2 and line.run.resume == "one"
+
+
+def test_an_option_of_another_algorithm_names_it() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--tau: the algorithm of this experiment has none; .*sac, td3.* as --agent.tau"
+    ):
+        parse(["--tau", "0.1"], real())
 
 
 def test_environment_options_of_an_evaluation():

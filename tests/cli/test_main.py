@@ -223,7 +223,7 @@ def test_scripts_of_a_checkout_import_configs_of_the_working_directory(folder, m
         ("def config():\n    return {}['a']\n", "{file}, line 2: KeyError: 'a'."),
         (
             "import jsrl\n\ndef config():\n    return jsrl.Experiment(jsrl.PPOConfig(), seed=-1)\n",
-            "{file}, line 4: seed ",
+            "{file}, line 4: Experiment.seed is -1; ",
         ),
     ],
 )

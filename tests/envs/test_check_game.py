@@ -186,5 +186,5 @@ def test_an_id_that_is_neither_a_name_nor_a_class_or_function_is_refused(given: 
 
 @pytest.mark.parametrize("name", ["wrappers", "episode_metrics"])
 def test_a_text_in_place_of_several_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} is 'x', a text; give a tuple: {name}=\('x',\)"):
+    with pytest.raises(ConfigError, match=rf"EnvConfig.{name} is 'x'; expected a list such as"):
         EnvConfig(**{name: "x"})

@@ -255,7 +255,7 @@ def test_rebuilt_vector_gets_the_tasks_of_the_episodes_that_failed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_fault": "ignore"}, "choose auto, stop, restart-env, restart-actor"),
+        ({"on_fault": "ignore"}, "expected one of auto, stop, restart-env, restart-actor"),
         ({"fault_limit": 0}, "fault_limit is 0"),
         ({"fault_window_s": 0.0}, "fault_window_s is 0.0; it must be above 0"),
     ],

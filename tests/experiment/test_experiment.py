@@ -13,17 +13,11 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import (
-    ActorConfig,
     AgentReference,
-    DeadlineConfig,
     EvaluatorConfig,
     Experiment,
-    InferenceConfig,
     LearnerConfig,
     PolicyConfig,
-    ReplayConfig,
-    SnapshotConfig,
-    VideoConfig,
 )
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.checks import nearest_divisors
@@ -38,24 +32,7 @@ def experiment(**values) -> Experiment:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"env": "Acrobot-v1"}, r"env is 'Acrobot-v1'; expected env=EnvConfig\('Acrobot-v1'\)\."),
-        ({"evaluator": None}, r"evaluator is None; expected evaluator=EvaluatorConfig\(enabled=False\)\."),
-        ({"evaluator": 3}, r"evaluator is 3; expected evaluator=EvaluatorConfig\(\.\.\.\)\."),
-        ({"replay": True}, r"replay is True; expected replay=ReplayConfig"),
         ({"agent": AgentReference}, r"agent is the class AgentReference; make an instance: agent=AgentReference"),
-        ({"total_env_steps": "1e5"}, r"total_env_steps is '1e5', a text; expected a number\."),
-        ({"num_envs": 2.5}, r"num_envs is 2\.5; expected a whole number"),
-        ({"total_env_steps": float("nan")}, r"total_env_steps is nan; expected a whole number"),
-        ({"total_env_steps": float("inf")}, r"total_env_steps is inf; expected a whole number"),
-        ({"seed": {1}}, r"seed is \{1\}, a set; expected a number"),
-        ({"max_minutes": [1.0]}, r"max_minutes is \[1\.0\], a list; expected a number"),
-        ({"num_envs": 0}, r"num_envs is 0; it must be at least 1"),
-        ({"rollout_length": 0}, r"rollout_length is 0"),
-        ({"total_env_steps": -5}, r"total_env_steps is -5"),
-        ({"num_actors": 0}, r"num_actors is 0"),
-        ({"num_groups": 0}, r"num_groups is 0"),
-        ({"evaluator": EvaluatorConfig(episodes=0)}, r"evaluator\.episodes is 0"),
-        ({"actor": ActorConfig(blocks_per_group=0)}, r"actor\.blocks_per_group is 0"),
         ({"num_envs": 16, "num_groups": 5}, r"use num_groups 4 or 8, or num_envs 15 or 20\."),
         ({"num_envs": 10, "num_actors": 4}, r"cannot be split into 4 equal groups; use num_actors 2 or 5, or num_envs 8 or"
          r" 12\."),
@@ -68,14 +45,12 @@ def experiment(**values) -> Experiment:
         ({"num_envs": 16, "batch_envs": 32, "max_policy_lag": 1}, r"batch_envs=32 .* the nearest that works is 16\."),
         ({"num_envs": 16, "learner": LearnerConfig(num_devices=3)},
          r"batch of 16 environments .*num_devices=3; use 2 or 4 devices"),
-        ({"learner": LearnerConfig(num_devices=0)}, r"num_devices=0; use 1 device"),
         ({"bind": "0.0.0.0"}, r"bind 0\.0\.0\.0 is for streams over ZeroMQ, but the transport is shared-memory"),
         ({"bind": "127.0.0.1:7000"}, r"add --transport zeromq"),
         ({"encrypt": True}, r"encrypt is for streams over ZeroMQ"),
         *(({"bind": bind, "transport": "zeromq"}, r"bind is .*; expected an IP address of this host, such as 10\.0\.0\.5")
           for bind in ("", "eth0", "10.0.0", "10.0.0.5:", "10.0.0.5:0", "10.0.0.5:70000", "fd00::5:7000:", "[fd00::5]7",
                        "tcp://10.0.0.5", "10.0.0.5:7000:1", "*")),
-        ({"max_policy_lag": -1}, r"max_policy_lag is -1; use 0 \(synchronous\), a positive number, or None"),
         ({"num_envs": 16, "batch_envs": 8},
          r"max_policy_lag=0 \(synchronous\) needs batches of one trajectory of every group"),
         ({"num_envs": 16, "batch_envs": 8, "learner": LearnerConfig(order="by_group")},
@@ -84,22 +59,6 @@ def experiment(**values) -> Experiment:
         ({"num_envs": 16, "deterministic": True, "batch_envs": 8, "max_policy_lag": 1},
          r"deterministic mode takes the groups in order"),
         ({"deterministic": True, "max_policy_lag": 1}, r"deterministic mode waits for each version"),
-        ({"evaluator": EvaluatorConfig(period_env_steps=-5)}, r"evaluator\.period_env_steps is -5; it must be at least 1"),
-        ({"evaluator": EvaluatorConfig(sampled_episodes=-1)}, r"evaluator\.sampled_episodes is -1; it must be 0 or more"),
-        ({"snapshots": SnapshotConfig(period_s=-1)}, r"snapshots\.period_s is -1; it must be 0 or more"),
-        ({"stop_at_return": float("nan")}, r"stop_at_return is nan; give a number, or None"),
-        ({"replay": ReplayConfig(epsilon=float("nan"))}, r"replay\.epsilon is nan"),
-        ({"replay": ReplayConfig(samples_per_insert=float("inf"))}, r"samples_per_insert is inf; .* above 0 and finite"),
-        ({"deadlines": DeadlineConfig(hooks_s=float("inf"))}, r"hooks_s is infinite, so a run might never end"),
-        ({"actor": ActorConfig(step_deadline_s=0)}, r"actor\.step_deadline_s is 0; it must be above 0"),
-        ({"learner": LearnerConfig(memory_share=1.5)}, r"learner\.memory_share is 1\.5; .* at most 1"),
-        ({"inference": InferenceConfig(max_wait_s=float("inf"))}, r"max_wait_s is infinite, so servers would never answer"),
-        ({"video": VideoConfig(fps=float("inf"))}, r"video\.fps is inf; it must be above 0 and finite"),
-        ({"placement": "seved"}, r"placement is 'seved'; did you mean served\?"),
-        ({"transport": "tcp"}, r"transport is 'tcp'; use shared-memory or zeromq\."),
-        ({"num_actors": "many"}, r"num_actors is 'many', a text; expected a number or auto\."),
-        ({"learner": LearnerConfig(split="critic")}, r"learner\.split is 'critic'; did you mean actor-critic\?"),
-        ({"replay": ReplayConfig(kind="Host")}, r"replay\.kind is 'Host'; did you mean host\?"),
         ({"evaluator": EvaluatorConfig(env={"max_step": 3})}, r"no option 'max_step'; did you mean max_episode_steps\?"),
     ],
 )  # fmt: skip
@@ -241,12 +200,6 @@ def test_run_without_an_experiment_is_refused(given: Any, message: str) -> None:
         run(given)
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "clip_ratio", "entropy_coef"])
-def test_a_text_in_place_of_a_number_of_the_agent_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is '3e-4', a text; expected a number"):
-        PPOConfig(**{name: "3e-4"})
-
-
 @pytest.mark.parametrize(
     ("seeds", "same"),
     [((3, 3), ("a and b", 3)), ((None, 7), ("a and b", 7)), ((8, None, 104_736), ("b and c", 104_736))],
@@ -257,10 +210,6 @@ def test_policies_with_equal_seeds_are_refused(seeds: tuple, same: tuple[str, in
         policies = {name: PolicyConfig(agent, seed=seed) for name, seed in zip("abc", seeds, strict=False)}
         return Experiment(policies=policies, seed=7)
 
-    with pytest.raises(ConfigError, match=r"policies\.a\.seed is -1; it must be 0 or more"):
-        of((-1, 3))
-    with pytest.raises(ConfigError, match=r"policies\.a\.seed is 4294967296; it must be at most 4294967295"):
-        of((2**32, 3))
     with pytest.raises(ConfigError, match=rf"the policies {same[0]} have the same seed, {same[1]},.*policies\..\.seed"):
         of(seeds)
     assert of((3, 4, None)).policies["b"].seed == 4 and of((None, None)).seed == 7

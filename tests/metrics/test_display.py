@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from jsrl.errors import ConfigError
-from jsrl.launch.stages import row_of
+from jsrl.launch.status_writer import row_of
 from jsrl.metrics.display import LineDisplay, LiveDisplay, make_display
 from jsrl.metrics.display_state import DisplayState, PlayerRow, Waiting, clock, percent, short
 from jsrl.metrics.picture import picture, plain_line
@@ -341,7 +341,7 @@ def test_live_redraws_in_place_and_ends_with_the_last_state():
 
 def test_in_a_real_terminal():
     program = """
-from jsrl.launch.stages import row_of
+from jsrl.launch.status_writer import row_of
 from jsrl.metrics.display import make_display
 from jsrl.metrics.display_state import DisplayState
 display = make_display("auto", interval_s=0.001)

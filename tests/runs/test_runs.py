@@ -27,7 +27,7 @@ from jsrl.report.comparison import (
 )
 from jsrl.report.comparison_page import comparison_page
 from jsrl.runs import runs
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.runs import Run, RunFolder, load_runs, split_tag
 from jsrl.runs.state import RUNNING, STATUS
 

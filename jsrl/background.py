@@ -1,7 +1,7 @@
 """`start(experiment)`: a run in the background of a script or notebook, as a process of its own.
 
 The caller writes its request into a folder: the arguments of `run` as JSON, and the source of what a notebook defines. The
-child (`python -m jsrl.launch.background FOLDER`) leaves there the path of the run folder once the run has begun, and at
+child (`python -m jsrl.background FOLDER`) leaves there the path of the run folder once the run has begun, and at
 the end its result or its error. The caller's end of the child's standard input closes when the caller ends, however it
 ends: the child then ends the run.
 """
@@ -16,10 +16,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jsrl.errors
 from jsrl.errors import AgentFault, EnvironmentFault, JsrlError
@@ -30,7 +31,7 @@ from jsrl.launch.interrupts import remembered
 from jsrl.launch.launcher import Launcher
 from jsrl.launch.result import Result, RunData
 from jsrl.launch.run import run, sent
-from jsrl.launch.run_log import OUTPUT, OutputToFolder, await_begin
+from jsrl.launch.run_log import OUTPUT, OutputToFolder
 from jsrl.references.capture import Capture
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import from_json, to_json
@@ -39,6 +40,7 @@ from jsrl.runs.files import read_json, write_json
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import ask_to_stop, has_snapshot, read_best, read_state
 
+LOOK_S = 0.1  # between looks at a run that is starting
 SCORES_S = 0.5  # between looks for new scores
 SOURCE, REQUEST, BEGUN, OUTCOME = "source", "request.json", "begun.json", "outcome.json"
 
@@ -86,7 +88,7 @@ def _begun(place: Path, until_end: contextlib.ExitStack) -> subprocess.Popen[byt
     variables, working_directory = spawn_environment()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "jsrl.launch.background", str(place)],
+            [sys.executable, "-P", "-m", "jsrl.background", str(place)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -105,6 +107,20 @@ def _begun(place: Path, until_end: contextlib.ExitStack) -> subprocess.Popen[byt
     if not begun:
         raise_error(place, f"the run ended before it had begun, with exit status {process.returncode}.")
     return process
+
+
+def await_begin(child: subprocess.Popen[bytes], has_begun: Callable[[], bool], output: IO[bytes]) -> bool:
+    """Return whether a run has begun; False: its process has ended. Shows its output meanwhile."""
+    shown = 0
+    while True:
+        ended, begun = child.poll() is not None, has_begun()
+        text = os.pread(output.fileno(), 1 << 20, shown)
+        shown += len(text)
+        sys.stderr.write(text.decode(errors="replace"))
+        sys.stderr.flush()
+        if begun or ended:
+            return begun
+        time.sleep(LOOK_S)
 
 
 def raise_error(place: Path, unknown: str) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import jsrl
+from jsrl.background import OUTCOME, raise_error
 from jsrl.errors import EnvironmentFault
-from jsrl.launch.background import OUTCOME, raise_error
 from jsrl.runs.state import read_state
 from tests.tiny_agent import TinyConfig
 
@@ -118,7 +118,7 @@ def test_it_ends_with_its_script_whose_definitions_are_kept_in_its_folder(tmp_pa
     assert read_state(folder).result["ended"] == "interrupted"
     fields = json.loads((folder / "experiment.json").read_text())["fields"]
     (wrapper,) = fields["env"]["fields"]["wrappers"]["$tuple"]
-    for name in (wrapper["$function"], fields["agent"]["fields"]["factory"]["$function"]):
+    for name in (wrapper, fields["agent"]["fields"]["factory"]["$function"]):
         assert (folder / "source" / f"{name.partition(':')[0]}.py").is_file()
     assert "script.py" in json.loads((folder / "environment.json").read_text())["command"]
 

@@ -21,21 +21,20 @@ from jsrl.cli.main import main
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
-from jsrl.file_lock import file_lock
 from jsrl.report.charts import Axis
+from jsrl.runs.files import file_lock
 from jsrl.runs.limits import RUNS_AT_ONCE
-from jsrl.search.child import Child
-from jsrl.search.options import SearchOptions
-from jsrl.search.page import page, rows, text_table
-from jsrl.search.search import ASKING, Search, Setup, finished, held
-from jsrl.search.space import parse_range, parse_space
+from jsrl.tuning.child import Child
+from jsrl.tuning.page import page, rows, text_table
+from jsrl.tuning.ranges import parse_range, parse_space
+from jsrl.tuning.study import ASKING, Search, SearchOptions, Setup, finished, held
 
 pytestmark = pytest.mark.skipif(find_spec("optuna") is None, reason="without optuna")
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    monkeypatch.setattr("jsrl.search.search.POLL_S", 0.01)
+    monkeypatch.setattr("jsrl.tuning.study.POLL_S", 0.01)
 
 
 # A fake run: its score rises over ten evaluations to 10 - (x - 3)^2, plus its seed.
@@ -259,7 +258,7 @@ VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
         (f"ppo_cartpole {VARY} --trials 0", "trials is 0; it must be at least 1"),
         (f"ppo {VARY} --evaluator.enabled false", "leave evaluator.enabled on"),
         (f"ppo_cartpole {VARY} --search-name a/b", "use letters, digits"),
-        (f"ppo_cartpole {VARY} --num-envs 0", "num_envs is 0"),
+        (f"ppo_cartpole {VARY} --num-envs 0", "--num-envs is 0"),
         ("ppo_cartpole --space absent.json", "--space absent.json cannot be read"),
         ("--resume nowhere", "there is no search"),
         (f"ppo_cartpole {VARY} --display quiet", "there is no option --display"),
