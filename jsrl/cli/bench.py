@@ -16,7 +16,7 @@ from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.needs import check_used
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.report.comparison import text_table
+from jsrl.report.page import Table
 from jsrl.tuning.space import Trial
 from jsrl.tuning.trial import Limits, measure
 
@@ -84,4 +84,4 @@ def table(speeds: dict[str, list[Trial]]) -> str:
             start_s = statistics.median(speed.start_s for speed in good)
             between = f"{min(rates):,.0f} - {max(rates):,.0f}"
             rows.append((placement, f"{statistics.median(rates):,.0f}", between, f"{lag:.2f}", f"{start_s:.1f}"))
-    return "\n".join([*([text_table(TITLES, rows)] if rows else []), *notes])
+    return "\n".join([*([Table(TITLES, rows).text()] if rows else []), *notes])
