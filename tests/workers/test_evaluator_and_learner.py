@@ -632,14 +632,6 @@ def test_metrics_of_an_agent_cannot_have_names_of_jsrl(name):
         with_output_check(named, RESERVED)(None, None, None)
 
 
-def test_update_that_returns_no_arrays_is_a_fault_of_the_agent(tmp_path):
-    def text(state, trajectory, key, *, axis_name=None):
-        return state, UpdateOutput({"loss": "low"})
-
-    with pytest.raises(AgentFault, match=r"the agent's update raised TypeError: .* is not a valid JAX type"):
-        LearnerRig(tmp_path, change=text)
-
-
 def test_state_check_is_not_a_metric(tmp_path):
     rig = LearnerRig(tmp_path, change=with_state_check(update))
     rig.put(1.0)
