@@ -25,11 +25,10 @@ from jsrl.parallel import data_parallel
 from jsrl.replay.device.agent import OnDevice, on_device, several_updates
 from jsrl.types import Array, EnvSpec, Trajectory, leaves, map_tree, with_columns
 from jsrl.workers.jobs import Job
-from jsrl.workers.learner.finite_check import Check, FiniteCheck, no_check, only_finite
 from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.replay_link import batch_of_windows
 from jsrl.workers.learner.split_update import SplitUpdate
-from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
+from jsrl.workers.learner.updaters import Check, FiniteCheck, OwnUpdate, RingUpdate, Updater, no_check, only_finite
 
 
 class BuiltUpdater(NamedTuple):
