@@ -76,18 +76,11 @@ class Capture:
 
         Args:
           path: name for messages, such as `agent.network`.
-
-        Raises:
-          ConfigError: it, or something it uses, cannot be rebuilt; the message names the variable and a solution.
         """
         self.take(thing, path)
 
     def write(self) -> None:
-        """Write what was added into `folder`.
-
-        Raises:
-          ConfigError: the folder cannot be written.
-        """
+        """Write what was added into `folder`."""
         definitions = "\n".join(sorted(entry.text for entry in self._entries.values()))
         self._module = f"{CAPTURED}{hashlib.sha256(definitions.encode()).hexdigest()[:12]}"
         path = self.folder / f"{self._module}.py"
@@ -315,7 +308,6 @@ def ordered(entries: dict[str, Entry]) -> list[Entry]:
 
 
 def module_text(entries: dict[str, Entry]) -> str:
-    """Return the source of a module that holds `entries`."""
     in_order = ordered(entries)
     origins = sorted({entry.origin.rpartition(", line")[0] for entry in in_order if entry.origin})
     blocks = [

@@ -37,11 +37,7 @@ def _split(target: str) -> tuple[str, str]:
 
 
 def import_target(target: str) -> Any:
-    """Import and return the value of "module:qualname".
-
-    Raises:
-      ConfigError: the module cannot be found or imported, or has no such attribute; the message gives the nearest names.
-    """
+    """Import and return the value of "module:qualname"."""
     module_name, qualname = _split(target)
     found: Any = import_named(module_name, target)
     where = f"module {module_name}"
@@ -160,7 +156,6 @@ def is_same(found: Any, thing: Any) -> bool:
 
 
 def lookup(module: str, qualname: str) -> Any:
-    """Return the value of a dotted name in an already imported module, or None."""
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         try:

@@ -45,9 +45,6 @@ def to_json(value: Any, capture: Capture | None = None, path: str = "") -> Any:
       capture: takes definitions of a notebook or script; without it they are refused. Convert related values
         in one call, so that they get into one module.
       path: name of the tree for messages, such as `agent`.
-
-    Raises:
-      ConfigError: something in it cannot be rebuilt; the message says where it is, why, and a solution.
     """
     if capture is not None:
         added = _Encoder(capture, collecting=True)
@@ -205,9 +202,6 @@ def from_json(tree: Any, path: str = "") -> Any:
     """Return the tree given to `to_json`; imports and makes what its tags name.
 
     Only for JSON that is trusted like code: it decides what is imported and called.
-
-    Raises:
-      ConfigError: an unknown or damaged tag, a name that cannot be imported, or fields that its class rejects.
     """
     level = [tree] if isinstance(tree, dict | list) else []
     for _ in range(4 * MAX_DEPTH):  # a container of a value is up to three in JSON
