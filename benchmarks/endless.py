@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 from collections.abc import Sequence
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -42,35 +41,3 @@ def as_sent(frames: Sequence[bytes], *, ended: bool) -> bytes:
         struct.pack(">BQ", _LONG | (0 if ended and number == len(frames) - 1 else _MORE), len(frame)) + frame
         for number, frame in enumerate(frames)
     )
-
-
-class Flood:
-    """Sends frames over a Unix socket from a separate thread until the other end closes, or `close`.
-
-    Attributes:
-      sent_bytes: so far. ended: set once the other end closed the connection.
-    """
-
-    def __init__(self, path: str, most_bytes: int = 1 << 40) -> None:
-        self.sent_bytes, self.ended, self._most_bytes = 0, threading.Event(), most_bytes
-        self._socket = shake_hands(path, b"flood")
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        frame = as_sent([bytes(FRAME_BYTES)], ended=False)
-        try:
-            while self.sent_bytes < self._most_bytes:
-                self._socket.sendall(frame)
-                self.sent_bytes += FRAME_BYTES
-        except OSError:
-            self.ended.set()
-
-    def close(self) -> None:
-        """End the connection."""
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it is closed already
-        self._socket.close()
-        self._thread.join(10)

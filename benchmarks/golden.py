@@ -1,11 +1,10 @@
-"""Record the bits of trained params and compare them later: did a change alter the arithmetic?
+"""Compare the bits of trained params of two commits: `python benchmarks/golden.py BEFORE AFTER`.
 
-  python benchmarks/golden.py record --out golden.json     train every case, write name -> seed -> hash
-  python benchmarks/golden.py compare golden.json          train again, print the differences; exit status 1 if any
+Both commits are checked out, and every case is trained by both, one after the other: serial runs in processes of their own,
+so that a result depends only on the code, the versions and the machine. Prints a line per case; exit status 1 if any differs.
+A hash covers the params of every policy (values, shapes and types of the leaves), not their names: a rename changes nothing.
 
-Each case is a serial run in a separate process, so the result depends only on the code, the versions and the machine.
-A hash covers the final params (values, shapes and types of the leaves) and not their names: a rename changes nothing.
-Compare on the machine that recorded: another processor may round differently.
+BEFORE may also be a file that this command has written on the same machine (`--json`): then only AFTER is trained.
 """
 
 from __future__ import annotations
@@ -19,26 +18,42 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.paired import checked_out
 
-from jsrl.runs.provenance import environment_facts
-
+TAG = "6eb8cb0b"
 STEPS = 20_000
-SEEDS = (0, 1)
-CASES: dict[str, list[str]] = {
-    "ppo_cartpole": ["ppo_cartpole", "--stop-at-return", "None"],
-    "ppo_memory": ["ppo_memory"],
-    "ppo_masked": ["ppo", "--env.id", "probe:masked"],  # a dict observation with an action mask
-    "impala": ["impala"],
-    "dqn_cartpole": ["dqn_cartpole", "--stop-at-return", "None"],
-    "r2d2_memory": ["r2d2", "--env.id", "probe:memory"],
-    "sac_pendulum": ["sac_pendulum", "--stop-at-return", "None", "--replay.samples-per-insert", "32"],
-    "td3": ["td3", "--replay.samples-per-insert", "32"],  # an update per 8 env steps: a minute instead of ten
+SLOWLY = (
+    "--stop-at-return",
+    "none",
+    "--replay.samples-per-insert",
+    "32",
+)  # an update per 8 env steps: seconds, not minutes
+CASES: dict[str, tuple[str, ...]] = {
+    "ppo_cartpole": ("ppo_cartpole", "--stop-at-return", "none"),
+    "ppo_memory": ("ppo_memory",),
+    "ppo_masked": ("ppo", "--env.id", "probe:masked"),  # a dict observation with an action mask
+    "impala": ("impala",),
+    "dqn_device": ("dqn_cartpole", "--stop-at-return", "none"),
+    "dqn_worker": ("dqn_cartpole", "--stop-at-return", "none", "--replay.kind", "host"),
+    "r2d2_memory": ("r2d2", "--env.id", "probe:memory"),
+    "sac_pendulum": ("sac_pendulum", *SLOWLY),
+    "td3": ("td3", *SLOWLY),
+    "two_policies": ("league_tic_tac_toe", "--director.min-env-steps", "2000", "--director.max-env-steps", "6000"),
+    "resumed": ("ppo_cartpole", "--stop-at-return", "none", "--snapshots.exact", "true"),  # half, then the rest
 }
-QUIETLY = ["--no-evaluator.enabled", "--profile", "none", "--display", "quiet"]
+POLICIES = {"two_policies": ("main", "hunter")}
+QUIETLY = ("--no-evaluator.enabled", "--profile", "none", "--display", "quiet")
+# The public surface alone, as it must work in both commits.
+READ = """
+import sys, jsrl
+from benchmarks.golden import digest
+policies = [jsrl.load_policy(sys.argv[1], "latest", policy=name) for name in sys.argv[2:] or [""]]
+print(digest([[policy.params, policy.version] for policy in policies]))
+"""
 
 
 def digest(params: Any) -> str:
@@ -51,97 +66,90 @@ def digest(params: Any) -> str:
     return hashlib.sha256(b"".join(each)).hexdigest()
 
 
-def hash_of(words: list[str], **variables: str) -> str:
-    """Run a command of `jsrl run` in a separate process and return the hash of its final params.
+def python(checkout: Path, words: list[str], variables: dict[str, str]) -> str:
+    """Run Python on the sources of a checkout; return its output.
 
     Raises:
-      SystemExit: the run failed; its output has been printed.
+      SystemExit: it failed; its output is in the message.
     """
-    from jsrl.snapshots.store import SnapshotStore
-
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    with tempfile.TemporaryDirectory() as runs_dir:
-        asked = [str(ROOT / "experiments" / "run.py"), *words, *QUIETLY, "--runs-dir", runs_dir, "--run-name", "run"]
-        ran = subprocess.run([sys.executable, *asked], env=environment, capture_output=True, text=True, check=False)
-        if ran.returncode != 0:
-            sys.exit(f"{shlex.join(words)} failed with status {ran.returncode}:\n{ran.stdout}{ran.stderr}")
-        folder = next(Path(runs_dir).glob("*/run"))
-        return digest(SnapshotStore(folder / "snapshots" / "state").load("latest").tree["state"]["params"])
+    environment = {**os.environ, "PYTHONPATH": str(checkout), **variables}
+    ran = subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, cwd=checkout, check=False
+    )
+    if ran.returncode != 0:
+        sys.exit(f"{checkout.name}: {shlex.join(words)} failed with status {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+    return ran.stdout.strip()
 
 
-def train(name: str, seed: int, steps: int) -> str:
-    """Train a case and return the hash of its final params."""
-    words = [*CASES[name], "--placement", "serial", "--seed", str(seed), "--total-env-steps", str(steps)]
-    return hash_of(words, JAX_PLATFORMS="cpu", JSRL_PROFILES="")
+def hash_of(
+    checkout: Path, options: Sequence[str], more: Sequence[str] = (), policies: Sequence[str] = (), **variables: str
+) -> str:
+    """Train with the sources of a checkout and return the hash of the final params.
+
+    Args:
+      options: of `jsrl run`, its name included. more: if given, the run is then resumed with these options.
+      policies: names of those to hash, in a run of several. variables: of the environment.
+    """
+    script = str(checkout / "experiments" / "run.py")
+    with tempfile.TemporaryDirectory() as folder:
+        python(checkout, [script, *options, *QUIETLY, "--runs-dir", folder, "--run-name", "run"], variables)
+        run = str(next(Path(folder).glob("*/run")))
+        if more:
+            python(checkout, [script, "--resume", run, *more, "--display", "quiet"], variables)
+        return python(checkout, ["-c", READ, run, *policies], variables)
 
 
-def hashes(names: list[str], seeds: list[int], steps: int) -> dict[str, dict[str, str]]:
-    """Return name -> seed -> hash, printing each one."""
+def train(checkout: Path, name: str, seed: int, steps: int) -> str:
+    """Train a case with the sources of a checkout and return the hash of its final params."""
+    total = ["--total-env-steps", str(steps)]
+    first = total if name != "resumed" else ["--total-env-steps", str(steps // 2)]
+    options = [*CASES[name], "--placement", "serial", "--seed", str(seed), *first]
+    more = total if name == "resumed" else ()
+    return hash_of(checkout, options, more, POLICIES.get(name, ()), JAX_PLATFORMS="cpu", JSRL_PROFILES="")
+
+
+def compare(
+    given: argparse.Namespace, known: dict[str, str], before: Path | None, after: Path
+) -> dict[str, dict[str, str]]:
+    """Return case -> side -> hash, printing a line per case."""
     found: dict[str, dict[str, str]] = {}
-    for name in names:
-        for seed in seeds:
-            begin = time.monotonic()
-            found.setdefault(name, {})[str(seed)] = text = train(name, seed, steps)
-            print(f"{name} seed {seed}: {text[:16]}  ({time.monotonic() - begin:.0f} s)", flush=True)
+    for name in given.cases:
+        for seed in given.seeds:
+            case, begin = f"{name} seed {seed}", time.monotonic()
+            old = train(before, name, seed, given.steps) if before else known[case]
+            new = train(after, name, seed, given.steps)
+            found[case] = {"before": old, "after": new}
+            verdict = "same" if old == new else "DIFFERS"
+            print(f"{case:<22} {old[:12]} {new[:12]}  {verdict}  ({time.monotonic() - begin:.0f} s)", flush=True)
     return found
 
 
-def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> list[str]:
-    """Return "NAME seed SEED" of every hash of `after` that is not in `before`."""
-    return [
-        f"{name} seed {seed}"
-        for name, seeds in after.items()
-        for seed, text in seeds.items()
-        if before.get(name, {}).get(seed) != text
-    ]
-
-
-def other_machine(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the differences of the machine and the versions, which can explain different bits."""
-    pairs = [("python", before["python"], now["python"])]
-    pairs += [(what, before["hardware"][what], now["hardware"][what]) for what in ("processor", "cores")]
-    packages = sorted({*before["packages"], *now["packages"]} - {"jsrl"})
-    pairs += [(name, before["packages"].get(name), now["packages"].get(name)) for name in packages]
-    return [f"{what}: {old} before, {new} now" for what, old, new in pairs if old != new]
-
-
-def record(given: argparse.Namespace) -> int:
-    """Train and write the file."""
-    names = given.only or list(CASES)
-    found = hashes(names, given.seeds, given.steps)
-    facts = {key: fact for key, fact in environment_facts(ROOT).items() if key != "working_directory"}
-    Path(given.out).write_text(json.dumps({"steps": given.steps, "hashes": found, "facts": facts}, indent=1) + "\n")
-    return 0
-
-
-def compare(given: argparse.Namespace) -> int:
-    """Train the cases of the file again and print the differences."""
-    kept = json.loads(Path(given.file).read_text())
-    for line in other_machine(kept["facts"], environment_facts(ROOT)):
-        print(f"not the same machine: {line}")
-    names = [name for name in kept["hashes"] if not given.only or name in given.only]
-    seeds = sorted({int(seed) for name in names for seed in kept["hashes"][name]})
-    changed = differences(kept["hashes"], hashes(names, seeds, kept["steps"]))
-    print("\n".join([f"DIFFERS: {line}" for line in changed]) or f"same bits: {', '.join(names)}")
-    return 1 if changed else 0
-
-
 def main(words: list[str] | None = None) -> int:
-    """Run the command of the command line."""
+    """Run the command line; return the exit status."""
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = line.add_subparsers(required=True)
-    recording = parts.add_parser("record", help="train every case and write the hashes")
-    recording.add_argument("--out", required=True, metavar="FILE")
-    recording.add_argument("--steps", type=int, default=STEPS, help="env steps of each run (default: %(default)s)")
-    recording.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    recording.set_defaults(call=record)
-    comparing = parts.add_parser("compare", help="train again and compare with a file")
-    comparing.add_argument("file", metavar="FILE")
-    comparing.set_defaults(call=compare)
-    for part in (recording, comparing):
-        part.add_argument("--only", nargs="+", choices=list(CASES), metavar="NAME", help="some of the cases")
+    line.add_argument("before", nargs="?", default=TAG, help="a commit or a file (default: %(default)s)")
+    line.add_argument("after", nargs="?", default="HEAD", help="a commit (default: %(default)s)")
+    line.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
+    line.add_argument("--seeds", type=int, nargs="+", default=[0])
+    line.add_argument("--steps", type=int, default=STEPS, help="env steps of each run (default: %(default)s)")
+    line.add_argument("--json", type=Path, metavar="FILE", help="write the hashes")
     given = line.parse_args(words)
-    return int(given.call(given))
+    known: dict[str, str] = {}
+    if Path(given.before).is_file():
+        kept = json.loads(Path(given.before).read_text())
+        given.before, given.steps = kept["before"], kept["steps"]
+        known = {case: sides["before"] for case, sides in kept["hashes"].items()}
+        given.seeds = sorted({int(case.rsplit(maxsplit=1)[1]) for case in known})
+    with tempfile.TemporaryDirectory() as name, checked_out(given.after, Path(name, "after")) as after:
+        if known:
+            found = compare(given, known, None, after)
+        else:
+            with checked_out(given.before, Path(name, "before")) as before:
+                found = compare(given, known, before, after)
+    if given.json:
+        facts = {"before": given.before, "after": given.after, "steps": given.steps, "hashes": found}
+        given.json.write_text(json.dumps(facts, indent=1) + "\n")
+    return int(any(sides["before"] != sides["after"] for sides in found.values()))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def main(words: list[str] | None = None) -> int:
     for command in given.commands:
         for _ in range(given.times):
             begin = time.monotonic()
-            found.setdefault(command, []).append(hash_of(shlex.split(command)))
+            found.setdefault(command, []).append(hash_of(ROOT, shlex.split(command)))
             print(f"{found[command][-1][:16]}  {command}  ({time.monotonic() - begin:.0f} s)", flush=True)
     differing = [command for command, hashes in found.items() if len(set(hashes)) > 1]
     print("\n".join([f"DIFFERS: {command}" for command in differing]) or "every command repeats its bits")

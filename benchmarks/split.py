@@ -29,7 +29,7 @@ from jsrl.agents.sac import SACConfig, sac
 from jsrl.experiment.building import compute_in_caller
 from jsrl.networks.model import NetworkConfig
 from jsrl.parallel import data_parallel, split_devices
-from jsrl.replay.device.several import several_updates
+from jsrl.replay.device.agent import several_updates
 from jsrl.types import ArraySpec, Continuous, EnvSpec
 from jsrl.workers.learner.split_update import SplitUpdate
 from jsrl.workers.learner.updaters import OwnUpdate

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.envs.endless import refuse_endless
+from jsrl.envs.faults import refuse_endless
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment

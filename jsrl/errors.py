@@ -21,6 +21,8 @@ JsrlError
 └── WorkerDied             a worker process ended, hung, or never became ready
 """
 
+from __future__ import annotations
+
 
 class JsrlError(Exception):
     """Base of every error that jsrl raises on purpose."""
@@ -124,3 +126,11 @@ def nearest_divisors(number: int, wanted: int) -> str:
 def nearest_multiples(number: int, of: int) -> str:
     """Return the multiples of `of` next to `number`, for messages."""
     return " or ".join(str(n) for n in dict.fromkeys((number // of * of, -(-number // of) * of)) if n)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, in the plural unless the number is 1."""
+    if number == 1:
+        return f"1 {noun}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {plural}"

@@ -15,8 +15,8 @@ import numpy as np
 from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.make import make_spec
-from jsrl.envs.observations import checked
 from jsrl.envs.seats import SeatView, actions_of, finite_actions, part_of, view_of
+from jsrl.envs.spaces import checked
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent

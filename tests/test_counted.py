@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jsrl.counted import counted
+from jsrl.errors import counted
 
 
 def test_one_has_the_singular():

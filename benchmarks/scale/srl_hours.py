@@ -36,12 +36,11 @@ from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, VideoConfig
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.runs.provenance import environment_facts
-from jsrl.simulation.acting import time_acting
 from jsrl.simulation.calibration import Measured, fitted
-from jsrl.simulation.fits import fit
 from jsrl.simulation.outcome import simulate
 from jsrl.simulation.system import Sizes, System, lay_out_on
-from jsrl.simulation.times import Cost, EnvTimes, ServiceTimes
+from jsrl.simulation.times import Cost, EnvTimes, ServiceTimes, fit
+from jsrl.simulation.timing import time_acting
 
 RESULTS = Path(__file__).parents[1] / "results"
 WORLDS, ACTING, STREAMS = (RESULTS / f"{name}.json" for name in ("hide_and_seek", "hide_and_seek_times", "capacity"))

@@ -31,7 +31,6 @@ from typing import Any
 import msgspec
 
 from benchmarks.scale.layouts import LAYOUTS, WORKS, Layout, experiment, experiment_of, hosts_of, place
-from jsrl.simulation.acting import time_acting
 from jsrl.simulation.calibration import (
     INLINE,
     SERVED,
@@ -49,7 +48,7 @@ from jsrl.simulation.params import time_params
 from jsrl.simulation.speed import beside_loop
 from jsrl.simulation.system import lay_out_on
 from jsrl.simulation.times import EnvTimes, ParamsTimes, ServiceTimes, Updates
-from jsrl.simulation.updating import time_updates
+from jsrl.simulation.timing import time_acting, time_updates
 from jsrl.tuning.trial import Limits
 from jsrl.tuning.trial import measure as try_out
 

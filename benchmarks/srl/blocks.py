@@ -73,9 +73,21 @@ class Record:
         path.write_text(json.dumps(values, indent=1, default=float) + "\n")
 
 
-def alternate(record: Record, arms: Sequence[Arm], rounds: int, *, show: bool = True) -> None:
-    """Measure every arm once a round, alternating forwards and backwards (A B, B A, ...); appends to the record."""
+def alternate(
+    record: Record,
+    arms: Sequence[Arm],
+    rounds: int,
+    *,
+    show: bool = True,
+    enough: Callable[[], bool] = lambda: False,
+) -> None:
+    """Measure every arm once a round, alternating forwards and backwards (A B, B A, ...); appends to the record.
+
+    Ends after `rounds` rounds, or after the first one at whose end `enough` is true.
+    """
     for number in range(rounds):
+        if enough():
+            return
         for arm in arms if number % 2 == 0 else arms[::-1]:
             begin = time.monotonic()
             figures = arm.measure()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from jsrl.runs.texts import printable
+from jsrl.runs.door import printable
 
 UNKNOWN = re.compile(r"unrecognized arguments: .*?(--[\w-]+)")
 

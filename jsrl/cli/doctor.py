@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import jsrl
 from jsrl.cli.arguments import Parser
-from jsrl.counted import counted
+from jsrl.errors import counted
 from jsrl.extras import EXTRAS, install_command, pip_command
 from jsrl.launch.compilation import cache_folder
 from jsrl.linux import SHM

@@ -24,7 +24,7 @@ from jsrl.cli.main import shown
 from jsrl.cli.report import check_folder
 from jsrl.contest import Arena, frozen_players, why_unfit
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.endless import refuse_endless
+from jsrl.envs.faults import refuse_endless
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
-from jsrl.runs.texts import printable
+from jsrl.runs.door import printable
 
 if TYPE_CHECKING:
     from jsrl.launch.hosts.engine import Engine
@@ -91,7 +90,7 @@ def engine_of(options: RunOptions, notify: Callable[[str], None]) -> tuple[Engin
         ray = Ray(request_of(options.ray, options.num_hosts, options.host_python, os.environ), notify)
         return ray, ray.acquire()
     if options.launcher == "slurm":
-        from jsrl.launch.local.srun import Srun, other_nodes, own_address
+        from jsrl.launch.local.ssh import Srun, other_nodes, own_address
 
         nodes = other_nodes()
         notify(f"running inside Slurm job {os.environ.get('SLURM_JOB_ID')}; its other nodes: {', '.join(nodes)}")

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.envs.rendering import RenderedEnv, make_rendered
-from jsrl.envs.side_by_side import Returns
+from jsrl.envs.rendering import RenderedEnv, Returns, make_rendered
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.policy import Policy, act_together, load_players, stream_of

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.record_policy import record_policy
-from jsrl.counted import counted
-from jsrl.errors import JsrlError
+from jsrl.errors import JsrlError, counted
 from jsrl.runs.runs import split_tag
 
 

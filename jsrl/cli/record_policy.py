@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jsrl.envs.base import VectorEnv, VectorGame
-from jsrl.envs.endless import endless_text
+from jsrl.envs.faults import endless_text
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment

@@ -53,10 +53,9 @@ def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
     import jax
 
     from jsrl.parallel import data_parallel
-    from jsrl.replay.device.agent import update_keys
-    from jsrl.replay.device.several import several_updates
+    from jsrl.replay.device.agent import several_updates, update_keys
     from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
-    from jsrl.workers.learner.trained import agent_of
+    from jsrl.workers.learner.build_updater import agent_of
 
     folder = RunFolder.open(run, runs_dir)
     store = SnapshotStore(folder.path / FAILED_UPDATE / policy)

@@ -153,7 +153,7 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     """Plan, or run."""
     with shown(LOADING):
         from jsrl.launch.run import run
-        from jsrl.runs.identity import ProcessIdentity
+        from jsrl.runs.process import ProcessIdentity
         from jsrl.runs.state import is_asked_to_stop
 
     options: RunOptions = asked.run

@@ -27,8 +27,7 @@ from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
-from jsrl.counted import counted
-from jsrl.errors import ConfigError, JsrlError
+from jsrl.errors import ConfigError, JsrlError, counted
 from jsrl.experiment import Experiment
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jsrl.directors.base import Bookkeeping, State, check_policies, check_range
+from jsrl.directors.base import Bookkeeping, SelfPlayTasks, State, check_policies, check_range
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import LATEST, Assignment, parse_player
-from jsrl.directors.tasks import SelfPlayTasks
 from jsrl.errors import ConfigError
 
 

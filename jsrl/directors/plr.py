@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from jsrl.directors.base import State, check_range
+from jsrl.directors.base import SelfPlayTasks, State, check_range
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import Assignment, Command, Outcome, Score
-from jsrl.directors.tasks import SelfPlayTasks
 from jsrl.errors import ConfigError
 
 LevelScore: TypeAlias = Literal["l1", "positive", "max_mc"]

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jsrl.directors import in_order
-from jsrl.directors.base import State, check_range, of_players
+from jsrl.directors.base import SelfPlayTasks, State, check_range, of_players
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import Assignment, Command, Outcome, Stop
-from jsrl.directors.tasks import SelfPlayTasks
 from jsrl.errors import ConfigError
 
 

@@ -10,15 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from jsrl.counted import counted
 from jsrl.envs.base import EnvStep, Episode, VectorEnv, VectorGame
 from jsrl.envs.check_game import GameWalk
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.contract import Contract
 from jsrl.envs.make import make
-from jsrl.envs.notes import spec_notes
 from jsrl.envs.random_play import random_actions
-from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.envs.spaces import spec_notes
+from jsrl.errors import ConfigError, EnvironmentFault, counted
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, map_tree, named_leaves
 
 Factory = Callable[[int, int], Any]  # (num_envs, seed) -> VectorEnv or VectorGame

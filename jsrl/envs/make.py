@@ -1,4 +1,4 @@
-"""From a config to a vector environment: chooses the adapter of an id."""
+"""From a config to a vector environment: chooses the adapter of an id, and draws tasks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from importlib import import_module
 from typing import Any, cast
 
 import gymnasium
+import numpy as np
 
 from jsrl.envs.adapters.pettingzoo import is_pettingzoo, make_pettingzoo
-from jsrl.envs.base import VectorEnv, VectorGame
+from jsrl.envs.base import Episode, VectorEnv, VectorGame
 from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_module, split_wrapper
 from jsrl.envs.contract import CheckedVector
-from jsrl.envs.drawn_tasks import DrawnTasks
 from jsrl.envs.faults import in_making
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
 from jsrl.envs.probes import make_probe
 from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs, close_quietly
+from jsrl.envs.rows import slot_seeds
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
@@ -390,3 +391,45 @@ def _refuse_reseeding(config: EnvConfig) -> None:
             f"environment {config.id!r} is a vector from the start, seeded once, so env.reseed_episodes would have no effect; "
             "leave it out, or use an id of single environments (backend 'sync' for Atari)"
         )
+
+
+STREAM = 1  # of a slot's seed: tasks are drawn independently of everything else
+
+
+class DrawnTasks:
+    """A vector of environments that gives each episode a task.
+
+    Args:
+      env: the vector. config: with `tasks` and `task_weights`. seed, group: see jsrl.envs.make.make.
+
+    Raises:
+      ConfigError: the vector accepts no tasks.
+    """
+
+    def __init__(self, env: Any, config: EnvConfig, seed: int | tuple[int, ...], group: int) -> None:
+        if not hasattr(env, "set_tasks"):
+            raise ConfigError(
+                f"environment {config.id!r} takes no tasks; env.tasks is for those whose reset has options."
+            )
+        self._env, self._tasks, self._over = env, config.tasks, list[Episode]()
+        weights = np.array(config.task_weights or [1.0] * len(config.tasks))
+        self._shares = weights / weights.sum()
+        self._random = [np.random.default_rng((own, STREAM)) for own in slot_seeds(seed, group, env.num_envs)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self) -> Any:
+        self._draw(range(self._env.num_envs))
+        return self._env.reset()
+
+    def step(self, action: Any) -> Any:
+        """Step every slot; slots whose episode ended begin another one with a new task."""
+        self._draw(episode.slot for episode in self._over)
+        latest = self._env.step(action)
+        self._over = latest.episodes
+        return latest
+
+    def _draw(self, slots: Any) -> None:
+        drawn = {slot: self._random[slot].choice(len(self._tasks), p=self._shares) for slot in slots}
+        self._env.set_tasks({slot: self._tasks[number] for slot, number in drawn.items()})

@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from jsrl.counted import counted
 from jsrl.envs.base import EnvStep, TakesTasks, VectorEnv
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import foreign
 from jsrl.envs.rows import vector_seed
-from jsrl.errors import EnvironmentFault, JsrlError
+from jsrl.errors import EnvironmentFault, JsrlError, counted
 from jsrl.rate_limit import RateLimit
 from jsrl.types import Array
 

@@ -18,25 +18,31 @@ floats (any shape: the agent sees it flat).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 
-from jsrl.envs.faults import describe
+from jsrl.envs.faults import describe, first_non_finite
 from jsrl.errors import ConfigError, SpecMismatch
+from jsrl.references.importing import shown_target
 from jsrl.types import (
     ActionSpec,
     ArraySpec,
     Continuous,
     Discrete,
     EnvSpec,
+    GameSpec,
     MultiDiscrete,
     Tree,
+    has_channels_first,
     is_image,
+    named_leaves,
+    own_leaves,
     to_environment,
+    unflatten,
 )
 
 MASK_KEY = "action_mask"
@@ -373,3 +379,81 @@ def _continuous(space: spaces.Box, transform: Any) -> ActionLayout:
         return action.reshape(-1, *shape).astype(dtype, copy=False)
 
     return ActionLayout(spec, None, convert, (SCALED,) if transform == "auto" and spec.transform == "rescale" else ())
+
+
+_NORMALISERS = {
+    (wrappers.NormalizeObservation, wrappers.vector.NormalizeObservation): (
+        "the wrapper NormalizeObservation has statistics in each environment, which snapshots lack and evaluations begin "
+        "anew: the policy would be scored on other observations; use agent.normalize_observations in its place"
+    ),
+    (wrappers.NormalizeReward, wrappers.vector.NormalizeReward): (
+        "the wrapper NormalizeReward has statistics in each environment, and returns are reported in its rewards; use "
+        "agent.normalize_values in its place"
+    ),
+}
+
+
+def environment_notes(env: Any, actions: ActionLayout, layout: ObservationLayout) -> tuple[str, ...]:
+    """Return notes about an environment of Gymnasium, or a vector of some, with its wrappers and spaces."""
+    masked = isinstance(layout.spec, dict) and MASK_KEY in layout.spec
+    notes = [*actions.notes, *layout.notes]
+    while env is not None:
+        if not masked and callable(getattr(env, "action_masks", None)):
+            notes.append(f"the method action_masks() is not called; return the masks in info, as {MASK_KEY!r}")
+        notes += [note for kinds, note in _NORMALISERS.items() if isinstance(env, kinds)]
+        env = getattr(env, "env", None) or next(iter(getattr(env, "envs", ())), None)
+    return tuple(notes)
+
+
+def spec_notes(spec: EnvSpec | GameSpec) -> tuple[str, ...]:
+    """Return sentences for the user about how an environment is read, each once."""
+    if isinstance(spec, GameSpec):
+        seen = [(path, leaf) for seat in spec.seats for path, leaf in named_leaves(seat.observation)]
+    else:
+        seen = own_leaves(spec)
+    notes = list(spec.notes)
+    for path, leaf in seen:
+        name, shape = path or "observation", list(leaf.shape)
+        if is_image(leaf) and has_channels_first(leaf.shape):
+            notes.append(f"{name} {shape} is an image with the channels first, because its first axis is the shortest")
+        elif leaf.dtype == "uint8" and not is_image(leaf) and path.rpartition("/")[2] != MASK_KEY:
+            notes.append(
+                f"{name} is uint8 {shape}: bytes, scaled by 1/255 or normalised (an image is uint8 [H, W, C], flags are bool)"
+            )
+    return tuple(dict.fromkeys(notes))
+
+
+def checked(observation: Any, spec: EnvSpec) -> Tree:
+    """Return a batch of observations as arrays of the spec's dtypes."""
+    found = dict(_entries(observation)) if isinstance(spec.observation, dict) else {"": observation}
+    arrays: list[np.ndarray] = []
+    for name, leaf in named_leaves(spec.observation):
+        array, rows = np.asarray(found.get(name, ())), len(arrays[0]) if arrays else "B"
+        wanted = f"{leaf.dtype} [{', '.join(map(str, (rows, *leaf.shape)))}]"
+        where = f"{shown_target(spec.name)}: {'/'.join(filter(None, ('observation', name)))}"
+        if name not in found:
+            raise SpecMismatch(f"{where} is missing; expected {wanted}.")
+        fits = array.shape[1:] == leaf.shape and array.ndim and rows in ("B", len(array))
+        if not fits or array.dtype.kind not in ("biuf" if np.dtype(leaf.dtype).kind == "f" else "biu"):
+            raise SpecMismatch(
+                f"{where} is {array.dtype} {list(array.shape)}; expected {wanted}. Give a batch, with one-hots for "
+                "the parts that the environment declares as Discrete: jsrl.extend.encode(env.observation_space, "
+                "[observation]) makes it from what a Gymnasium environment returns."
+            )
+        array = array.astype(leaf.dtype, copy=False)
+        if array.dtype.kind == "f" and (bad := first_non_finite(array)) is not None:
+            raise SpecMismatch(
+                f"{where} has {bad[2]} in row {bad[0]}, at {list(bad[1])}, which a recurrent state would keep; "
+                "give finite numbers."
+            )
+        arrays.append(array)
+    return unflatten(spec.observation, arrays)
+
+
+def _entries(observation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, array) of nested dicts; an array may be a list of rows."""
+    if not isinstance(observation, Mapping):
+        yield path, observation
+        return
+    for name, entry in observation.items():
+        yield from _entries(entry, f"{path}/{name}" if path else str(name))

@@ -14,10 +14,9 @@ import numpy as np
 from jsrl.envs.base import EnvStep, options_of_task
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe, is_number
-from jsrl.envs.notes import environment_notes
 from jsrl.envs.repair import SlotRepairs, close_quietly
 from jsrl.envs.rows import Rows, slot_seeds
-from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
+from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, environment_notes, flat_mask
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec
 

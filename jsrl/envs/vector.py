@@ -16,10 +16,9 @@ from gymnasium.vector import AutoresetMode
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe
-from jsrl.envs.notes import environment_notes
 from jsrl.envs.repair import close_quietly
 from jsrl.envs.rows import Rows, vector_seed
-from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
+from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, environment_notes, flat_mask
 from jsrl.envs.sync import ADVICE_SPACE, advice_raised
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, Tree

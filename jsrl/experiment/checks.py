@@ -6,8 +6,7 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError, NumbersDisagree, nearest_divisors, nearest_multiples
+from jsrl.errors import ConfigError, NumbersDisagree, counted, nearest_divisors, nearest_multiples
 from jsrl.experiment.policies import check_policies
 from jsrl.experiment.settings import AUTO, ReplayConfig, learns_from
 from jsrl.types import EITHER, FRESH, REPLAY

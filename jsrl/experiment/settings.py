@@ -232,9 +232,6 @@ class SupervisionConfig:
     backoff_s: NonNegativeFloat = option(0.25, "Seconds before a worker's first restart; doubled at each further "
         "restart within the window.")
     max_backoff_s: NonNegativeFloat = option(30.0, "Maximum seconds before a restart.")
-    memory_margin_mb: NonNegativeInt = option(1024, "With transport zeromq: MiB that a listening worker may use beyond "
-        "its memory after start-up and the declared size of its streams and state. A worker above this bound is "
-        "replaced: a connection may be filling its memory.")
     restarts: dict[str, NonNegativeInt] = option(help="Restarts of each worker of a kind: actor, inference, learner, "
         "replay, evaluator, video_recorder, parameter_server, or a kind of your own. Other kinds: `restart`. The "
         "learner continues from its last snapshot; a replay worker loses its rows unless they are saved; without a "

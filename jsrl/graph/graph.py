@@ -9,12 +9,11 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.references.importing import nearest
 from jsrl.references.reference import from_json, is_equal, to_json
 from jsrl.transport.stream import Stream
@@ -471,3 +470,14 @@ def _shares(graph: Graph, old: Iterable[WorkerNode], number: int, count: int) ->
         own = groups[number::count] if answers else groups[number * size : (number + 1) * size]
         links.append(dataclasses.replace(link, groups=tuple(own)))
     return tuple(links)
+
+
+RANKS: Literal["ranks"] = "ranks"  # the port, the type of the stream, and its name
+
+
+def ranks_of(graph: Graph, worker: WorkerNode) -> list[WorkerNode]:
+    """Return all ranks of a worker's learner, the learner first; of another worker, the worker itself."""
+    link = worker.link(RANKS)
+    if link is None:
+        return [worker]
+    return [w for w, _ in (*graph.sinks(link.stream), *graph.sources(link.stream))]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError, nearest_divisors
+from jsrl.errors import ConfigError, counted, nearest_divisors
 from jsrl.experiment import Experiment
-from jsrl.graph.graph import Graph, Link, WorkerNode
+from jsrl.graph.graph import RANKS, Graph, Link, WorkerNode
 from jsrl.graph.policies import policy_settings
-from jsrl.graph.ranks import RANKS
 from jsrl.transport.stream import POLICY, Stream
 
 SAMPLES, BATCHES, PRIORITIES, INFERENCE, PARAMS, RELAYED = (

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.policies import opponents_of, seed_of
 from jsrl.experiment.settings import AUTO, decided_replay
-from jsrl.graph.graph import Graph, Link, WorkerNode
-from jsrl.graph.ranks import ranks_of
+from jsrl.graph.graph import Graph, Link, WorkerNode, ranks_of
 from jsrl.transport.stream import POLICY, Stream
 from jsrl.workers.kinds import find_kind, own_kinds
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from jsrl.errors import RunDeleted, WorkerDied
-from jsrl.graph.ranks import ranks_of
+from jsrl.graph.graph import ranks_of
 from jsrl.launch.devices import process_environment
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.launcher import Launcher, Start
@@ -20,16 +20,16 @@ from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
+from jsrl.launch.status_writer import Usage
 from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, crash_text, death_notice, last_seen, loss_notice
 from jsrl.launch.supervision import Restart, Supervision, lost_text, replacement_job
-from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage, with_texts
-from jsrl.runs.pauses import Pauses
+from jsrl.runs.door import printable
+from jsrl.runs.process import Pauses
 from jsrl.runs.runs import to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot
-from jsrl.runs.texts import printable
 from jsrl.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder
@@ -238,8 +238,7 @@ class Controller:
     def _objection(self, worker: SupervisedWorker, message: AnyMessage) -> str:
         """Return why a message of a worker is dropped; empty: it is not. Those that are relayed were checked at the port."""
         is_checked = self._plan.hosts.relayed and worker.handle.host
-        why = "" if is_checked else objection(message, self._kind(worker), worker.budget)
-        return why or self._session.implausible(message)
+        return "" if is_checked else objection(message, self._kind(worker), worker.budget)
 
     def _check(self, worker: SupervisedWorker) -> None:
         """Check that a worker is alive, becomes ready in time, sends heartbeats, and no wrong messages."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
-from jsrl.graph.graph import WorkerNode
-from jsrl.graph.ranks import RANKS
+from jsrl.graph.graph import RANKS, WorkerNode
 from jsrl.launch.compilation import cache_variables
 from jsrl.launch.machine import THREADS, accelerators
 from jsrl.launch.plan import Plan

@@ -13,7 +13,7 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import agent_name
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
-from jsrl.workers.director.sides import Sides
+from jsrl.workers.jobs import Sides
 
 TRIED = 8  # assignments checked before the start
 

@@ -7,7 +7,7 @@ import inspect
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.result import STOPPED, Result
-from jsrl.launch.user_values import load_values
 from jsrl.metrics.call_thread import CallThread
-from jsrl.references.importing import nearest
+from jsrl.references.importing import import_target, nearest
 from jsrl.runs.runs import RunFolder
 
 STOP = "stop"  # return value of on_metrics, on_evaluation and on_snapshot that ends the run
@@ -215,3 +214,47 @@ def check_hook(hook: Any) -> None:
             raise ConfigError(f"{what}: {name} cannot be called as {name}({', '.join(arguments)}).") from None
         except ValueError:  # a method in another language has no signature
             continue
+
+
+def load_values(what: str, given: Sequence[Any], methods: Iterable[str]) -> list[Any]:
+    """Return the values of a list, those given as `module:name` imported and made.
+
+    Args:
+      what: `hook` or `sink`. given: objects; or `module:name` of a function or class without arguments that makes one or
+        several. methods: each value has at least one of them.
+    """
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ConfigError(f"{what}s is a value of type {type(given).__name__}, expected a list of {what}s.")
+    methods, found = tuple(methods), list[Any]()
+    for value in given:
+        found += made_by(what, value, methods) if isinstance(value, str) else [value]
+    for value in found:
+        if inspect.isclass(value):
+            name = value.__name__
+            raise ConfigError(f"{what} {name} is a class, expected an instance of it; write {name}().")
+        if not has_any(value, methods):
+            known = ", ".join(methods)
+            raise ConfigError(
+                f"a value of type {type(value).__name__} is no {what}: it has none of the methods {known}."
+            )
+    return found
+
+
+def made_by(what: str, reference: str, methods: Sequence[str]) -> list[Any]:
+    """Return the values that `module:name` makes, or its value."""
+    found = import_target(reference)
+    if callable(found) and (inspect.isclass(found) or not has_any(found, methods)):
+        try:
+            found = found()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{what}s {reference}: calling it raised {type(error).__name__}: {error}. Expected a function or class "
+                f"without arguments that makes a {what}, or a list of {what}s."
+            ) from error
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def has_any(value: Any, methods: Iterable[str]) -> bool:
+    return any(callable(getattr(value, name, None)) for name in methods)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from jsrl.counted import counted
+from jsrl.errors import counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import Machine
 from jsrl.linux import thread_names

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import JAX_PROCESS_MB, Plan, memory_mb
 from jsrl.linux import memory_folder

@@ -27,12 +27,11 @@ from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.launch.links import bind_addresses, ends_of, keys_folder
 from jsrl.launch.machine import this_machine
 from jsrl.launch.opponents import check_scores, plays_initial
-from jsrl.launch.replay_plan import replay_stream_bytes
+from jsrl.launch.recording_plan import replay_stream_bytes
 from jsrl.launch.schemas import find_spec, make_schemas
 from jsrl.recordings.video import require_video
 from jsrl.types import EnvSpec, GameSpec, leaves, spec_for_one
-from jsrl.workers.director.sides import Sides, sides_of
-from jsrl.workers.jobs import Job, Schemas, StartPoint
+from jsrl.workers.jobs import Job, Schemas, Sides, StartPoint, sides_of
 from jsrl.workers.kinds import Kind, find_kind, own_kinds, value_of
 
 # Measured on CPU, without environments. For forked actors: the private memory of each.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jsrl.counted import counted
+from jsrl.errors import counted
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Link, WorkerNode
 from jsrl.graph.policies import PolicyPart
@@ -11,8 +11,7 @@ from jsrl.launch.hosts.layout import Layout
 from jsrl.launch.links import stays_here
 from jsrl.launch.machine import within_gpu_memory
 from jsrl.launch.plan import ACTOR_MB, Plan, memory_mb
-from jsrl.launch.recording_plan import recording_lines
-from jsrl.launch.replay_plan import batch_bytes, replay_lines
+from jsrl.launch.recording_plan import batch_bytes, recording_lines, replay_lines
 from jsrl.references.importing import shown_target
 from jsrl.transport.stream import Stream
 from jsrl.types import leaves

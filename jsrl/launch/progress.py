@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.experiment import Experiment
 from jsrl.graph.policies import PolicyPart
 from jsrl.metrics.scores import decimals_of, score_of, score_title
 from jsrl.runs.state import read_best
@@ -48,7 +47,6 @@ class Progress:
         self.curve: list[tuple[int, float]] = []
         self.kept = {"env_steps": self.env_steps, "updates": self.updates}
         self._points = [(self.number, start.unmade, self.env_steps)]
-        self._most = most_counts(e, self.number, self.env_steps)
 
     @property
     def has_trained(self) -> bool:
@@ -72,18 +70,6 @@ class Progress:
     def outcome(self, run: Path) -> dict[str, Any]:
         scores = {"evaluation": self.evaluation, "final": self.final, "best": self.best(run)}
         return {"ended": self.ended, **self.kept, **scores}
-
-    def implausible(self, facts: dict[str, Any]) -> str:
-        """Return why the counts of one of its workers are impossible in this run; empty: they are possible.
-
-        Only counts of training have a bound: actors may produce any number of rows that are dropped.
-        """
-        if "updates" not in facts:
-            return ""
-        for name, most in self._most.items():
-            if isinstance(facts.get(name), int) and facts[name] > most:
-                return f"{name} is {facts[name]}, more than this run can have ({most})"
-        return ""
 
     def take(self, facts: dict[str, Any]) -> None:
         """Take the counters from a report or from a worker's last message."""
@@ -148,19 +134,3 @@ class Progress:
             return env_steps
         numbers, _, known = zip(*self._points, strict=True)
         return int(np.interp(number, numbers, known))
-
-
-def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[str, int]:
-    """Return upper bounds of a run's updates and env steps from any start; generous, because no run stops exactly.
-
-    With free-running replay workers there are none: actors do not wait for the learner, for instance while it compiles. With
-    others the actors fill the buffer first.
-    """
-    if experiment.is_free_running:
-        return {}
-    replay = experiment.buffer
-    filled = round(replay.min_size * (1 + replay.tolerance)) if replay is not None else 0
-    most = {"env_steps": 2 * (env_steps + experiment.total_env_steps + experiment.rows_per_update + filled)}
-    if not experiment.has_replay_workers:
-        most["updates"] = 2 * (updates + experiment.last_number + experiment.updates_per_batch)
-    return most

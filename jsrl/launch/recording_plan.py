@@ -1,15 +1,13 @@
-"""Recordings in a plan: what a run writes and reads, checked before anything starts, and as text."""
+"""Recordings and replay in a plan: what a run writes and reads, checked before anything starts, and as text."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jsrl.counted import counted
 from jsrl.envs.config import EnvConfig
-from jsrl.errors import ConfigError, SpecMismatch
+from jsrl.errors import ConfigError, SpecMismatch, counted
 from jsrl.experiment import Experiment
-from jsrl.launch.plan import Plan
 from jsrl.recordings.recordings import (
     Recording,
     Source,
@@ -23,6 +21,10 @@ from jsrl.runs.provenance import package_versions
 from jsrl.types import EnvSpec, Trajectory
 from jsrl.workers.jobs import Schemas
 from jsrl.workers.learner.recorded import wanted_leaves
+from jsrl.workers.memory import row_bytes
+
+if TYPE_CHECKING:
+    from jsrl.launch.plan import Plan
 
 # Options of an environment that change what is recorded; rewards are stored raw.
 RECORDED_OPTIONS = ("id", "kwargs", "wrappers", "max_episode_steps", "tasks", "task_weights", "atari")
@@ -131,3 +133,35 @@ def _line(recording: Recording, learner: str, e: Experiment) -> str:
         f"{recording.folder} -> {learner}   windows    {recording.env_steps:,} recorded env steps in "
         f"{counted(len(recording.chunks), 'file')}, of {source}; trained on {epochs:.1f} times"
     )
+
+
+def batch_bytes(e: Experiment, schemas: Schemas) -> int:
+    """Return the bytes of one batch of windows."""
+    assert e.buffer is not None
+    return int((e.buffer.window + 1) * e.buffer.batch_size * row_bytes(e, schemas) * (schemas.env.frames or 1))
+
+
+def replay_stream_bytes(e: Experiment, schemas: Schemas) -> int:
+    """Return the bytes of all batches of windows that may be in flight to the learner."""
+    if e.buffer is None or not e.has_replay_workers:
+        return 0
+    return batch_bytes(e, schemas) * (2 * e.updates_per_call + e.buffer.threads) * e.buffer.num_replays
+
+
+def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
+    r = e.buffer
+    if r is None:
+        return []
+    how = "prioritised" if r.prioritised else "uniform"
+    if e.is_free_running:
+        ratio = "free-running"
+    else:
+        made = r.samples_per_insert if e.has_replay_workers else e.windows_per_env_step
+        ratio = f"{made:g} windows per env step"
+    per_row = row_bytes(e, schemas)
+    kept = (
+        f"replay ({r.kind}): {r.capacity:,} env steps of {per_row:,.0f} B = {r.capacity * per_row / 2**20:,.0f} MiB; {how}; "
+        f"batches of {r.batch_size} windows of {counted(r.window, 'row')}, {counted(e.updates_per_call, 'update')} per call; "
+        f"{ratio}, from {r.min_size:,} env steps on"
+    )
+    return [kept]

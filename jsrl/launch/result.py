@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsrl.counted import counted
+from jsrl.errors import counted
 from jsrl.metrics.scores import score_text
 from jsrl.runs.curves import Scores
 from jsrl.runs.groups import Group

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsrl.envs.notes import spec_notes
+from jsrl.envs.spaces import spec_notes
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import with_changes
@@ -33,7 +33,7 @@ from jsrl.launch.graph_file import (
     stored_graph,
     write_graph,
 )
-from jsrl.launch.hooks import Hooks, load_hooks
+from jsrl.launch.hooks import Hooks, load_hooks, load_values
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.interrupts import Stopped, remembered
 from jsrl.launch.launcher import Hosts, Launcher
@@ -60,7 +60,6 @@ from jsrl.launch.start_points import (
     check_kept_state,
     find_start_points,
 )
-from jsrl.launch.user_values import load_values
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
 from jsrl.recordings.recordings import Source
@@ -68,7 +67,7 @@ from jsrl.references.capture import Capture
 from jsrl.references.importing import CAPTURED, importable_target, init_fields
 from jsrl.references.reference import from_json, to_json
 from jsrl.report.report import leave_report
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
 from jsrl.transport.wire.packing import lz4_block

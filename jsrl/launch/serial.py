@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import shutil
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any
+from typing import Any, Self
 
 from jsrl.launch.compilation import keep_compiled_here
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
-from jsrl.launch.serial_calls import UpdateDisplay
 from jsrl.launch.session import Session
 from jsrl.launch.supervised import loss_notice
 from jsrl.launch.watchdog import Watchdog
@@ -48,6 +48,51 @@ class SerialReporter:
     def left(self) -> None:
         if self._display is not None:
             self._display.end(self._worker)
+
+
+PERIOD_S = 1.0  # between looks
+
+
+class UpdateDisplay:
+    """Shows for how long an update has been running. Its thread uses the session only during updates, under a lock.
+
+    Updates are compiled: no breakpoint of the user's, and nothing else that uses the terminal, is inside them.
+
+    Args:
+      session: of the run. period_s: between looks.
+    """
+
+    def __init__(self, session: Session, period_s: float = PERIOD_S) -> None:
+        self._session, self._period_s = session, period_s
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._call: tuple[str, str, float] | None = None  # worker, name, and since when
+        self._thread = threading.Thread(target=self._run, name="update-display", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def begin(self, worker: str, name: str) -> None:
+        with self._lock:
+            self._call = worker, name, time.monotonic()
+
+    def end(self, worker: str) -> None:
+        """Record its end, and wait until the thread has left the session."""
+        with self._lock:
+            self._call = None
+        self._session.call(worker, "", 0.0)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._period_s):
+            with self._lock:
+                if self._call is not None:
+                    worker, name, since_s = self._call
+                    self._session.call(worker, name, time.monotonic() - since_s)
+                    self._session.show()
 
 
 class SerialRun:

@@ -18,23 +18,21 @@ from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
-from jsrl.launch.display_rows import RatedPlayers, frames_per_step, other_policy
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import STOPPED, Result, ledger_lines
-from jsrl.launch.stages import Stages
-from jsrl.launch.status_writer import StatusWriter, rarity
+from jsrl.launch.status_writer import RatedPlayers, Stages, StatusWriter, frames_per_step, other_policy, rarity
 from jsrl.metrics.display import Display
 from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.scores import score_name, score_of
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
-from jsrl.runs.control import AnyMessage, Bye, Event, Report
+from jsrl.runs.control import Event, Report
 from jsrl.runs.control_bodies import FINAL, ForwardedCommand
+from jsrl.runs.door import printable
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, WorkerSummary, is_whole
-from jsrl.runs.texts import printable
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.transport.stream import POLICY
 from jsrl.types import version_updates
@@ -43,7 +41,6 @@ from jsrl.workers.kinds import Kind, catalogue
 LINE_S = 1.0
 LOOK_S = 0.02
 OF_FIRST = ("saving", "evaluated")  # events that other workers receive of the first policy only
-ESTIMATES = ("evaluated", "filmed")  # events whose env steps are estimated from the version of the params
 
 
 class Session:
@@ -163,15 +160,6 @@ class Session:
         named = {policy.named(name): value for name, value in metrics.items()}
         self.hub.receive(worker, policy.named(self._kinds[worker].prefix), named)
 
-    def implausible(self, message: AnyMessage) -> str:
-        """Return why a worker's counts are impossible in this run; empty: they are possible."""
-        progress, facts = self.progress_of(message.worker), getattr(message, "facts", {})
-        if isinstance(message, Report | Bye) and not self._trains(message.worker):
-            return ""
-        if isinstance(message, Event) and message.name in ESTIMATES:
-            facts = progress.counted(facts)
-        return progress.implausible(facts)
-
     def _trains(self, worker: str) -> bool:
         """Return whether a worker's facts count the training; those of a user's worker may have the same names."""
         return worker not in self._kinds or self._kinds[worker].lifecycle.must_finish
@@ -209,7 +197,7 @@ class Session:
         elif message.name == "filmed":
             facts = progress.counted(facts)
             self._write(progress, facts["metrics"], facts["env_steps"], facts["updates"])
-            self.hub.video(self.folder.path / VIDEOS / progress.policy.folder / Path(facts["file"]).name)
+            self.hub.sinks.video(self.folder.path / VIDEOS / progress.policy.folder / Path(facts["file"]).name)
         elif message.name == "saved":
             self._saved(progress, facts)
         elif message.name == "finished":
@@ -418,7 +406,7 @@ class Session:
         options = {option.name: plain(option.default) for option in options_of(self.experiment).values()}
         config = {"run": self.folder.name, "folder": str(self.folder.path), "options": options}
         self.show(now=True)
-        self.hub.start(config | {"end_s": self.experiment.deadlines.sinks_s})
+        self.hub.sinks.start(config | {"end_s": self.experiment.deadlines.sinks_s})
         self.hooks.start(LiveRun(self))
 
     def finish(self) -> None:

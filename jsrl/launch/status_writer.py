@@ -1,4 +1,4 @@
-"""The status of a run in its run folder, written by its controller, and requests to it (jsrl.runs.state).
+"""What a run shows: stages of its workers, rated players, use of the machine, and its status in the run folder.
 
 The controller writes RUN/status.json every two seconds (see `rarity`), and checks as often whether the run must end.
 """
@@ -6,17 +6,28 @@ The controller writes RUN/status.json every two seconds (see `rarity`), and chec
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
 
+from jsrl.envs.config import EnvConfig
+from jsrl.launch.launcher import Handle
+from jsrl.launch.progress import Progress
+from jsrl.launch.supervised import SupervisedWorker
 from jsrl.metrics.display import Rate
-from jsrl.metrics.display_state import DisplayState
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.metrics.display_state import LONG_S, DisplayState, OtherPolicy, PlayerRow, Waiting, WorkerRow
+from jsrl.metrics.phases import of_main_thread
+from jsrl.metrics.scores import score_title
+from jsrl.runs.process import ProcessIdentity
+from jsrl.runs.standings import FILE as STANDINGS
+from jsrl.runs.standings import StandingsTable, read_standings
 from jsrl.runs.state import ControllerStatus, WorkerSummary, is_asked_to_stop, write_status
+from jsrl.workers.kinds import Kind, find_kind
 
 NEWS_S = 2.0
 MANY = 500  # workers
@@ -86,3 +97,164 @@ def newest_and_best(evaluations: list[tuple[int, float]]) -> list[tuple[int, flo
     older = evaluations[: -len(newest)] if newest else []
     best = max(older, key=lambda point: point[1], default=None)
     return newest if best is None or best[1] <= max(value for _, value in newest) else [best, *newest[1:]]
+
+
+READY = "ready"  # the stage that ends a start
+MOST_CALLS = 3  # of which the longest are shown
+
+
+class Stages:
+    """The stage of each worker, and since when.
+
+    Args:
+      kinds: worker -> its kind; more may be added later.
+
+    Attributes:
+      counts: name of a kind -> its workers. rows: name of a kind -> its row in the live display.
+    """
+
+    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+        self._kinds = kinds
+        self._of: dict[str, tuple[str, float]] = {}
+        self._starting: dict[str, None] = {}
+        self._calls: dict[str, tuple[str, float]] = {}
+        self.counts: Counter[str] = Counter()
+        self.rows: dict[str, WorkerRow] = {}
+
+    def set(self, worker: str, stage: str, now_s: float) -> None:
+        kind = self._kinds[worker]
+        if worker not in self._of:
+            self.counts[kind.name] += 1
+            self.rows.setdefault(kind.name, row_of(kind))
+        self._of[worker] = (stage, now_s)
+        self._calls.pop(worker, None)
+        if stage == READY:
+            self._starting.pop(worker, None)
+        else:
+            self._starting[worker] = None
+
+    def remove(self, worker: str) -> None:
+        if self._of.pop(worker, None) is not None:
+            self._starting.pop(worker, None)
+            self._calls.pop(worker, None)
+            self.counts[self._kinds[worker].name] -= 1
+
+    def call(self, worker: str, name: str, for_s: float, now_s: float) -> None:
+        """Record the call that a worker is in, and for how long; an empty name: it is in none."""
+        if name and for_s >= LONG_S:
+            self._calls[worker] = (name.removeprefix(f"{worker}: "), now_s - for_s)
+        else:
+            self._calls.pop(worker, None)
+
+    def __iter__(self) -> Iterator[tuple[str, str, float]]:
+        return ((worker, stage, since_s) for worker, (stage, since_s) in self._of.items())
+
+    def waiting(self, now_s: float) -> tuple[Waiting, ...]:
+        """Return the workers that are not ready, and for how long they have been in their stage."""
+        found = ((worker, *self._of[worker]) for worker in self._starting)
+        return tuple(Waiting(worker, stage, now_s - since_s) for worker, stage, since_s in found)
+
+    def long_calls(self, now_s: float) -> tuple[Waiting, ...]:
+        """Return the workers that have been in one call for over LONG_S, the longest first, at most MOST_CALLS."""
+        oldest = sorted(self._calls.items(), key=lambda item: item[1][1])[:MOST_CALLS]
+        return tuple(Waiting(worker, name, now_s - since_s) for worker, (name, since_s) in oldest)
+
+
+def row_of(kind: Kind) -> WorkerRow:
+    prefix, headline = kind.prefix, kind.shown.headline
+    shown = [a for a in of_main_thread(kind.shown.activities) if a.phase == "wait" or a.name in headline.others]
+    return WorkerRow(
+        rate=f"{prefix}/{headline.rate}" if headline.rate else "",
+        unit=headline.unit,
+        queue=f"{prefix}/{headline.queue}" if headline.queue else "",
+        waits=tuple((a.waits_for or a.name, f"{prefix}/{a.name}_share") for a in shown),
+    )
+
+
+MOST_PLAYERS = 6  # in the display
+
+
+def frames_per_step(env: EnvConfig) -> int:
+    """Return the game frames per env step: Atari games repeat each action."""
+    return env.atari.frame_skip if env.is_atari else 1
+
+
+def other_policy(progress: Progress) -> OtherPolicy:
+    other = OtherPolicy(progress.policy.name, progress.env_steps, progress.updates)
+    if not progress.curve:
+        return other
+    return dataclasses.replace(other, score=progress.curve[-1][1], title=score_title(progress.evaluation))
+
+
+class RatedPlayers:
+    """The rows of the players that a run's director rates, read again when it has written them anew."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._written_ns = folder, 0
+        self._rows: tuple[PlayerRow, ...] = ()
+
+    def rows(self) -> tuple[PlayerRow, ...]:
+        """Return the newest rows; () before there are any."""
+        try:
+            written_ns = (self._folder / STANDINGS).stat().st_mtime_ns
+        except OSError:
+            return ()
+        if written_ns != self._written_ns and (table := read_standings(self._folder)) is not None:
+            self._written_ns, self._rows = written_ns, player_rows(table.best(MOST_PLAYERS))
+        return self._rows
+
+
+def player_rows(table: StandingsTable) -> tuple[PlayerRow, ...]:
+    every = range(len(table.players))
+    return tuple(
+        PlayerRow(table.players[i], float(table.elo[i]), float(table.half[i]), tuple(table.share(i, j) for j in every))
+        for i in every
+    )
+
+
+class Usage:
+    """Samples workers; CPU shares refer to the time between two samples.
+
+    Make it before the workers start. Samples must be much more than 10 ms apart, the kernel's resolution of CPU time.
+
+    Args:
+      busy_s: of a launcher: CPU seconds of all other programs so far, workers included; None: unknown.
+    """
+
+    def __init__(self, busy_s: Callable[[], float | None]) -> None:
+        self._cpu_s: dict[Handle, float] = {}
+        self._sampled_s = time.monotonic()
+        self._ask_busy_s = busy_s
+        self._busy_s = busy_s()
+
+    def sample(self, workers: Collection[SupervisedWorker]) -> dict[str, float]:
+        """Return `system/KIND_rss_mb` and `system/KIND_cpu_share` (in cores) since the last sample.
+
+        `system/others_cpu_share` is the CPU time of neither workers nor this process, `system/load` the machine's; both are
+        absent if the CPU time is unknown.
+        """
+        now = time.monotonic()
+        passed_s, self._sampled_s = max(now - self._sampled_s, 1e-6), now
+        metrics: defaultdict[str, float] = defaultdict(float)
+        names = {kind: f"system/{find_kind(kind).prefix}" for kind in {worker.job.kind for worker in workers}}
+        cpu_s: dict[Handle, float] = {}
+        for worker in workers:
+            used = worker.handle.usage()
+            if used is None:
+                if worker.handle in self._cpu_s:
+                    cpu_s[worker.handle] = self._cpu_s[worker.handle]
+                continue
+            name = names[worker.job.kind]
+            cpu_s[worker.handle] = used.cpu_s
+            share = (
+                max(0.0, used.cpu_s - self._cpu_s.get(worker.handle, 0.0)) / passed_s
+            )  # a new one started after the last sample
+            metrics[f"{name}_rss_mb"] += used.resident_bytes / 1e6
+            metrics[f"{name}_cpu_share"] += share
+        busy_s = self._ask_busy_s()
+        if busy_s is not None and self._busy_s is not None:
+            ours_s = sum(spent - self._cpu_s.get(handle, 0.0) for handle, spent in cpu_s.items())
+            metrics["system/others_cpu_share"] = max(0.0, busy_s - self._busy_s - ours_s) / passed_s
+            metrics["system/load"] = os.getloadavg()[0]
+        self._cpu_s, self._busy_s = cpu_s, busy_s
+        return metrics

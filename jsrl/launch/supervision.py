@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jsrl.counted import counted
+from jsrl.errors import counted
 from jsrl.experiment import Experiment
 from jsrl.launch.resume import newest_good
 from jsrl.rate_limit import RateLimit

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from jsrl.launch.launcher import STOPPED
 from jsrl.launch.session import Session
 from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker
-from jsrl.runs.stacks import all_stacks
+from jsrl.runs.process import all_stacks
 
 FOLDER = "watchdog"  # of a run
 KEPT = 50  # reports; the oldest are deleted

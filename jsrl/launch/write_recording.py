@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jsrl.counted import counted
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
-from jsrl.envs.observations import checked
-from jsrl.errors import ConfigError, RecordingError, SpecMismatch
+from jsrl.envs.spaces import checked
+from jsrl.errors import ConfigError, RecordingError, SpecMismatch, counted
 from jsrl.launch.recording_plan import begin_recorded
 from jsrl.metrics.metrics import Meter
 from jsrl.recordings.recordings import Source

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.counted import counted
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import Episode, GameStep, VectorGame
-from jsrl.envs.endless import LONG_STEPS, OpenEpisodes
-from jsrl.errors import ConfigError
+from jsrl.envs.faults import LONG_STEPS, OpenEpisodes
+from jsrl.errors import ConfigError, counted
 from jsrl.intervals import mean_interval, with_half
 from jsrl.matches.players import Contestant, find_sides, places_of_sides
 from jsrl.types import Array, Tree, map_tree, spread

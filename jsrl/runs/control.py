@@ -23,15 +23,10 @@ import msgspec
 import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
-from jsrl.linux import resident_bytes
 from jsrl.rate_limit import is_reported
-from jsrl.runs.door import MAX_MESSAGE_BYTES
-from jsrl.runs.lease import Lease
+from jsrl.runs.door import MAX_MESSAGE_BYTES, shortened
 from jsrl.runs.logs import MOST_BYTES, cut_log
-from jsrl.runs.memory import ENDLESS, MARGIN_BYTES, Growth, MemoryWatch
-from jsrl.runs.pauses import Pauses
-from jsrl.runs.stacks import all_stacks, main_stack
-from jsrl.runs.texts import shortened
+from jsrl.runs.process import Lease, Pauses, all_stacks, main_stack
 from jsrl.transport.meeting.curve import (
     ConnectionWatch,
     Listener,
@@ -47,7 +42,6 @@ _logger = logging.getLogger("jsrl.control")
 HEARTBEAT_S = 0.2
 REPLAYING = "replaying"  # begins the stages in which a worker replays a journal, which may take as long as the run did
 LEASE_GRACE_S = 0.5  # after a lease: a running agent ends its workers first
-_HURRY_S = 0.02  # between checks of memory that grows fast
 MAX_MESSAGES = 4096  # most messages read at once
 MAX_COMMANDS = 1000  # most commands that wait for a lost connection; then the oldest is dropped
 RELAY = b"relay/"  # prefix of the identity of a connection that carries the messages of workers on other hosts
@@ -129,7 +123,6 @@ class ControlClient:
       commands: other commands of the controller.
       stuck_s: time limit of one turn of the worker's loop (None: none). turned_s: start of the current turn, by
         the monotonic clock; 0: the worker is not working and has no limit.
-      memory: watches this process's memory; None: not watched.
       lease: of this host, if it has joined the run; the process ends when it is over.
       slowness: factor on the intervals between heartbeats, and between reports.
       outlives_s: how long this process may still close after the end of its parent; 0: it ends with it. holds_run: keeps other
@@ -147,7 +140,6 @@ class ControlClient:
         self.progress = 0
         self.stuck_s: float | None = None
         self.turned_s = 0.0
-        self.memory: MemoryWatch | None = None
         self.lease: Lease | None = None
         self.slowness = 1.0
         self.outlives_s, self._orphaned_s = 0.0, 0.0
@@ -220,10 +212,7 @@ class ControlClient:
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + HEARTBEAT_S * self.slowness
                     self._beat(socket)
-                self._check_memory(socket)
                 pause_s = min(beat_at - time.monotonic(), self._check_lease())
-                if self.memory and self.memory.hurries:
-                    pause_s = min(pause_s, _HURRY_S)
                 ready = dict(poller.poll(max(0, int(1000 * pause_s) + 1)))
                 if self._wake_receiver.fileno() in ready:
                     self._wake_receiver.recv(1 << 16)
@@ -298,11 +287,6 @@ class ControlClient:
             goes_on = time.monotonic() < self._orphaned_s + self.outlives_s
         if not goes_on:
             os._exit(1)
-
-    def _check_memory(self, socket: zmq.Socket) -> None:
-        exceeded = self.memory.look() if self.memory is not None else None
-        if exceeded is not None:
-            self._give_up(socket, "MemoryExceeded", exceeded, 72)
 
     def _check_lease(self) -> float:
         """End this process if its host's lease is over and the agent, which would have ended it, is stopped.
@@ -379,15 +363,11 @@ class ControlServer:
     it too, each after the worker's identity. Commands wait while a connection is lost, until its next message.
     """
 
-    def __init__(self, address: str, *, keys: KeyPath = None, margin_bytes: int = MARGIN_BYTES) -> None:
+    def __init__(self, address: str, *, keys: KeyPath = None) -> None:
         self._keys = keys_to_bind(address, keys)
         self.refused = 0  # messages that cannot be read, or are not in the name of their sender
         self._relays: dict[bytes, bytes] = {}  # worker/incarnation -> the connection that carries its messages
         self._waiting: dict[bytes, deque[list[bytes]]] = {}  # connection that has sent a message -> commands to send
-        self._growth = Growth(margin_bytes)
-        self._open(address)
-
-    def _open(self, address: str) -> None:
         self._socket = zmq.Context().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -400,32 +380,13 @@ class ControlServer:
             os.umask(old)
         self.address = self._listener.address
 
-    def _drop_unfinished(self) -> list[AnyMessage]:
-        """Recreate the socket if this process has grown by the margin; return the messages that were complete.
-
-        A connection that sends endless messages, which ZeroMQ stores and does not show, is lost with its messages. Workers
-        reconnect by themselves.
-        """
-        if not self._growth.is_large():
-            return []
-        before, messages = resident_bytes(), self._take()
-        self._listener.close(0)
-        self._open(self.address)
-        if freed := self._growth.freed(before):
-            _logger.warning(ENDLESS, self.address, freed)
-        return messages
-
     def poll(self, timeout_s: float) -> list[AnyMessage]:
         """Return the workers' messages, waiting up to `timeout_s` for the first one."""
         if self._socket.closed:
             raise StreamClosed("the control connection is closed; workers get no more commands.")
-        messages = self._drop_unfinished()
-        if not self._socket.poll(0 if messages else int(timeout_s * 1000)):
-            return messages
-        return messages + self._take()
-
-    def _take(self) -> list[AnyMessage]:
         messages: list[AnyMessage] = []
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return messages
         for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from supervising its workers
             if not self._socket.poll(0):
                 break

@@ -63,3 +63,25 @@ class Drops:
         line = f"a message of {sender} was dropped{number}: {why}" if is_reported(self.count) else ""
         cut_off = f"{MAX_DROPS} of its messages were dropped within {DROPS_S:g} s, the last because {why}"
         return line, "" if self._recent.spend() else cut_off
+
+
+MAX_CHARS = 1 << 16  # of one text
+
+
+def shortened(text: str, max_chars: int = MAX_CHARS) -> str:
+    """Return a text of at most about so many characters: the middle is left out, and its length said."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+
+
+def printable(text: str) -> str:
+    """Return a text for a terminal: shortened, with escapes for control characters except new lines and tabs."""
+    text = shortened(text)
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape", "backslashreplace").decode()
+        for char in text
+    )

@@ -7,6 +7,7 @@ import re
 
 from jsrl.linux import available_bytes, core_quotas, memory_limits
 
+MIB = 1 << 20
 RUNS_AT_ONCE = "JSRL_RUNS_AT_ONCE"  # variable of the runs that share what this process may use: their number
 
 

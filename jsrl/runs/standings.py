@@ -17,7 +17,7 @@ LEARNS = "@latest"
 class StandingsTable:
     """The players of a run, best first: points[i, j] that i won against j in games[i, j] games, and Elo ratings.
 
-    half: half widths of the 95% intervals of the ratings; NaN in the folders of older runs.
+    half: half widths of the 95% intervals of the ratings.
     """
 
     players: tuple[str, ...]
@@ -50,7 +50,7 @@ def read_standings(folder: Path) -> StandingsTable | None:
     try:
         values = read_json(folder / FILE)
         players, elo = tuple(map(str, values["players"])), np.array(values["elo"], float)
-        half = np.array(values.get("elo_ci95", [np.nan] * len(players)), float)
+        half = np.array(values["elo_ci95"], float)
         points, games = np.array(values["points"], float), np.array(values["games"], float)
         return StandingsTable(players, elo, half, points, games).ranked()
     except (OSError, ValueError, TypeError, KeyError, IndexError):

@@ -18,7 +18,7 @@ import msgspec
 from jsrl.errors import ConfigError
 from jsrl.plain_files import read_plain
 from jsrl.runs.files import json_ready, read_json, read_object, write_atomic, write_json
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.process import ProcessIdentity
 from jsrl.transport.ledger.reconcile import HopLedger
 from jsrl.transport.memory.segment import is_held
 

@@ -12,8 +12,7 @@ from jsrl.envs.base import VectorEnv
 from jsrl.envs.make import make
 from jsrl.envs.random_play import random_actions, random_joint_actions
 from jsrl.experiment import Experiment
-from jsrl.simulation.fits import fit
-from jsrl.simulation.times import Cost, EnvTimes
+from jsrl.simulation.times import Cost, EnvTimes, fit
 from jsrl.types import GameSpec, Tree
 
 QUANTILES = 32

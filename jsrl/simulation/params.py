@@ -14,8 +14,8 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.references.importing import spawn_environment
-from jsrl.simulation.acting import engine_of
 from jsrl.simulation.times import ParamsTimes
+from jsrl.simulation.timing import engine_of
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.params.transports import bind_params, connect_params
 from jsrl.types import make_version

@@ -17,7 +17,7 @@ from jsrl.linux import SHM
 from jsrl.transport.params.relay import FAN_OUT
 from jsrl.transport.wire.packing import is_stack
 from jsrl.types import ArraySpec, leaves
-from jsrl.workers.inference.build import batch_sizes
+from jsrl.workers.inference.worker import batch_sizes
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
 

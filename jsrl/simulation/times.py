@@ -6,10 +6,12 @@ CPU times are those of one core of the calibrated machine; a `Cost` grows with t
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.plain_files import read_plain
@@ -178,3 +180,25 @@ def read_times(path: Path) -> ServiceTimes:
     if found.format != FORMAT:
         raise ConfigError(f"{path} has format {found.format}, this version reads {FORMAT}; calibrate again.")
     return found
+
+
+def fit(points: Iterable[tuple[float, float]]) -> Cost:
+    """Return the cost `call_s + row_s x rows` nearest to (rows, seconds), neither part below zero.
+
+    If all points have the same rows, half of the cost is attributed to the call.
+    """
+    found = [(rows, seconds) for rows, seconds in points]
+    if not found:
+        return Cost()
+    rows = np.array([float(rows) for rows, _ in found])
+    seconds = np.array([max(0.0, float(seconds)) for _, seconds in found])
+    if np.ptp(rows) == 0:
+        mean = float(seconds.mean())
+        return Cost(mean / 2, mean / 2 / float(rows[0]))
+    slope = float(((rows - rows.mean()) * (seconds - seconds.mean())).sum() / ((rows - rows.mean()) ** 2).sum())
+    call = float(seconds.mean() - slope * rows.mean())
+    if slope < 0:
+        return Cost(float(seconds.mean()), 0.0)
+    if call < 0:
+        return Cost(0.0, float((rows * seconds).sum() / (rows * rows).sum()))
+    return Cost(call, slope)

@@ -23,8 +23,7 @@ import numpy as np
 from jsrl.errors import CodecError, SnapshotError
 from jsrl.plain_files import open_plain
 from jsrl.runs.files import json_ready, read_json
-from jsrl.runs.limits import free_memory_bytes
-from jsrl.runs.memory import MIB
+from jsrl.runs.limits import MIB, free_memory_bytes
 from jsrl.transport.wire.schema import to_dtype
 
 FORMAT = "jsrl-snapshot"

@@ -53,13 +53,7 @@ class Transport:
 
     For arguments and guarantees of each end see jsrl.transport.samples.transports, .inference.transports and
     .params.transports. `connect_...` must accept the `address` of an end that the same transport has bound.
-
-    Attributes:
-      queues: whether messages wait in the memory of the binding process until they are read: the process's memory is then
-        watched.
     """
-
-    queues = False
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
         """Return the reading end of a sample stream."""
@@ -172,8 +166,6 @@ class OneHost(Transport):
 
 class ZeroMQ(Transport):
     """A header and raw frames, over Unix sockets or, with keys, over TCP."""
-
-    queues = True
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
         """See Transport."""

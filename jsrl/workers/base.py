@@ -1,12 +1,21 @@
-"""What every worker is: setup / step / close, and the receiver of its reports. Its process is jsrl.workers.process."""
+"""What every worker is: setup / step / close, the receiver of its reports, and what several kinds share.
+
+Its process is jsrl.workers.process. Imports no jax.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
-from jsrl.errors import ConfigError
+from jsrl.envs.base import VectorEnv, VectorGame
+from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.metrics.metrics import Meter, as_number
+from jsrl.references.importing import shown_target
 from jsrl.runs.control import Command
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import ended_by_own_code
 
 
 class Reporter(Protocol):
@@ -99,3 +108,77 @@ def report_of(worker: Worker) -> tuple[dict[str, float], dict[str, Any]]:
     for name, value in metrics.items():
         as_number(f"{name} of {worker.name}", value)
     return metrics, facts
+
+
+T = TypeVar("T")
+
+
+class Refusals:
+    """The connections that a worker's streams rejected: another schema, or a violation of the protocol.
+
+    They never end the worker, else any outsider could end a run. A rejected worker of this run gets the reason in its
+    reply and ends.
+
+    Args:
+      worker: the worker's name. reporter: receives a warning about the first rejection; None: no warning.
+
+    Attributes:
+      count: rejections so far.
+    """
+
+    def __init__(self, worker: str, reporter: Reporter | None = None) -> None:
+        self._worker, self._reporter = worker, reporter
+        self.count = 0
+
+    def note(self, error: Exception) -> None:
+        self.count += 1
+        if self.count == 1 and self._reporter is not None:
+            self._reporter.event(
+                "warning",
+                f"{self._worker} rejected a connection and continues: {error} (further ones are only counted)",
+            )
+
+    def take(self, take: Callable[[float], T], timeout_s: float) -> T:
+        """Return what `take(timeout_s)` returns; a rejection it raises is counted, and it is called again until the timeout.
+
+        Raises:
+          StreamTimeout: nothing came in time. StreamClosed: this end is closed.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                return take(max(0.0, deadline_s - time.monotonic()))
+            except (StreamTimeout, StreamClosed):
+                raise
+            except (SpecMismatch, StreamError) as error:
+                self.note(error)
+                if time.monotonic() >= deadline_s:
+                    raise StreamTimeout(f"nothing but {error}") from error
+
+
+def where(env: Any) -> str:
+    """Return which slot of a vector is stepping and its position in the episode; empty if it reports none."""
+    return env.where() if hasattr(env, "spec") and callable(getattr(env, "where", None)) else ""
+
+
+def end_hint(job: Job, status: int | None) -> str:
+    """Return what may have ended a worker with environments that sent no error, as the end of a sentence, and what to do."""
+    name = shown_target(job.experiment.env.id)
+    if not ended_by_own_code(status):
+        return f" (environment {name!r})"
+    return (
+        f". The environment {name!r} may have ended the process, by os._exit or in C code, as errors of Python code leave a "
+        "traceback. Try it with check_env (jsrl.envs.check); --restart 3 replaces a worker that ends"
+    )
+
+
+class EnvCall:
+    """Text for messages about an environment call that has not returned; names the stepping slot when read."""
+
+    def __init__(self, text: str, env: VectorEnv | VectorGame) -> None:
+        self._text, self._env = text, env
+
+    def __str__(self) -> str:
+        place = where(self._env)
+        text = f"{self._text} ({place})" if place else self._text
+        return f"{text}," if "," in self._text else text  # the second comma of `environment 'a:B', group 0,`

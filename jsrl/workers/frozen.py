@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.runs.memory import MIB
+from jsrl.runs.limits import MIB
 from jsrl.transport.base import NOT_PLAYED
 from jsrl.types import Tree, spread
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from jsrl.directors.messages import Assignment
 from jsrl.envs.seats import SeatView, view_of
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
@@ -17,8 +18,7 @@ from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.ledger.hops import recorded_hop
 from jsrl.transport.meeting.keys import named_by_key
 from jsrl.transport.stream import POLICY, End
-from jsrl.types import ArraySpec, EnvSpec, Trajectory, changed_leaves
-from jsrl.workers.director.sides import Sides
+from jsrl.types import ArraySpec, EnvSpec, GameSpec, Trajectory, changed_leaves
 
 CONNECT_TIMEOUT_S = 120.0
 FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
@@ -131,6 +131,51 @@ class WorkerJob(Protocol):
     def has(self, port: str) -> bool:
         """Return whether a port has a stream."""
         ...
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The sides of an environment.
+
+    Attributes:
+      environment: its name. seats: names of the seats of each side; none with one agent.
+      policies: that can play all seats of each side.
+    """
+
+    environment: str
+    seats: tuple[tuple[str, ...], ...]
+    policies: tuple[tuple[str, ...], ...]
+
+    def check(self, one: Assignment) -> None:
+        if sorted(one.sides) != list(range(len(self.policies))):
+            raise ConfigError(
+                f"the director assigns players to {len(one.sides)} sides, but environment {self.environment!r} has "
+                f"{len(self.policies)}; set the director's sides (num_sides, or one policy for each), or give the seats of a "
+                "team one side."
+            )
+        if one.greedy:
+            raise ConfigError(
+                "the director requests greedy games, which actors do not play; evaluate the players instead."
+            )
+        for player, side in zip(one.players, one.sides, strict=True):
+            if player.policy not in self.policies[side]:
+                raise ConfigError(
+                    f"the director lets {player.policy!r} play side {side} ({', '.join(self.seats[side])}), whose seats it "
+                    f"does not all have; policies that have: {', '.join(self.policies[side]) or 'none'}. See "
+                    f"policies.{player.policy}.seats."
+                )
+
+
+def sides_of(spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> Sides:
+    """Return the sides of an environment; seats: policy -> its seats: name -> place."""
+    if not isinstance(spec, GameSpec):
+        return Sides(spec.name, ((),), (tuple(sorted(seats)),))
+    names, policies = [], []
+    for side in range(max(spec.sides) + 1):
+        places = [place for place, number in enumerate(spec.sides) if number == side]
+        names.append(tuple(spec.names[place] for place in places))
+        policies.append(tuple(sorted(policy for policy, own in seats.items() if set(places) <= set(own.values()))))
+    return Sides(spec.name, tuple(names), tuple(policies))
 
 
 @dataclass(frozen=True)

@@ -93,15 +93,12 @@ class Resources(NamedTuple):
       threads: CPU threads that it computes with, from (experiment); None: one per core.
       forks: one process may fork several of them, if they load no jax.
       memory_bytes: estimate of its memory besides libraries, params and streams, from (job); for the plan.
-      growth_bytes: most that its streams and state may add to its memory after its start, from (job); None: no other worker
-        connects to it.
     """
 
     device: Literal["cpu", "learns", "serves"] = "cpu"
     threads: OrFunction[int | None] = 1
     forks: bool = False
     memory_bytes: OrFunction[int] = 0
-    growth_bytes: OrFunction[int | None] = None
 
 
 class LastTask(NamedTuple):

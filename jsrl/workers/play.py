@@ -18,8 +18,7 @@ import numpy as np
 
 from jsrl.agents.base import Agent
 from jsrl.envs.base import EnvStep, Episode, GameStep, VectorEnv, VectorGame
-from jsrl.envs.endless import LONG_STEPS, OpenEpisodes, endless_text
-from jsrl.envs.faults import foreign
+from jsrl.envs.faults import LONG_STEPS, OpenEpisodes, endless_text, foreign
 from jsrl.envs.seats import SeatView, actions_of, finite_actions, part_of
 from jsrl.errors import JsrlError
 from jsrl.intervals import return_facts
@@ -30,8 +29,7 @@ from jsrl.references.importing import shown_target
 from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import Array, EnvSpec, version_updates
 from jsrl.workers.acting import Engine, GroupSlots
-from jsrl.workers.base import Reporter
-from jsrl.workers.env_call import EnvCall
+from jsrl.workers.base import EnvCall, Reporter
 
 STEP_S = 0.05
 PlayedEnv = TypeVar("PlayedEnv", bound="VectorEnv | VectorGame")

@@ -9,7 +9,7 @@ from typing import Any
 from jsrl.agents.base import Agent
 from jsrl.experiment.building import build_agent
 from jsrl.metrics.phases import Phases
-from jsrl.runs.memory import MIB
+from jsrl.runs.limits import MIB
 from jsrl.snapshots.queue import Job as WrittenJob
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.acting import Engine

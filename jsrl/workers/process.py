@@ -58,17 +58,15 @@ def work(
     def build_from_file(reporter: Reporter) -> Worker:
         from jsrl.fields import decoding
         from jsrl.references.reference import from_json
-        from jsrl.runs.lease import Lease
+        from jsrl.runs.process import Lease
         from jsrl.runs.state import RUNNING
         from jsrl.transport.memory.segment import share_lock
         from jsrl.workers.kinds import build_worker, find_kind, value_of
-        from jsrl.workers.memory import make_watch
 
         with decoding():
             job = from_json(json.loads(job_path.read_text()))
         kind = find_kind(job.kind)
         control.stuck_s = job.experiment.deadlines.stuck_s
-        control.memory = make_watch(job, value_of(kind.resources.growth_bytes, job))
         control.slowness = slowness(kind, job.workers, job.experiment.deadlines.silence_s)
         if job.away:
             control.lease = Lease(Path(job.folder))
@@ -114,13 +112,10 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
 
 def _loop(worker: Worker, control: ControlClient) -> None:
     report_at = time.monotonic() + REPORT_S * control.slowness
-    watched = _watch_memory(worker, control)
     while not control.stop.is_set():
         control.turned_s = time.monotonic()
         control.stuck_s = getattr(worker, "turn_limit_s", None) or control.stuck_s
         control.progress += step_of(worker)
-        if not watched and getattr(worker, "settled", True):
-            watched = _watch_memory(worker, control)
         while not control.commands.empty():
             worker.command(control.commands.get())
         if time.monotonic() >= report_at:
@@ -141,14 +136,6 @@ def _closed(error: StreamClosed, control: ControlClient) -> int:
         return 0
     control.send(Crash, error="StreamClosed", text=str(error), trace=traceback.format_exc())
     return 1
-
-
-def _watch_memory(worker: Worker, control: ControlClient) -> bool:
-    """Start the watch of this process's memory, if it has one; return whether it has its final baseline."""
-    settled = getattr(worker, "settled", True)
-    if control.memory is not None:
-        control.memory.begin(settled=settled)
-    return control.memory is None or settled
 
 
 class ControlReporter:

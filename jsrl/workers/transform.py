@@ -17,12 +17,11 @@ from jsrl.runs.control import Command
 from jsrl.transport.base import Block, Entry, Lease, SampleConsumer
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, leaves
-from jsrl.workers.base import Reporter
+from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import begin_counting, bind_reader
 from jsrl.workers.following import SampleWriter
 from jsrl.workers.jobs import WorkerJob, whole
 from jsrl.workers.kinds import Port, make_meter
-from jsrl.workers.refusals import Refusals
 
 
 class TrajectoryTransform:

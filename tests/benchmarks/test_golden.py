@@ -1,4 +1,4 @@
-"""The bits of trained params: what changes a hash, and the output of the comparison."""
+"""The bits of trained params: what changes a hash, and the comparison of two commits."""
 
 import json
 
@@ -16,20 +16,12 @@ def test_hash_covers_values_shapes_and_types_but_not_names():
         assert golden.digest(tree | {"a": changed}) != golden.digest(tree)
 
 
-def test_differences_name_case_and_seed():
-    before = {"ppo": {"0": "x", "1": "y"}}
-    assert golden.differences(before, before) == []
-    assert golden.differences(before, {"ppo": {"0": "x", "1": "z"}, "td3": {"0": "q"}}) == ["ppo seed 1", "td3 seed 0"]
-
-
 @pytest.mark.nightly
-def test_recorded_case_is_compared(tmp_path, capsys):
+def test_a_case_is_compared_with_a_commit_and_with_a_file(tmp_path, capsys):
     file = tmp_path / "golden.json"
-    words = ["--only", "ppo_masked"]
-    assert golden.main(["record", "--out", str(file), "--steps", "3000", "--seeds", "0", *words]) == 0
-    assert golden.main(["compare", str(file), *words]) == 0
+    assert golden.main(["HEAD", "HEAD", "--cases", "ppo_masked", "--steps", "3000", "--json", str(file)]) == 0
     kept = json.loads(file.read_text())
-    kept["hashes"]["ppo_masked"]["0"] = "of other params"
+    kept["hashes"]["ppo_masked seed 0"]["before"] = "of other params"
     file.write_text(json.dumps(kept))
-    assert golden.main(["compare", str(file)]) == 1
-    assert "DIFFERS: ppo_masked seed 0" in capsys.readouterr().out
+    assert golden.main([str(file), "HEAD", "--cases", "ppo_masked"]) == 1
+    assert "DIFFERS" in capsys.readouterr().out

@@ -29,6 +29,6 @@ class Played:
 
 @pytest.mark.parametrize(("extra", "told"), [(0.0, "passed"), (paired.PLANTED, "failed")])
 def test_planted_slowdown_is_detected(extra, told, capsys):
-    given = argparse.Namespace(pairs=30, seconds=0.1)
+    given = argparse.Namespace(pairs=30, block_cpu_s=0.1)
     assert paired.measure("ppo_cartpole", Played(0, 10.0), Played(1, 10.0), given, extra) == told
     assert told in capsys.readouterr().out

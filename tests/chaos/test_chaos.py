@@ -16,7 +16,7 @@ from benchmarks import strangers
 from jsrl.chaos.chaos import ChaosRun, ChaosSettings, Flood, InjectedFault, ScoreCard, run_command
 from jsrl.cli.chaos import check_args
 from jsrl.errors import ConfigError
-from jsrl.launch.local.hang import HungProcess
+from jsrl.launch.local.outside import HungProcess
 from jsrl.workers.director.audit import Games
 from jsrl.workers.kinds import find_kind, own_kinds
 from tests.system.launched import DRIVE, FOREVER

@@ -19,7 +19,7 @@ from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import make_plan
 from jsrl.launch.result import Result
 from jsrl.references.reference import to_json
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.runs import RunFolder, read_metrics
 from jsrl.runs.state import ask_to_stop
 

@@ -17,7 +17,7 @@ import pytest
 
 from jsrl.cli import main, seeds
 from jsrl.runs.groups import Group, find_group, read_group
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.runs import RunFolder, load_runs
 from jsrl.runs.state import ask_to_stop
 from jsrl.snapshots.store import SnapshotStore

@@ -19,7 +19,7 @@ import pytest
 from jsrl.cli import main, stop
 from jsrl.launch.resume import claimed
 from jsrl.linux import start_ticks
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RUNNING, STOP, ControllerStatus, is_asked_to_stop, write_status
 

@@ -14,7 +14,7 @@ from jsrl.envs.make import import_modules, make
 from jsrl.envs.rendering import check_rendered, make_rendered
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
-from jsrl.launch.display_rows import frames_per_step
+from jsrl.launch.status_writer import frames_per_step
 
 
 class Painted(gymnasium.Env):

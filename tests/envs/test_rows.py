@@ -13,9 +13,8 @@ from jsrl.envs.base import Episode
 from jsrl.envs.check import check_env
 from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.envs.make import make, make_spec
-from jsrl.envs.notes import spec_notes
 from jsrl.envs.rows import slot_seeds
-from jsrl.envs.spaces import ObservationLayout, allowed_choices, choice_starts, encode
+from jsrl.envs.spaces import ObservationLayout, allowed_choices, choice_starts, encode, spec_notes
 from jsrl.errors import ConfigError, EnvironmentFault, SpecMismatch
 from jsrl.types import ArraySpec, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat, map_tree, named_leaves
 from tests.envs.scripted import Counting, Rich

@@ -17,10 +17,9 @@ from jsrl.experiment import Experiment, LearnerConfig, ReplayConfig
 from jsrl.experiment.automatic import Machine, settled
 from jsrl.graph.check import check
 from jsrl.graph.drawing import draw
-from jsrl.graph.graph import Graph
+from jsrl.graph.graph import Graph, ranks_of
 from jsrl.graph.placements import make_graph, with_ranks
 from jsrl.graph.policies import policies_of, policy_of, with_policy
-from jsrl.graph.ranks import ranks_of
 from jsrl.launch.devices import process_environment
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.plan import make_plan

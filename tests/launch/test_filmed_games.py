@@ -12,9 +12,8 @@ from jsrl.cli import play
 from jsrl.cli.record_policy import record_policy
 from jsrl.envs.base import Episode, GameStep
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.rendering import make_rendered
+from jsrl.envs.rendering import Returns, make_rendered
 from jsrl.envs.seats import SeatView
-from jsrl.envs.side_by_side import Returns
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig, VideoConfig
 from jsrl.launch.plan import make_plan

@@ -39,7 +39,7 @@ from jsrl.graph.placements import make_graph
 from jsrl.launch import memory_folder
 from jsrl.launch.devices import process_environment, set_flags_here
 from jsrl.launch.launcher import Hosts
-from jsrl.launch.links import begin_encryption, bind_addresses, check_address, ends_of
+from jsrl.launch.links import begin_encryption, bind_addresses, check_address
 from jsrl.launch.machine import accelerators, within_gpu_memory
 from jsrl.launch.memory_folder import check_memory
 from jsrl.launch.plan import Plan, make_plan, memory_mb
@@ -52,7 +52,6 @@ from jsrl.runs.limits import RUNS_AT_ONCE
 from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
 from jsrl.types import ArraySpec
-from jsrl.workers.memory import make_watch
 from tests.loopback import own_loopback
 
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
@@ -539,30 +538,6 @@ def test_first_port_in_use_is_refused_before_the_start() -> None:
         ):
             check_address(experiment(transport="zeromq", bind=bind))
     check_address(experiment(transport="zeromq", bind=bind))
-
-
-def test_memory_of_workers_that_bind_message_streams_is_watched() -> None:
-    """Determined by addresses: a shared-memory end holds no messages of others, also in a run over ZeroMQ."""
-    bound = {
-        transport: {job.name: job for job in plan_of(transport=transport, num_actors=2).jobs}
-        for transport in ("shared-memory", "zeromq")
-    }
-    watched = {
-        transport: [name for name, job in jobs.items() if make_watch(job, 1) is not None]
-        for transport, jobs in bound.items()
-    }
-    assert watched == {"shared-memory": [], "zeromq": ["learner", "parameter-server", "inference-0"]}
-    learner = bound["zeromq"]["learner"]
-    assert make_watch(learner, None) is None and make_watch(dataclasses.replace(learner, in_process=True), 1) is None
-    elsewhere = Hosts("10.0.0.1", {"actor-1": "10.0.0.7"})
-    job = dataclasses.replace(bound["shared-memory"]["learner"], ends=_ends_over(elsewhere))
-    assert make_watch(job, 1) is not None
-
-
-def _ends_over(hosts: Hosts):
-    e = experiment(num_actors=2)
-    graph = make_graph(e)
-    return ends_of(graph, graph.worker("learner"), bind_addresses(graph, e, MEMORY, hosts), "policy")
 
 
 def test_hosts_of_a_stream_determine_its_transport() -> None:

@@ -19,7 +19,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, PolicyConfig
 from jsrl.launch.run import run
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.workers.learner.copies import FOLDER, Copies
+from jsrl.workers.learner.directed import FOLDER, Copies
 from jsrl.workers.learner.worker import Learner
 from tests.climb import ClimbConfig
 

@@ -21,18 +21,15 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, LearnerConfig, PolicyConfig, ReplayConfig
 from jsrl.graph.graph import Graph, node
-from jsrl.graph.policies import PolicyPart, with_policy
+from jsrl.graph.policies import with_policy
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
-from jsrl.launch.progress import Progress
 from jsrl.launch.run import run
-from jsrl.launch.session import Session
 from jsrl.launch.start_points import _check_totals
 from jsrl.networks.model import NetworkConfig
 from jsrl.replay.device.ring import ring_shape, size_bytes
 from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import rows_shape
-from jsrl.runs.control import Event
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.stream import Stream
@@ -345,27 +342,6 @@ def test_resumed_run_with_free_replay_counts_the_inserted_env_steps(tmp_path):
     assert again.metrics["env_steps"].max() < 700
     with pytest.raises(ConfigError, match=f"has trained {again.env_steps:,} env steps, more than"):
         run(e, runs_dir=tmp_path, resume="a", display="quiet")
-
-
-def test_estimated_env_steps_of_free_replay_are_not_implausible():
-    """The evaluator knows only updates; the controller interpolates the env steps from the learner's reports."""
-    e = experiment("host", replay={"samples_per_insert": None})
-    progress = Progress(PolicyPart("policy", "learner", e, (0,), ""))
-    progress.take({"updates": 9_000, "env_steps": 900})
-    session = SimpleNamespace(progress_of=lambda worker: progress)
-    facts = {"updates": 8_000, "env_steps": 8_000 * e.rows_per_update, "metrics": {}}
-    for worker, name in (("evaluator", "evaluated"), ("video-recorder", "filmed")):
-        assert Session.implausible(session, Event(worker, 0, name, facts=facts)) == ""
-
-
-def test_env_steps_inserted_before_the_first_update_are_not_implausible():
-    """Actors of a free-running replay do not wait while the learner compiles; others fill the buffer first."""
-    short = {"total_env_steps": 200}
-    free = experiment("host", replay={"samples_per_insert": None}, **short)
-    filled = experiment("host", replay={"min_size": 2_000}, **short)
-    for e, env_steps, refused in ((free, 10**6, False), (filled, 2_200, False), (filled, 10**6, True)):
-        progress = Progress(PolicyPart("policy", "learner", e, (0,), ""))
-        assert ("env_steps is" in progress.implausible({"updates": 1, "env_steps": env_steps})) == refused
 
 
 @pytest.mark.slow

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from jsrl.launch.serial import SerialReporter, SerialRun
-from jsrl.launch.serial_calls import UpdateDisplay
+from jsrl.launch.serial import SerialReporter, SerialRun, UpdateDisplay
 from jsrl.workers.kinds import LastTask, Lifecycle, find_kind
 
 

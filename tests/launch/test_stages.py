@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jsrl.launch.stages import Stages
+from jsrl.launch.status_writer import Stages
 from jsrl.metrics.display_state import Waiting
 from jsrl.workers.kinds import find_kind
 

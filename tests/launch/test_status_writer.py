@@ -19,7 +19,7 @@ from jsrl.launch.result import is_finished
 from jsrl.launch.session import Session
 from jsrl.metrics.display import make_display
 from jsrl.report.report import leave_report
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import STATUS, ask_to_stop, read_result, read_state
 from jsrl.transport.ledger.hops import SAMPLES

@@ -239,15 +239,12 @@ def test_counters_and_metrics_are_kept_by_policy(session: Session) -> None:
     assert (line["updates"], line["env_steps"], line["learner/loss"]) == (4, 40, 1.0)
     assert (line["b/updates"], line["b/env_steps"], line["b/learner/loss"]) == (9, 90, 3.0)
     assert str(session.state().others[0]) == "b: steps 90 updates 9"
-    lie = SimpleNamespace(worker="learner-b", facts={"updates": 10**9})
-    assert "more than this run can have" in session.implausible(lie)  # type: ignore[arg-type]
 
 
 def test_counts_of_other_workers_are_not_those_of_the_training(session: Session) -> None:
     """A user's worker may count its own updates under these names."""
     report = Report("actor-1", 0, {}, {"updates": 10**9, "env_steps": 10**9, "finished": True})
     session.report(Report("learner-b", 0, {}, {"updates": 9, "env_steps": 90}))
-    assert session.implausible(report) == ""
     session.report(report)
     progress = session.policies["b"]
     assert (progress.updates, progress.env_steps, progress.kept["updates"], progress.ended) == (9, 90, 9, "")
@@ -260,12 +257,6 @@ def test_scores_of_a_very_long_run_take_a_bounded_memory(session: Session) -> No
         assert progress.curve[-1][0] == number
     assert MOST_PROGRESS / 2 < len(progress.curve) <= MOST_PROGRESS
     assert progress.curve[0][0] == 0 and (101, 9.0) in progress.curve and progress.curve == sorted(progress.curve)
-
-
-def test_an_actor_may_produce_more_rows_than_the_run_trains_on(session: Session) -> None:
-    facts = {"env_steps": 3 * session.experiment.total_env_steps}
-    assert session.implausible(Report("actor-1", 0, {}, facts)) == ""
-    assert "env_steps is 30000, more than" in session.implausible(Report("learner-b", 0, {}, facts | {"updates": 3}))
 
 
 def test_state_of_a_director_is_kept_with_snapshots_of_the_first_policy_only(session: Session, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from jsrl.launch.launcher import ResourceUsage
 from jsrl.launch.local import launcher, processes
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.session import Session
+from jsrl.launch.status_writer import Usage
 from jsrl.launch.supervised import SupervisedWorker
-from jsrl.launch.usage import Usage
 from jsrl.metrics.display import make_display
 from jsrl.runs.runs import RunFolder
 

@@ -25,7 +25,7 @@ from jsrl.launch.launcher import Handle, Hosts, Need, Start
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.state import RUNNING, read_state
 from jsrl.transport.transports import Transport, find_transport, place_in, transport_of
 from jsrl.types import version_updates

@@ -10,8 +10,8 @@ from scipy import stats
 from jsrl.agents.ppo import PPOConfig
 from jsrl.experiment import Experiment
 from jsrl.intervals import return_facts
-from jsrl.launch.display_rows import other_policy
 from jsrl.launch.progress import Progress
+from jsrl.launch.status_writer import other_policy
 from jsrl.metrics.scores import score_text
 
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
-from jsrl.replay.device.agent import update_keys
-from jsrl.replay.device.several import several_updates
+from jsrl.replay.device.agent import several_updates, update_keys
 from tests.replay.streams import World
 
 

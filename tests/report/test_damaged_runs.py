@@ -25,7 +25,7 @@ from jsrl.report.comparison_page import comparison_page
 from jsrl.report.live import UNREADABLE, Live
 from jsrl.report.run_report import make_report
 from jsrl.runs.files import write_json
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.runs import RunFolder, load_runs, read_metrics
 from jsrl.runs.state import ControllerStatus, read_result, write_status
 from tests.runs.test_broken_files import fifo, promptly

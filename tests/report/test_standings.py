@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.launch.display_rows import player_rows
-from jsrl.report.standings import standings_lines, standings_page
+from jsrl.launch.status_writer import player_rows
+from jsrl.report.html import standings_page
+from jsrl.report.text import standings_lines
 from jsrl.runs.standings import read_standings
 
 
@@ -47,14 +48,6 @@ def test_large_tables_show_the_best_and_the_learning_players(tmp_path: Path) -> 
         (None, 0.75, 0.75, 0.75),
     )
     assert (last.name, last.shares) == ("main@latest", (0.25, 0.25, 0.25, None))
-
-
-def test_folders_of_older_runs_have_no_intervals(tmp_path: Path) -> None:
-    write(tmp_path, ["main@latest", "main@frozen-1"])
-    file = tmp_path / "director" / "standings.json"
-    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "elo_ci95"}))
-    table = read_standings(tmp_path)
-    assert table is not None and standings_lines(table)[0].endswith("main@frozen-1 +10, main@latest +0")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,18 @@ import io
 
 from jsrl.metrics.display import make_display
 from jsrl.runs.control import Crash, Event, Report, Stage, encoded
-from jsrl.runs.door import DROPS_S, MAX_DROPS, NAME_BYTES, TEXT_BYTES, TEXT_BYTES_PER_S, Drops, TextBudget
-from jsrl.runs.texts import MAX_CHARS, printable, shortened
+from jsrl.runs.door import (
+    DROPS_S,
+    MAX_CHARS,
+    MAX_DROPS,
+    NAME_BYTES,
+    TEXT_BYTES,
+    TEXT_BYTES_PER_S,
+    Drops,
+    TextBudget,
+    printable,
+    shortened,
+)
 from jsrl.workers.kinds import find_kind, objection
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jsrl.runs.pauses import PAUSE_S, Pauses
+from jsrl.runs.process import PAUSE_S, Pauses
 
 
 @pytest.mark.parametrize(

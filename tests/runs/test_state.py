@@ -13,7 +13,7 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.launch.resume import claimed
-from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import (
     RESULT,

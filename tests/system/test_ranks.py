@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from jsrl.launch.local.hang import HungProcess
+from jsrl.launch.local.outside import HungProcess
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.types import named_leaves

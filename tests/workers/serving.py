@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from jsrl.metrics.metrics import Meter
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.workers.acting import Engine
-from jsrl.workers.base import NullReporter
+from jsrl.workers.base import NullReporter, Refusals
 from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
 from jsrl.workers.inference.worker import InferenceWorker
-from jsrl.workers.refusals import Refusals
 
 Connect = Callable[[], tuple[InferenceServer, ParamsSubscriber]]
 

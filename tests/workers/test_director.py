@@ -30,10 +30,10 @@ from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director import worker as module
 from jsrl.workers.director.leases import Leases, leases_of, result_of
-from jsrl.workers.director.sides import sides_of
 from jsrl.workers.director.standings import Standings
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker
+from jsrl.workers.jobs import sides_of
 from tests.tiny_agent import TinyConfig
 
 SPEC = GameSpec(tuple(Seat(name, ArraySpec((1,), "float32"), Discrete(2)) for name in ("left", "right")), "duel")

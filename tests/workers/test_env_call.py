@@ -2,7 +2,7 @@
 
 import pytest
 
-from jsrl.workers.env_call import EnvCall
+from jsrl.workers.base import EnvCall
 
 
 class Stepping:

@@ -29,12 +29,11 @@ from jsrl.transport.base import (
 from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version, spread, version_updates
 from jsrl.workers.acting import Engine
-from jsrl.workers.base import NullReporter
+from jsrl.workers.base import NullReporter, Refusals
 from jsrl.workers.frozen import FrozenParams
 from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
 from jsrl.workers.inference.worker import InferenceWorker
 from jsrl.workers.inline import FrozenInline
-from jsrl.workers.refusals import Refusals
 from tests.workers.serving import make_server
 
 SIZE, GROUPS, CORE = 4, 3, 6

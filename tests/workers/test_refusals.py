@@ -12,8 +12,8 @@ from jsrl.errors import JsrlError, SpecMismatch, StreamClosed, StreamError, Stre
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, zeros
+from jsrl.workers.base import Refusals
 from jsrl.workers.learner.batching import Batcher, BatchPlan
-from jsrl.workers.refusals import Refusals
 from tests.contracts.sample_producer import make_schema
 
 SCHEMA = make_schema(3)
@@ -58,7 +58,7 @@ def test_valid_messages_pass_through(error: StreamError) -> None:
 
 def test_flood_of_complaints_ends_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s, asked_s = 100.0, list[float]()
-    monkeypatch.setattr("jsrl.workers.refusals.time", SimpleNamespace(monotonic=lambda: clock_s))
+    monkeypatch.setattr("jsrl.workers.base.time", SimpleNamespace(monotonic=lambda: clock_s))
     refusals = Refusals("learner")
 
     def take(timeout_s: float) -> None:

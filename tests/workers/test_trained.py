@@ -10,7 +10,7 @@ from jsrl.agents.random_rows import random_trajectory
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.types import ArraySpec, Discrete, EnvSpec
-from jsrl.workers.learner.trained import agent_of
+from jsrl.workers.learner.build_updater import agent_of
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.graph.graph import Graph
 from jsrl.graph.placements import with_servers
 from jsrl.launch.hosts.archive import archive, modules_named

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
-from jsrl.launch.hosts.facts import HostFacts
+from jsrl.errors import ConfigError, counted
+from jsrl.launch.hosts.facts import HostFacts, difference
 from jsrl.launch.hosts.join_key import JOIN, JoinKey
 from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, log_name
 from jsrl.launch.hosts.messages import (
@@ -44,7 +43,6 @@ from jsrl.launch.hosts.messages import (
     Welcome,
     WorkerMessages,
 )
-from jsrl.launch.hosts.versions import difference
 from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control import AnyMessage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from jsrl.experiment import Experiment
-from jsrl.graph.ranks import RANKS
+from jsrl.graph.graph import RANKS
 from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, memory_mb
 from jsrl.workers.jobs import Job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import queue
 import threading
@@ -40,7 +41,6 @@ from jsrl.linux import resident_bytes
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control import RELAY
 from jsrl.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
-from jsrl.runs.memory import ENDLESS, MARGIN_BYTES, Growth
 from jsrl.runs.names import FileNames, Registration
 from jsrl.runs.state import revoked_hosts
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
@@ -52,9 +52,34 @@ LOOK_S = 0.2  # between checks for silent hosts and for new names of the run
 NAMES_S = 5.0  # after which all names are sent again: messages sent during a reconnection are lost
 CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; time without one after which it is remade
 _MOST_AT_ONCE = 1_000
+MARGIN_BYTES = 256 << 20  # growth of this process's memory before the port ends all its connections
 _MOST_WANTED = 100  # players that a host is sent at once
 Parents = Callable[[Mapping[str, Registration]], Mapping[int, dict[str, list[str]]]]
 """Names of the run -> host epoch -> params stream -> addresses to fetch it from, the nearest first."""
+
+
+class Growth:
+    """Growth of this process's memory, by which a port notices connections with messages that never end.
+
+    ZeroMQ delivers a message only after its last frame, so frames without a last one stay in memory, unseen.
+    """
+
+    def __init__(self) -> None:
+        self._baseline = resident_bytes()
+
+    def is_large(self) -> bool:
+        """Return whether the memory has grown by more than the margin: the port should end all its connections."""
+        return resident_bytes() > self._baseline + MARGIN_BYTES
+
+    def freed(self, before_bytes: int) -> int:
+        """Return how much memory was freed since it was `before_bytes`, in MiB; 0: another part of this process has it."""
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)  # gives freed memory back to the system (glibc)
+        now = resident_bytes()
+        if before_bytes - now < MARGIN_BYTES // 2:
+            self._baseline = now
+            return 0
+        return (before_bytes - now) >> 20
 
 
 class HostPort:
@@ -71,7 +96,7 @@ class HostPort:
     def __init__(self, address: str, join_key: JoinKey, members: Members, notify: Callable[[str], None]) -> None:
         self._join_key, self._members, self._notify = join_key, members, notify
         self.changed = threading.Condition()
-        self._growth = Growth(MARGIN_BYTES)
+        self._growth = Growth()
         self._open(address)
         self._control: zmq.Socket | None = None  # to the control connection, as the relay of all hosts
         self._registry: FileNames | None = None
@@ -111,7 +136,8 @@ class HostPort:
         self._shut(0)
         self._open(self.address)
         if freed := self._growth.freed(before):
-            _logger.warning(ENDLESS, self.address, freed)
+            text = "%s held %d MiB of messages that never end; its connections were recreated: look who else connects"
+            _logger.warning(text, self.address, freed)
 
     def _shut(self, linger_ms: int) -> None:
         self._socket.disable_monitor()

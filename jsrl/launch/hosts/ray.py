@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.experiment.options import RayOptions
 
 LOCAL = "local"  # as an address: the run's own local Ray

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jsrl.counted import counted
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.experiment.options import SlurmOptions
 from jsrl.launch.hosts.join_key import ENDED
 from jsrl.launch.hosts.messages import REPLACED

@@ -1,7 +1,7 @@
 """The agent of a host: joins a run at the controller's port, and starts and serves workers here. It loads no jax.
 
 It ends its workers when the controller has not answered for the length of its lease, and joins again without any. They also
-end with the agent (by the kernel), and by themselves at the end of the lease if it is stopped (see jsrl.runs.lease). When the
+end with the agent (by the kernel), and by themselves at the end of the lease if it is stopped (jsrl.runs.process). When the
 agent must end, it waits for the controller to move its workers to other hosts.
 
 Shortly before the lease ends, a learner here writes a snapshot. If the agent ends without having sent it, the snapshot stays
@@ -28,9 +28,9 @@ from pathlib import Path
 
 import zmq
 
-from jsrl.counted import counted
-from jsrl.errors import AccessDenied, CodecError, ConfigError
+from jsrl.errors import AccessDenied, CodecError, ConfigError, counted
 from jsrl.launch.hosts.archive import unpack
+from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.launch.hosts.join_key import has_moved, own_keys
 from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, KeptFiles, keep_part, log_name
 from jsrl.launch.hosts.messages import (
@@ -72,7 +72,6 @@ from jsrl.launch.hosts.messages import (
 )
 from jsrl.launch.hosts.pages import PageWatch
 from jsrl.launch.hosts.port import CONNECTION_MS
-from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.interrupts import may_repeat
 from jsrl.launch.links import KEYS
 from jsrl.launch.local.children import Children, ChildrenControl, batches
@@ -80,11 +79,10 @@ from jsrl.launch.local.facts import address_towards, lacks, own_facts
 from jsrl.launch.local.processes import LocalHandle, size_of
 from jsrl.launch.local.relays import HostRelays
 from jsrl.launch.local.unsent import STATES, keep_snapshots
-from jsrl.runs.door import MAX_MESSAGE_BYTES
-from jsrl.runs.lease import Lease, now_s
+from jsrl.runs.door import MAX_MESSAGE_BYTES, shortened
 from jsrl.runs.limits import usable_cores
 from jsrl.runs.names import FileNames
-from jsrl.runs.texts import shortened
+from jsrl.runs.process import Lease, now_s
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts

@@ -16,7 +16,7 @@ from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.launch.local.actor_host import HostedActor
 from jsrl.linux import catches, killed_for_memory, parent_of
 from jsrl.runs.limits import usable_memory_bytes
-from jsrl.runs.stacks import MAX_STACKS_CHARS
+from jsrl.runs.process import MAX_STACKS_CHARS
 from jsrl.workers.kinds import CRASHES
 from jsrl.workers.process import stacks_path
 

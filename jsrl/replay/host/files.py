@@ -91,11 +91,10 @@ def _lanes(stored: Any, number: int) -> list[dict[str, int]]:
     names = {field.name for field in dataclasses.fields(Lane)} - {"last"}
     if len(stored) != number:
         raise ValueError(f"{len(stored)} lanes, expected {number}")
-    lanes = [{name: lane[name] for name in lane if name != "segment"} for lane in stored]  # earlier versions wrote that
-    for lane in lanes:
+    for lane in stored:
         if set(lane) != names | {"last"} or not all(type(lane[name]) is int and lane[name] >= 0 for name in names):
             raise ValueError(f"a lane that cannot be: {str(lane)[:80]}")
-    return lanes
+    return stored
 
 
 def _arrays(replay: HostReplay) -> dict[str, np.ndarray]:

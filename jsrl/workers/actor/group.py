@@ -9,7 +9,7 @@ from jsrl.envs.base import EnvStep, GameStep, VectorEnv, VectorGame
 from jsrl.envs.seats import NO_SEATS, actions_of, seat_group
 from jsrl.types import Array
 from jsrl.workers.actor.policies import PolicyRows
-from jsrl.workers.env_call import EnvCall
+from jsrl.workers.base import EnvCall
 
 
 @dataclass

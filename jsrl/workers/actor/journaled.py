@@ -15,8 +15,7 @@ from jsrl.runs.control import REPLAYING
 from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Array, ArraySpec, GameSpec
 from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, TaskJournal, digest, journal_path
-from jsrl.workers.base import Reporter
-from jsrl.workers.env_call import where
+from jsrl.workers.base import Reporter, where
 from jsrl.workers.jobs import Job
 
 STAGE_S = 5.0  # between two reports of how far a replay is

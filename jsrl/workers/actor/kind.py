@@ -9,7 +9,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.env_call import end_hint
+from jsrl.workers.base import end_hint
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Headline, Kind, Lifecycle, Port, Resources, Shown, Travel, ended_by_own_code
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jsrl.counted import counted
+from jsrl.errors import counted
 from jsrl.metrics.metrics import Meter
 from jsrl.recordings.recordings import write_chunk
 from jsrl.transport.base import Entry

@@ -28,8 +28,7 @@ from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.group import Group
 from jsrl.workers.actor.policies import ActingPolicy, PolicyRows
 from jsrl.workers.actor.recording import RecordingWriter
-from jsrl.workers.base import Reporter
-from jsrl.workers.env_call import EnvCall
+from jsrl.workers.base import EnvCall, Reporter
 
 SHORT_WAIT_S = 0.002  # timeout for one policy, while another's actions may arrive
 OUTDATED_S = 0.01  # between retries while params of the new learner are on their way

@@ -8,7 +8,7 @@ from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.runs.control_bodies import FINAL
-from jsrl.workers.env_call import end_hint
+from jsrl.workers.base import end_hint
 from jsrl.workers.kinds import Kind, LastTask, Lifecycle, Port, Shown, Travel
 
 ACTIVITIES = (
@@ -82,7 +82,7 @@ def final(experiment: Experiment, reason: str) -> dict[str, Any] | None:
 KIND = Kind(
     name="evaluator",
     plural="evaluators",
-    build="jsrl.workers.evaluator.build:build_evaluator",
+    build="jsrl.workers.evaluator.worker:build_evaluator",
     ports=(Port("params", "params", "reads", by_policy=True),),
     sends=("evaluated", "confirmed", FINAL, "saved"),
     lifecycle=Lifecycle(last_task=LastTask(final, "final evaluation")),

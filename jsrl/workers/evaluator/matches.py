@@ -11,7 +11,7 @@ import numpy as np
 
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import VectorGame
-from jsrl.envs.endless import LONG_STEPS
+from jsrl.envs.faults import LONG_STEPS
 from jsrl.intervals import return_facts
 from jsrl.matches.match import Match, MatchScore
 from jsrl.matches.players import Contestant, SeatPolicy, places_of_sides

@@ -5,7 +5,6 @@ from __future__ import annotations
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.kinds import Headline, Kind, Port, Resources, Shown, Travel
-from jsrl.workers.memory import clients_bytes, frozen_bytes, params_bytes
 
 ACTIVITIES = (
     Activity("act", "infer", "share of time acting", "below 0.9 (else: another server)"),
@@ -48,18 +47,12 @@ METRICS = (
 KIND = Kind(
     name="inference",
     plural="inference servers",
-    build="jsrl.workers.inference.build:build_inference",
+    build="jsrl.workers.inference.worker:build_inference",
     ports=(
         Port("inference", "inference", "answers", by_policy=True),
         Port("params", "params", "reads", by_policy=True),
     ),
-    resources=Resources(
-        device="serves",
-        threads=lambda e: e.inference.threads,
-        growth_bytes=lambda job: sum(
-            params_bytes(own) + clients_bytes(own) + frozen_bytes(own) for own in job.by_policy
-        ),
-    ),
+    resources=Resources(device="serves", threads=lambda e: e.inference.threads),
     shown=Shown(ACTIVITIES, METRICS, Headline("rows_per_s", "rows/s")),
     travel=Travel(needs_folder=""),
 )

@@ -11,7 +11,7 @@ from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber
 from jsrl.transport.inference.ends import unknown_policy, unserved
 from jsrl.types import version_updates
 from jsrl.workers.acting import Engine, GroupSlots
-from jsrl.workers.refusals import Refusals
+from jsrl.workers.base import Refusals
 
 LOADING_S = 0.001  # between checks whether a frozen player is loaded
 _SOME_WAIT_S = 0.0003  # wait for requests that can be served, while others wait for newer params

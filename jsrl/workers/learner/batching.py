@@ -17,7 +17,7 @@ from jsrl.errors import StreamTimeout
 from jsrl.metrics.phases import Phases
 from jsrl.transport.base import Lease, SampleConsumer
 from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, spread, version_epoch, version_updates
-from jsrl.workers.refusals import Refusals
+from jsrl.workers.base import Refusals
 
 
 def versions_trained_on(trajectory: Trajectory) -> np.ndarray:

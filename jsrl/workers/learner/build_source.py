@@ -15,14 +15,13 @@ from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.samples.replay_batch import replay_batch_spec
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, with_columns
-from jsrl.workers.base import Reporter
+from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import bind_reader
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batcher, BatchPlan, by_lag, of_another_policy, of_any_age
 from jsrl.workers.learner.recorded import recorded_consumer
 from jsrl.workers.learner.replay_link import batch_of_windows, replay_consumer
 from jsrl.workers.learner.sources import FromReplay, FromStream, IntoRing, Prefetched, Source
-from jsrl.workers.refusals import Refusals
 
 Join = Callable[[SampleConsumer, Trajectory, BatchPlan], Batcher]
 

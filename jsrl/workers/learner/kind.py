@@ -9,7 +9,7 @@ from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.kinds import Headline, Kind, Lifecycle, Port, Resources, Shown, Travel
-from jsrl.workers.memory import learner_bytes, learner_keeps
+from jsrl.workers.memory import learner_keeps
 
 if TYPE_CHECKING:
     from jsrl.workers.jobs import Job
@@ -144,9 +144,7 @@ def keeps_files(job: Job) -> tuple[str, ...]:
     return tuple(str(folder.relative_to(job.folder)) for folder in folders)
 
 
-RESOURCES = Resources(
-    device="learns", threads=lambda e: e.learner.threads, memory_bytes=learner_keeps, growth_bytes=learner_bytes
-)
+RESOURCES = Resources(device="learns", threads=lambda e: e.learner.threads, memory_bytes=learner_keeps)
 
 KIND = Kind(
     name="learner",

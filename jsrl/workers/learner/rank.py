@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
+import jax
+import numpy as np
+
 from jsrl.runs.control import Command
-from jsrl.workers.learner.ranks import Follower
-from jsrl.workers.learner.sources import SynchronizedSource
-from jsrl.workers.learner.worker import Learner
+from jsrl.workers.acting import INIT_STREAM, stream_key
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import Job, StartPoint
+from jsrl.workers.kinds import make_meter
+from jsrl.workers.learner.build_source import LearnerStart, count_on, make_source
+from jsrl.workers.learner.build_updater import make_updater, trained_agent
+from jsrl.workers.learner.finite_check import no_check
+from jsrl.workers.learner.ranks import Follower, RankStart, own_devices
+from jsrl.workers.learner.sources import Source, SynchronizedSource
+from jsrl.workers.learner.worker import Learner, LearnerSettings
 
 
 class Rank(Learner):
@@ -48,3 +60,46 @@ class Rank(Learner):
         self._updater.close()
         self._open.close()
         return {}
+
+
+def build_rank(job: Job, reporter: Reporter) -> Rank:
+    """Return the rank of a job, once the processes of all ranks have joined."""
+    nothing: Any = None  # it publishes and writes none
+    e, ranks = job.experiment, Follower(job)
+    begins = ranks.join(own_devices(e))
+    job = dataclasses.replace(job, start_point=StartPoint(begins.epoch, begins.updates))
+    agent = trained_agent(e, job.schemas.env, job.hyperparameters)
+    updater, _, devices = make_updater(agent, job)
+    start, meter = begin_counting(job, begins), make_meter(job)
+    fresh = functools.partial(updater.fresh, stream_key(e.seed, INIT_STREAM))
+
+    def begin() -> Any:
+        shapes = jax.eval_shape(fresh)
+        return updater.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
+
+    def connect() -> tuple[Source, Any]:
+        return SynchronizedSource(make_source(job, devices, start, meter, reporter), ranks), nothing
+
+    settings = LearnerSettings(
+        seed=e.seed,
+        total_env_steps=e.total_env_steps,
+        epoch=start.epoch,
+        start_updates=begins.updates,
+        start_trained=start.trained,
+        updates_per_call=e.updates_per_call,
+        calls_per_batch=e.learner.reuse,
+        poll_s=job.poll_s,
+        shares_rows=job.plays_along or job.end("samples").stream.routing == "broadcast",
+        name=job.name,
+    )
+    return Rank(updater, begin, connect, no_check, nothing, settings, reporter, meter, ranks=ranks)
+
+
+def begin_counting(job: Job, begins: RankStart) -> LearnerStart:
+    """Return the counters that a rank starts from: as many trajectories as the learner, from its own share."""
+    saved = None
+    if begins.saved_epoch is not None:
+        trained = begins.trained
+        saved = {"epoch": begins.saved_epoch, "consumed": trained, "dropped": {}, "trained": trained}
+    _, ledger = count_on(job, saved)
+    return LearnerStart(begins.epoch, begins.trained, ledger)

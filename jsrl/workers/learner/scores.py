@@ -33,8 +33,7 @@ class Scores:
         self, reporter: Reporter, policy: int = 0, *, always: bool = False, known: Sequence[Sequence[float]] = ()
     ) -> None:
         self._reporter, self._policy, self._always = reporter, policy, always
-        # The sums of its rows so far; games that an older version saved with fewer sums are not scored.
-        self._open = {int(game): np.array(sums, np.float64) for game, *sums in known if len(sums) == SUMS}
+        self._open = {int(game): np.array(sums, np.float64) for game, *sums in known}  # the sums of its rows so far
 
     @property
     def open_games(self) -> list[tuple[float, ...]]:

@@ -122,11 +122,6 @@ class Learner:
         return LearnerState(self.version, self.number, self._state)
 
     @property
-    def settled(self) -> bool:
-        """Return whether its updates have allocated their memory."""
-        return self.number >= self._settings.start_updates + 2 * self._settings.updates_per_call
-
-    @property
     def turn_limit_s(self) -> float | None:
         """Return the time limit of one turn of the loop; None: as for any worker."""
         return self._ranks.limit.seconds

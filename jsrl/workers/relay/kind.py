@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Kind, Lifecycle, Port, Resources, Shown, Travel
-from jsrl.workers.memory import params_bytes
+from jsrl.workers.kinds import Kind, Lifecycle, Port, Shown, Travel
 
 ACTIVITIES = (
     Activity("publish", "publish", "share of time passing params on", "below 0.5"),
@@ -29,7 +28,6 @@ KIND = Kind(
         Port("params", "params", "reads"),
         Port("relayed", "params", "writes"),
     ),
-    resources=Resources(growth_bytes=params_bytes),
     lifecycle=Lifecycle(saves=True),
     shown=Shown(ACTIVITIES, METRICS),
     travel=Travel(needs_folder="it keeps numbered copies of params", relays=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.kinds import Kind, Lifecycle, Port, Resources, Shown, Travel
-from jsrl.workers.memory import kept_rows, replay_bytes, stream_bytes, windows_bytes
+from jsrl.workers.memory import kept_rows
 
 ACTIVITIES = (
     Activity("insert", "transport", "share of time writing rows and priorities", "below 0.7 (else: num_replays)"),
@@ -53,17 +53,14 @@ METRICS = (
 KIND = Kind(
     name="replay",
     plural="replay workers",
-    build="jsrl.workers.replay.build:build_replay",
+    build="jsrl.workers.replay.worker:build_replay",
     ports=(
         Port("samples", "samples", "reads", schemas=("trajectory",)),
         Port("batches", "samples", "writes", schemas=("batches",)),
         Port("priorities", "samples", "reads", schemas=("priorities",)),
     ),
     loads_jax=False,
-    resources=Resources(
-        memory_bytes=kept_rows,
-        growth_bytes=lambda job: stream_bytes(job) + replay_bytes(job) + windows_bytes(job),
-    ),
+    resources=Resources(memory_bytes=kept_rows),
     lifecycle=Lifecycle(state="snapshot"),
     shown=Shown(ACTIVITIES, METRICS),
     travel=Travel(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.env_call import end_hint
+from jsrl.workers.base import end_hint
 from jsrl.workers.kinds import Kind, LastTask, Lifecycle, Port, Shown, Travel
 
 ACTIVITIES = (
@@ -41,7 +41,7 @@ FINAL_VIDEO = LastTask(
 KIND = Kind(
     name="video-recorder",
     plural="video recorders",
-    build="jsrl.workers.video_recorder.build:build_video_recorder",
+    build="jsrl.workers.video_recorder.worker:build_video_recorder",
     ports=(Port("params", "params", "reads", by_policy=True),),
     receives=("evaluated",),
     sends=("filmed",),

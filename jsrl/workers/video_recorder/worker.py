@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.envs.base import EnvStep, GameStep
-from jsrl.envs.rendering import RenderedEnv
-from jsrl.envs.side_by_side import Returns
+from jsrl.envs.rendering import RenderedEnv, Returns, make_rendered
 from jsrl.errors import VideoError
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
 from jsrl.metrics.scores import score_of
 from jsrl.recordings.video import VideoWriter, require_video
-from jsrl.recordings.video_shelf import Video, VideoShelf
+from jsrl.recordings.video_shelf import FOLDER, Video, VideoShelf
 from jsrl.runs.control import Command
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import make_meter
 from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
+from jsrl.workers.players import common_player_settings, played_policies
 
 HELD_S = 0.5  # how long the last picture of an episode is shown
 BEHIND = 2  # periods of training during one video, from which on the user is told
@@ -282,3 +284,28 @@ class VideoRecorder(Player[RenderedEnv]):
         self._abandon()
         self._close_player()
         return {}
+
+
+FILMED = 1  # added to the seed: films show other episodes than evaluations
+
+
+def build_video_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
+    e = job.experiment
+    settings = VideoRecorderSettings(
+        episodes=e.video.episodes,
+        fps=e.video.fps,
+        max_seconds=e.video.max_seconds,
+        niceness=None if job.in_process else e.video.niceness,
+        period_updates=e.filming_period,
+        scored=e.evaluator.enabled,
+        last_params_s=e.deadlines.snapshot_s / 2,  # half of the time that the run waits for the last video
+        **common_player_settings(job),
+    )
+
+    def make_env(num_envs: int, seed: int) -> RenderedEnv:
+        return make_rendered(e.filmed_env, (seed, FILMED), job.seat_groups or None)
+
+    def open_shelf() -> VideoShelf:
+        return VideoShelf(Path(job.folder, FOLDER, job.policy_folder), e.video.keep_newest)
+
+    return VideoRecorder(played_policies(job), settings, make_env, open_shelf, reporter, make_meter(job))

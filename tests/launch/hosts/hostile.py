@@ -10,6 +10,7 @@ from typing import Any
 
 import zmq
 
+from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.launch.hosts.join_key import own_keys, read_key
 from jsrl.launch.hosts.messages import (
     Admitted,
@@ -31,7 +32,6 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
-from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.runs.control import AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage, encoded
 from jsrl.runs.control_bodies import FINAL
 from jsrl.runs.door import MAX_MESSAGE_BYTES

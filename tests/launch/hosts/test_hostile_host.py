@@ -11,6 +11,7 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, SupervisionConfig
+from jsrl.launch.hosts import port as host_port
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.hosts.messages import WorkerMessages
 from jsrl.launch.local.facts import own_facts
@@ -111,6 +112,18 @@ def test_oversized_messages_of_a_host_end_its_membership_and_no_other(tmp_path: 
             assert [host.name for host in launcher.members.hosts] == ["good"] and not good.end
             assert resident_bytes() - before < 4 * MAX_MESSAGE_BYTES
     assert any("host evil is gone: it was cut off" in line for line in told)
+
+
+def test_growth_by_messages_without_an_end_is_told_from_that_of_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100 << 20]
+    monkeypatch.setattr(host_port, "resident_bytes", lambda: now[0])
+    growth = host_port.Growth()
+    now[0] += host_port.MARGIN_BYTES
+    assert not growth.is_large()
+    now[0] += 1
+    assert growth.is_large()
+    assert growth.freed(now[0]) == 0 and not growth.is_large(), "another part has the memory: it counts no longer"
+    assert growth.freed(now[0] + host_port.MARGIN_BYTES) == 256
 
 
 def test_port_whose_memory_grows_ends_all_connections_and_hosts_return(

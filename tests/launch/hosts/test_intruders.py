@@ -21,6 +21,7 @@ import pytest
 import zmq
 
 from jsrl.errors import CodecError, ConfigError
+from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.launch.hosts.join_key import own_keys
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.hosts.messages import (
@@ -32,7 +33,6 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
-from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.launcher import Start
 from jsrl.launch.local import launcher as local
 from jsrl.launch.local.children import Children

@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from jsrl.errors import ConfigError
+from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.launch.hosts.join_key import ENDED, JOIN, MOST_WAITING, JoinKey, has_moved, read_key
 from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, name_here
 from jsrl.launch.hosts.members import AGAIN_S, MOST_CODE_BYTES, JoinedHost, Members, RemoteWorker
@@ -37,7 +38,6 @@ from jsrl.launch.hosts.messages import (
     WorkerMessages,
 )
 from jsrl.launch.hosts.pages import PAGE_BYTES
-from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.runs.control import Stage, encoded
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import load_client_keys

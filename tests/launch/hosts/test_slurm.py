@@ -22,7 +22,7 @@ from jsrl.experiment.options import SlurmOptions
 from jsrl.launch.hosts.messages import REPLACED
 from jsrl.launch.hosts.slurm import SlurmRun, slurm_script
 from jsrl.launch.local.agent import Agent
-from jsrl.launch.local.srun import Srun, other_nodes, own_address
+from jsrl.launch.local.ssh import Srun, other_nodes, own_address
 from tests.launch.hosts.agents import await_that
 
 PYTHON = """#!/bin/bash

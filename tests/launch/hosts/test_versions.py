@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jsrl.launch.hosts.versions import code_digest
+from jsrl.launch.hosts.facts import code_digest
 
 
 def test_digest_is_of_all_sources(tmp_path: Path) -> None:
