@@ -120,7 +120,7 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
     (SACConfig, "critic_learning_rate", math.inf, "it must be above 0 and finite, or none."),
     (SACConfig, "target_entropy", math.inf, "it must be finite, or none."),
     (NetworkConfig, "hidden", (64, 0), "each must be at least 1."),
-    (NetworkConfig, "core", "attention", "expected one of none, gru, lstm."),
+    (NetworkConfig, "core", "xyz", "expected one of none, gru, lstm."),
     (NetworkConfig, "log_std_init", math.nan, NUMBER),
 ]
 PARTS = {"env.": EnvConfig, "env.atari.": AtariConfig, "agent.network.": NetworkConfig}
