@@ -13,10 +13,8 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.simulation.calibration import INLINE, SERVED, Measured, Variant, calibrate, fitted, measured, variants
-from jsrl.simulation.environments import time_environments
-from jsrl.simulation.params import time_params
 from jsrl.simulation.times import Cost, EnvTimes, ParamsTimes, ServiceTimes, Updates, fit, read_times
-from jsrl.simulation.timing import time_updates
+from jsrl.simulation.timing import time_environments, time_params, time_updates
 from jsrl.tuning.space import Trial
 
 EXPERIMENT = Experiment(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from jsrl.tuning.page import page, rows, text_table
 from jsrl.tuning.ranges import parse_range, parse_space
 from jsrl.tuning.study import ASKING, Search, SearchOptions, Setup, finished, held
 
-pytest.importorskip("optuna")
+pytestmark = pytest.mark.skipif(find_spec("optuna") is None, reason="without optuna")
 
 
 @pytest.fixture(autouse=True)
