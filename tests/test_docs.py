@@ -138,6 +138,9 @@ def wrong_commands(name: str) -> Iterator[str]:
                 yield f"{name}: {' '.join(words)}: {wrong}"
 
 
+loaded = functools.cache(load)
+
+
 @functools.cache
 def error_of_run(given: tuple[str, ...]) -> str:
     """Parse a command of run.py like run.py does; return its error."""
@@ -148,7 +151,7 @@ def error_of_run(given: tuple[str, ...]) -> str:
         words[0] = "ppo"
     experiment = None if "--resume" in words else take_name(words)
     try:
-        check_needs(command_line.parse(words, load(experiment or "ppo")))
+        check_needs(command_line.parse(words, loaded(experiment or "ppo")))
     except ConfigError as error:
         return str(error)
     return ""

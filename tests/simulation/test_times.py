@@ -151,7 +151,7 @@ def test_environments_are_timed_alone():
     sleeping = EnvConfig("tests.simulation.test_times:make_sleeper")
     times = time_environments(dataclasses.replace(EXPERIMENT, env=sleeping), [1, 2], seconds=0.3)
     assert times.step_idle.of(1) >= 0.002 and times.step_idle.of(2) >= 0.004
-    assert times.episode_steps == pytest.approx(11, rel=0.3)  # ten steps and the reset
+    assert 8 <= times.episode_steps <= 22  # ten steps and the reset, and on a busy machine a part of the next episode
 
 
 def test_environments_with_several_seats_are_timed_alone():
