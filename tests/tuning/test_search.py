@@ -250,7 +250,7 @@ VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
         ("ppo_cartpole --vary agent.learning-rate", "expected OPTION=RANGE"),
         ("ppo_cartpole --vary agent.lerning-rate=log:1e-5:1e-2", "did you mean --agent.learning-rate"),
         ("ppo_cartpole --vary agent.num-epochs=lin:1:10", "expected a whole number"),
-        ("ppo_cartpole --vary agent.gamma=lin:0.5:2", "gamma must be at least 0 and at most 1"),
+        ("ppo_cartpole --vary agent.gamma=lin:0.5:2", "--agent.gamma is"),
         ("ppo_cartpole --vary agent.returns=gae,mc", "expected one of gae, vtrace"),
         ("ppo_cartpole --vary seed=int:0:3", "--seeds-per-trial"),
         ("ppo_cartpole --vary max-minutes=1,2", "compared at the same length"),
