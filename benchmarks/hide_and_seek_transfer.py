@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.optimize import minimize
 
 from jsrl.configs.hide_and_seek_league import config
 from jsrl.envs.config import EnvConfig
@@ -141,6 +140,8 @@ def memories(policy: Policy, env: EnvConfig, episodes: int, seed: int) -> tuple[
 
 def classify(states: np.ndarray, counts: np.ndarray, tested: int) -> dict[str, float]:
     """Fit a linear classifier [F] -> count; return its share of right answers for the last `tested` ones."""
+    from scipy.optimize import minimize
+
     scale = states[:-tested].std(axis=0)
     inputs = (states - states[:-tested].mean(axis=0)) / np.where(scale > 1e-6, scale, 1.0)
     inputs = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)

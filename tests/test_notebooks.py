@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat")
-
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
 NAMES = (
@@ -35,6 +33,7 @@ FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
 
 
 def read(name: str):
+    nbformat = pytest.importorskip("nbformat")  # not at collection, where every test process would pay for it
     return nbformat.read(FOLDER / f"{name}.ipynb", 4)
 
 
@@ -62,7 +61,7 @@ def process(what: str, name: str, folder: Path, *changed: str, optimised: bool =
 @pytest.mark.parametrize("name", NAMES)
 def test_notebooks_are_small_and_valid(name: str) -> None:
     notebook = read(name)
-    nbformat.validate(notebook)
+    pytest.importorskip("nbformat").validate(notebook)
     assert sum(len(str(cell.get("outputs", ""))) for cell in notebook.cells) < MAX_OUTPUT_CHARACTERS
     assert "/tmp/" not in str(notebook) and "/home/" not in str(notebook)
 

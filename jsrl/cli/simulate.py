@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """Return the parser of the options besides those of `jsrl run`."""
     made = Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -72,7 +71,6 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Calibrate or simulate; return the exit status."""
     own, args = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
     use_working_directory()
     try:
@@ -101,11 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(own: argparse.Namespace) -> None:
-    """Refuse numbers that no run can have, and files in folders that do not exist, before anything takes time.
-
-    Raises:
-      ConfigError: the message names the option.
-    """
+    """Refuse numbers that no run can have, and files in folders that do not exist, before anything takes time."""
     least = {"trial_seconds": 0.1, "seconds": 0.1, "fan_out": 0, "deaths_per_hour": 0, "restart_s": 0}
     for name, low in least.items():
         value = getattr(own, name)

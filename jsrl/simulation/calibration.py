@@ -22,8 +22,6 @@ from jsrl.launch.graph_file import saved_experiment
 from jsrl.launch.machine import accelerators
 from jsrl.runs.limits import usable_cores
 from jsrl.runs.runs import RunFolder, read_metrics
-from jsrl.simulation.environments import time_environments
-from jsrl.simulation.params import time_params
 from jsrl.simulation.speed import LOOP, beside_loop, busy_cores
 from jsrl.simulation.system import check_known
 from jsrl.simulation.times import (
@@ -37,7 +35,7 @@ from jsrl.simulation.times import (
     Updates,
     fit,
 )
-from jsrl.simulation.timing import time_acting, time_updates
+from jsrl.simulation.timing import time_acting, time_environments, time_params, time_updates
 from jsrl.tuning.space import Trial
 from jsrl.tuning.trial import Limits, measure
 

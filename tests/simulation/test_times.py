@@ -13,10 +13,8 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.simulation.calibration import INLINE, SERVED, Measured, Variant, calibrate, fitted, measured, variants
-from jsrl.simulation.environments import time_environments
-from jsrl.simulation.params import time_params
 from jsrl.simulation.times import Cost, EnvTimes, ParamsTimes, ServiceTimes, Updates, fit, read_times
-from jsrl.simulation.timing import time_updates
+from jsrl.simulation.timing import time_environments, time_params, time_updates
 from jsrl.tuning.space import Trial
 
 EXPERIMENT = Experiment(
@@ -153,7 +151,7 @@ def test_environments_are_timed_alone():
     sleeping = EnvConfig("tests.simulation.test_times:make_sleeper")
     times = time_environments(dataclasses.replace(EXPERIMENT, env=sleeping), [1, 2], seconds=0.3)
     assert times.step_idle.of(1) >= 0.002 and times.step_idle.of(2) >= 0.004
-    assert times.episode_steps == pytest.approx(11, rel=0.3)  # ten steps and the reset
+    assert 8 <= times.episode_steps <= 22  # ten steps and the reset, and on a busy machine a part of the next episode
 
 
 def test_environments_with_several_seats_are_timed_alone():

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.ahead import WorldsAhead
-from jsrl.envs.hide_and_seek.game import LEAST_MUJOCO
 from jsrl.envs.hide_and_seek.layouts import draw_layout
 from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of, walls_of
-from jsrl.envs.hide_and_seek.worlds import build_world
+from jsrl.envs.hide_and_seek.worlds import WorldsAhead, build_world
 from jsrl.envs.make import import_modules, make_game, make_spec
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
@@ -403,8 +399,3 @@ def test_missing_or_old_mujoco_names_the_install_command(monkeypatch) -> None:
     for call in calls:
         with pytest.raises(MissingExtra, match=r"needs MuJoCo \(.*pip install .*\[hide-and-seek\]"):
             call()
-
-
-def test_package_asks_for_the_version_of_mujoco_that_the_game_needs() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["hide-and-seek"] == [f"mujoco>={'.'.join(map(str, LEAST_MUJOCO))}"]
