@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.errors import ConfigError, JsrlError
+from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.workers.kinds import own_kinds
 
 STRANGER = Path(__file__).parents[2] / "benchmarks" / "strangers.py"  # of a checkout
