@@ -37,10 +37,10 @@ def split_in_four(x):
 
 
 def test_merging_updates_equals_numpy_over_all_unmasked_rows():
-    moments, seen = norm.init_moments(SPEC), []
+    moments, seen, merge = norm.init_moments(SPEC), [], jax.jit(norm.merge_moments)
     for seed in range(4):
         observation, mask = draw(seed)
-        moments = norm.merge_moments(moments, observation, mask)
+        moments = merge(moments, observation, mask)
         seen.append(observation["state"][mask > 0].astype(np.float64))
     rows = np.concatenate(seen)
     assert moments["state"].count == len(rows)
@@ -50,7 +50,7 @@ def test_merging_updates_equals_numpy_over_all_unmasked_rows():
 
 def test_bytes_are_normalized_and_images_flags_integers_and_masks_are_not():
     observation, mask = draw(0)
-    moments = norm.merge_moments(norm.init_moments(SPEC), observation, mask)
+    moments = jax.jit(norm.merge_moments)(norm.init_moments(SPEC), observation, mask)
     normal = norm.normalize(moments, observation)
     for name in ("image", "flags", "token", "action_mask"):
         assert moments[name] == () and normal[name] is observation[name]
