@@ -128,8 +128,11 @@ def test_a_wait_that_the_batch_cuts_off_counts_in_the_margin(cut_late, margin):
     known = np.array([[True, True], [True, True], [False, True], [False, True]])
     found = jax.jit(rows_file.row_kinds, static_argnums=3)(np.ones((4, 2), np.float32), acts, is_first, 1)
     np.testing.assert_array_equal(found.trained, known)
-    t = SimpleNamespace(discount=np.ones((5, 2), np.float32), acts=acts, is_first=is_first)
-    assert rows_file.row_margin(t) == margin
+
+    def margin_of(discount, acts, is_first):
+        return rows_file.row_margin(SimpleNamespace(discount=discount, acts=acts, is_first=is_first))
+
+    assert jax.jit(margin_of)(np.ones((5, 2), np.float32), acts, is_first) == margin
 
 
 @pytest.mark.slow
