@@ -137,7 +137,7 @@ class ParsedSearch:
         args = self.args(values)
         cli.parse(args[1:], load(self.name))
         own = ["--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
-        return [sys.executable, "-P", "-m", "jsrl.cli.run_child", str(os.getpid()), *args, *own]
+        return [sys.executable, "-P", "-m", "jsrl.cli.child", str(os.getpid()), *args, *own]
 
     def args(self, values: dict[str, str]) -> list[str]:
         varied = [arg for option, value in values.items() for arg in (f"--{option}", value)]
