@@ -27,11 +27,11 @@ import numpy as np
 
 from jsrl.configs.hide_and_seek_league import config
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.game import TASKS, HideAndSeek
-from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.make import make_game
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.experiment import Experiment, PolicyConfig
+from jsrl.games.hide_and_seek.game import TASKS, HideAndSeek
+from jsrl.games.hide_and_seek.settings import settings_of
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import Policy, load_policy

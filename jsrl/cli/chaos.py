@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from jsrl.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import show_error, user_path
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
@@ -16,6 +15,7 @@ from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment.options import RunOptions
 from jsrl.field_names import suggesting
 from jsrl.fields import NonNegativeFinite, option
+from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.workers.kinds import own_kinds
 
 STRANGER = Path(__file__).parents[2] / "benchmarks" / "strangers.py"  # of a checkout

@@ -18,7 +18,6 @@ from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_module, 
 from jsrl.envs.contract import CheckedVector
 from jsrl.envs.faults import in_making
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
-from jsrl.envs.probes import make_probe
 from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs, close_quietly
 from jsrl.envs.rows import slot_seeds
 from jsrl.envs.sync import SyncVectorEnv
@@ -41,6 +40,7 @@ GYMNASIUM_GAME = (
     ". The preprocessing of env.atari (grey stacked frames, no-ops, FIRE) does not apply here: these are Gymnasium's "
     "environments, with sticky actions of probability 0.25 unless env.kwargs sets repeat_action_probability"
 )
+PROBES = "jsrl.games.probes"
 JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
 
@@ -127,7 +127,7 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
     scheme = config.id.partition(":")[0]
     if scheme == "probe":
         _refuse_wrappers(config)
-        return make_probe(config, num_envs, seed, group)
+        return import_module(PROBES).make_probe(config, num_envs, seed, group)
     if scheme in SUITES:
         _refuse_wrappers(config)
         return cast(VectorEnv, make_by_scheme(config, num_envs, seed, group, groups))
@@ -163,6 +163,7 @@ def import_modules(config: EnvConfig) -> None:
         import_target(target)
     scheme = config.id.partition(":")[0]
     if scheme == "probe":
+        import_module(PROBES)
         return
     if scheme in SUITES:
         import_suite(config)

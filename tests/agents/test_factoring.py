@@ -20,9 +20,9 @@ from jsrl.agents.rows import row_masks
 from jsrl.agents.seats import team_rows
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig, recurrent_vdn, summing, vdn
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.games.matrix import make_matrix
 from jsrl.envs.games.rows import GameRows
 from jsrl.errors import ConfigError
+from jsrl.games.matrix import make_matrix
 from jsrl.networks.mixers import MonotonicMixer
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import value_network
