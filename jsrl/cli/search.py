@@ -31,10 +31,11 @@ from jsrl.launch.hosts.slurm import SlurmSearch, search_script
 from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
 from jsrl.tuning.child import Lines
-from jsrl.tuning.page import best_first, page, rows, text_table
+from jsrl.tuning.page import best_first, page, trials_table
 from jsrl.tuning.ranges import Range, parse_space
 from jsrl.tuning.study import RUNS, Search, SearchOptions, Setup, held, require_optuna
 
+MOST_TRIALS = 20  # in the table
 FILE, PAGE = "search.json", "search.html"  # in the folder of a search
 ON_RESUME = {"resume", "trials", "parallel", "part", "launcher"}
 WHERE = ("launcher", "slurm", "part")  # options of a command, which a search does not keep
@@ -153,8 +154,8 @@ class ParsedSearch:
     def show(self, study: Any) -> None:
         command = self.best(study)
         (self.folder / PAGE).write_text(page(f"{self.name}: {self.folder.name}", study, self.ranges, command))
-        table = rows(study, self.ranges)
-        print("\n" + text_table(table) if len(table) > 1 else "\nno trial has ended yet")
+        table = trials_table(study, self.ranges)
+        print(f"\n{table.text(MOST_TRIALS)}" if table.rows else "\nno trial has ended yet")
         print(f"\npage: {self.folder / PAGE}")
         if command:
             print(f"to repeat the best trial: {command}")
