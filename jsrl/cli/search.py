@@ -24,7 +24,7 @@ from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.slurm import need_sbatch, submitted
 from jsrl.errors import ConfigError, JsrlError, TrialsFailed, counted
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import Option, SlurmOptions, option_lines, options_of
+from jsrl.experiment.options import Option, SlurmOptions, options_of
 from jsrl.field_names import suggesting
 from jsrl.fields import option
 from jsrl.launch.hosts.slurm import SlurmSearch, search_script
@@ -52,20 +52,10 @@ class SearchCommand(SearchOptions):
     slurm: SlurmOptions = dataclasses.field(default_factory=SlurmOptions)
 
 
-def usage() -> str:
-    lines = [
-        "usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]",
-        "",
-        *(__doc__ or "").splitlines(),
-    ]
-    lines += ["", *(line for option in options_of(SearchCommand()).values() for line in option_lines(option))]
-    return "\n".join([*lines, "", "Every option of `jsrl run NAME` that belongs to the experiment may be given, too."])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     if not args or {"-h", "--help", "--help-all"} & set(args):
-        print(usage())
+        print(cli.help_of("usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]", __doc__, SearchCommand()))
         return 0
     use_working_directory()
     try:
@@ -138,7 +128,7 @@ class ParsedSearch:
         args = self.args(values)
         cli.parse(args[1:], load(self.name))
         own = ["--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
-        return [sys.executable, "-P", "-m", "jsrl.cli.run_child", str(os.getpid()), *args, *own]
+        return [sys.executable, "-P", "-m", "jsrl.cli.child", str(os.getpid()), *args, *own]
 
     def args(self, values: dict[str, str]) -> list[str]:
         varied = [arg for option, value in values.items() for arg in (f"--{option}", value)]

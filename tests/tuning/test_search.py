@@ -16,6 +16,7 @@ import pytest
 
 from jsrl.cli import command_line
 from jsrl.cli import search as command
+from jsrl.cli.command_line import help_of
 from jsrl.cli.experiments import load
 from jsrl.cli.main import main
 from jsrl.envs.config import EnvConfig
@@ -236,7 +237,8 @@ def test_axes_have_round_numbers_or_names():
 def test_every_option_of_a_search_is_explained_and_in_its_help():
     options = options_of(command.SearchCommand())
     assert not [option.name for option in options.values() if not option.text]
-    assert not [name for name in options if f"--{name} " not in command.usage()]
+    text = help_of("usage", None, command.SearchCommand())
+    assert not [name for name in options if f"--{name} " not in text]
 
 
 VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
