@@ -114,7 +114,8 @@ class RunOptions:
         needs=("--listen", "--launcher ray", "--launcher slurm without --seeds"))
     min_hosts: int | None = option(None, "start when this many have joined; others may come later (default: "
         "all).", needs=("--listen", "--hosts", "--launcher slurm without --seeds"))
-    join_key: str | None = option(None, "the key file that hosts join with (default: RUNS_DIR/join-ADDRESS.key).", needs=JOINED)
+    join_key: str | None = option(None, "the key file that hosts join with (default: RUNS_DIR/join-ADDRESS.key).",
+        needs=JOINED)
     launcher: typing.Literal["local", "slurm", "ray"] = option("local", "slurm: submit a job for the controller and an "
         "array of num-hosts jobs for the actors, and return; inside a job of several nodes: run on these nodes. ray: "
         "Ray gives num-hosts nodes for the workers of a run that stays here.")
