@@ -17,7 +17,7 @@ from jsrl.references.importing import spawn_environment
 from jsrl.simulation.times import ParamsTimes
 from jsrl.simulation.timing import engine_of
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.transports import bind_params, connect_params
 from jsrl.types import make_version
 from jsrl.workers.acting import Engine
 

@@ -19,8 +19,8 @@ from jsrl.experiment import Experiment
 from jsrl.parallel import join_processes, leave_processes
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.ports import allowed_ports, none_free
-from jsrl.transport.ranks.transports import bind_ranks, connect_ranks
 from jsrl.transport.stream import name_at
+from jsrl.transport.transports import bind_ranks, connect_ranks
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 from jsrl.workers.learner.turn_limit import NoLimit, TurnLimit
 
