@@ -23,6 +23,15 @@ JsrlError
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+PACKAGE = str(Path(__file__).parent)
+INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), "<frozen")  # parts of file names
+PARAGRAPH = "\n\n"
+
 
 class JsrlError(Exception):
     """Base of every error that jsrl raises on purpose."""
@@ -126,6 +135,28 @@ def nearest_divisors(number: int, wanted: int) -> str:
 def nearest_multiples(number: int, of: int) -> str:
     """Return the multiples of `of` next to `number`, for messages."""
     return " or ".join(str(n) for n in dict.fromkeys((number // of * of, -(-number // of) * of)) if n)
+
+
+def own_traceback(error: BaseException) -> TracebackType | None:
+    """Return an error's traceback without the frames of Python and of installed packages, such as jax; jsrl's stay."""
+    kept, frame = [], error.__traceback__
+    while frame is not None:
+        file = frame.tb_frame.f_code.co_filename
+        if file.startswith(PACKAGE) or not any(part in file for part in INSTALLED):
+            kept.append(frame)
+        frame = frame.tb_next
+    found = None
+    for frame in reversed(kept):
+        found = TracebackType(found, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return found
+
+
+def described(error: BaseException) -> str:
+    """Return an error of a user's code as one line: its type, the user's line that led to it, and its first paragraph."""
+    frames = traceback.extract_tb(own_traceback(error))
+    users = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
+    where = f" at {users[-1].filename}:{users[-1].lineno}, {users[-1].line!r}" if users else ""
+    return f"{type(error).__name__}{where}: {str(error).strip().partition(PARAGRAPH)[0].rstrip('. ')}"
 
 
 def counted(number: int, noun: str) -> str:

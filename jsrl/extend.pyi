@@ -101,6 +101,7 @@ from jsrl.networks.cores import LSTM as LSTM
 from jsrl.networks.orthogonal import orthogonal as orthogonal
 from jsrl.parallel import DataParallel as DataParallel
 from jsrl.parallel import data_parallel as data_parallel
+from jsrl.replay.buffer import ReplayBuffer as ReplayBuffer
 from jsrl.report.graph import draw_run as draw_run
 from jsrl.runs.control import Command as Command
 from jsrl.snapshots.store import SnapshotStore as SnapshotStore

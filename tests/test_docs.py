@@ -36,7 +36,7 @@ from jsrl.extend import check_graph, make_graph
 from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.search.options import SearchOptions
+from jsrl.tuning.study import SearchOptions
 from jsrl.types import ArraySpec, Discrete, EnvSpec
 from jsrl.workers.kinds import catalogue
 

@@ -42,13 +42,11 @@ from jsrl.simulation.calibration import (
     updating_sizes,
     variants,
 )
-from jsrl.simulation.environments import time_environments
 from jsrl.simulation.outcome import CORES, Outcome, name_bottleneck, simulate
-from jsrl.simulation.params import time_params
 from jsrl.simulation.speed import beside_loop
 from jsrl.simulation.system import lay_out_on
 from jsrl.simulation.times import EnvTimes, ParamsTimes, ServiceTimes, Updates
-from jsrl.simulation.timing import time_acting, time_updates
+from jsrl.simulation.timing import time_acting, time_environments, time_params, time_updates
 from jsrl.tuning.trial import Limits
 from jsrl.tuning.trial import measure as try_out
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from jsrl.agents import check_act as act
 from jsrl.agents import check_update as update
 from jsrl.agents.base import Agent
 from jsrl.agents.checking import Broken, Checked
-from jsrl.errors import AgentFault, JsrlError
+from jsrl.errors import AgentFault, JsrlError, described, own_traceback
 from jsrl.types import EnvSpec
-
-LIBRARIES = ("site-packages", str(Path(__file__).with_name("check")))
 
 
 @dataclass(frozen=True)
@@ -106,9 +102,5 @@ def _run(check: Check, checked: Checked) -> str | None:
     except JsrlError:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
-        where = f" at {own[-1].filename}:{own[-1].lineno}, {own[-1].line!r}" if own else ""
-        text = str(error).strip().split("\n\n")[0].rstrip(".")
-        fault = AgentFault(f"{check.run.__name__}: the agent raised {type(error).__name__}{where}: {text}")
-        raise fault from error.with_traceback(None)
+        fault = AgentFault(f"{check.run.__name__}: the agent raised {described(error)}")
+        raise fault from error.with_traceback(own_traceback(error))

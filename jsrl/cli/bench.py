@@ -16,8 +16,9 @@ from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.needs import check_used
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.report.comparison import text_table
-from jsrl.tuning.trial import Limits, Speed, measure
+from jsrl.report.page import Table
+from jsrl.tuning.space import Trial
+from jsrl.tuning.trial import Limits, measure
 
 PLACEMENTS = ("serial", "inline", "served", "apart")
 TITLES = ("placement", "env steps/s", "range", "policy lag", "first update s")
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _speeds(args: list[str], seconds: float, repetitions: int) -> dict[str, list[Speed]]:
+def _speeds(args: list[str], seconds: float, repetitions: int) -> dict[str, list[Trial]]:
     """Return the measurements by placement."""
     name = take_name(args)
     if name is None:
@@ -62,7 +63,7 @@ def _speeds(args: list[str], seconds: float, repetitions: int) -> dict[str, list
     wanted = (asked.experiment.placement,) if "placement" in asked.given else PLACEMENTS
     experiments = {one: cli.parse([*args, "--placement", one], load(name)).experiment for one in wanted}
     limits = Limits(seconds=seconds, longest_s=4 * seconds)
-    speeds: dict[str, list[Speed]] = {placement: [] for placement in experiments}
+    speeds: dict[str, list[Trial]] = {placement: [] for placement in experiments}
     for repetition in range(repetitions):
         for placement, experiment in experiments.items():
             speeds[placement].append(speed := measure(experiment, limits))
@@ -71,7 +72,7 @@ def _speeds(args: list[str], seconds: float, repetitions: int) -> dict[str, list
     return speeds
 
 
-def table(speeds: dict[str, list[Speed]]) -> str:
+def table(speeds: dict[str, list[Trial]]) -> str:
     """Return a row for each placement, with medians of its runs, and why runs failed."""
     rows, notes = list[tuple[str, ...]](), list[str]()
     for placement, every in speeds.items():
@@ -83,4 +84,4 @@ def table(speeds: dict[str, list[Speed]]) -> str:
             start_s = statistics.median(speed.start_s for speed in good)
             between = f"{min(rates):,.0f} - {max(rates):,.0f}"
             rows.append((placement, f"{statistics.median(rates):,.0f}", between, f"{lag:.2f}", f"{start_s:.1f}"))
-    return "\n".join([*([text_table(TITLES, rows)] if rows else []), *notes])
+    return "\n".join([*([Table(TITLES, rows).text()] if rows else []), *notes])

@@ -22,7 +22,7 @@ from jsrl.runs.state import RunState, read_state
 LOOK_S = 0.25
 MESSAGES, LINES = 6, 20  # earlier messages or lines to show: on a terminal, and elsewhere
 STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
-PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # start of a line that is not a message (jsrl.metrics.picture.plain_line)
+PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # start of a line that is not a message (jsrl.metrics.display.plain_line)
 
 
 def moment(folder: Path, state: RunState) -> DisplayState | None:

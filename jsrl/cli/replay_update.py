@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jsrl.cli.arguments import Parser, show_error
-from jsrl.errors import AgentFault, ConfigError, JsrlError, SnapshotError
+from jsrl.errors import AgentFault, ConfigError, JsrlError, SnapshotError, own_traceback
 from jsrl.experiment import Experiment
 from jsrl.launch.graph_file import experiment_of
 from jsrl.launch.schemas import make_schemas
@@ -105,8 +105,7 @@ def first_nan(update: Callable[..., Any], state: Tree, batch: Trajectory, key: A
         found = error.__cause__ if isinstance(error, AgentFault) else error
         if not isinstance(found, FloatingPointError):
             raise
-        libraries = tuple(str(Path(jax.__file__).parents[1] / name) for name in ("jax", "optax", "flax"))
-        *_, last = (f for f in traceback.extract_tb(found.__traceback__) if not f.filename.startswith(libraries))
+        last = traceback.extract_tb(own_traceback(found))[-1]
         operation = str(found).splitlines()[0].rpartition(" ")[2].rstrip(".")
         return f"{operation}, {last.filename}:{last.lineno} in {last.name}: {last.line}"
     return ""

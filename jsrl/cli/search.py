@@ -30,10 +30,10 @@ from jsrl.fields import option
 from jsrl.launch.hosts.slurm import SlurmSearch, search_script
 from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
-from jsrl.search.options import SearchOptions
-from jsrl.search.page import best_first, page, rows, text_table
-from jsrl.search.search import RUNS, Search, Setup, held, require_optuna
-from jsrl.search.space import Range, parse_space
+from jsrl.tuning.child import Lines
+from jsrl.tuning.page import best_first, page, rows, text_table
+from jsrl.tuning.ranges import Range, parse_space
+from jsrl.tuning.study import RUNS, Search, SearchOptions, Setup, held, require_optuna
 
 FILE, PAGE = "search.json", "search.html"  # in the folder of a search
 ON_RESUME = {"resume", "trials", "parallel", "part", "launcher"}
@@ -105,8 +105,13 @@ class ParsedSearch:
             return self.submit()
         e = self.experiment
         setup = Setup(self.folder, e.name, self.ranges, e.total_env_steps, e.seed, self.command)
-        lines = Lines()
-        search = Search(setup, self.options, lines.notify, lines.show)
+        lines, begun_s = Lines(sys.stdout), time.monotonic()
+        search = Search(
+            setup,
+            self.options,
+            lambda line: lines.notify(f"{time.strftime('%H:%M:%S')} {line}"),
+            lambda text: lines.show(f"{clock(time.monotonic() - begun_s)}  {text}"),
+        )
         try:
             search.run()
         except TrialsFailed:
@@ -122,11 +127,7 @@ class ParsedSearch:
         return 0 if self.best(search.study) else 1
 
     def submit(self) -> int:
-        """Submit an array of jobs that run the trials; return the exit status.
-
-        Raises:
-          ConfigError: Slurm refused it, or the search is running.
-        """
+        """Submit an array of jobs that run the trials; return the exit status."""
         with held(self.folder):  # else the jobs that run it would be taken for dead
             search = SlurmSearch(self.folder, self.options.parallel, sys.executable, self.options.slurm)
         path = Path(f"{search.file}.sh")
@@ -136,11 +137,7 @@ class ParsedSearch:
         return 0
 
     def command(self, values: dict[str, str], seed: int, run_name: str, runs: Path) -> list[str]:
-        """Return the command that starts one run.
-
-        Raises:
-          ConfigError: these values exclude each other.
-        """
+        """Return the command that starts one run; ConfigError if these values exclude each other."""
         args = self.args(values)
         cli.parse(args[1:], load(self.name))
         own = ["--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
@@ -169,40 +166,8 @@ class ParsedSearch:
             print(f"to repeat the best trial: {command}")
 
 
-class Lines:
-    """The lines of a search: its events, and on a terminal a last line that shows how far the trials are."""
-
-    def __init__(self) -> None:
-        self._live, self._text, self._begun_s = sys.stdout.isatty(), "", time.monotonic()
-
-    def notify(self, line: str) -> None:
-        """Print an event."""
-        self._clear()
-        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
-
-    def show(self, text: str) -> None:
-        """Replace the last line; empty: remove it."""
-        if not self._live:
-            return
-        if text:
-            text = f"{clock(time.monotonic() - self._begun_s)}  {text}"[: shutil.get_terminal_size().columns - 1]
-        if text != self._text:
-            self._clear()
-            print(text, end="", flush=True)
-            self._text = text
-
-    def _clear(self) -> None:
-        if self._text:
-            print("\r\x1b[K", end="")
-            self._text = ""
-
-
 def begun(args: list[str]) -> ParsedSearch:
-    """Return the search for a command line; its folder is created last, when nothing is wrong.
-
-    Raises:
-      ConfigError: something cannot work; the message says what would.
-    """
+    """Return the search for a command line; its folder is created last, when nothing is wrong."""
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
@@ -212,24 +177,20 @@ def begun(args: list[str]) -> ParsedSearch:
         raise ConfigError(
             f"--{wrong[0]} is for a search that exists, with its experiment; leave the experiment's name out."
         )
-    check_launcher(asked)
+    _check_launcher(asked)
     require_optuna()
     ranges = checked_space(asked, load(name))
     cli.spelled(asked.experiment, load(name))
     folder = make_folder(Path(options.searches_dir), asked.experiment.name, options.search_name)
     varied = {r.option: range_text(r) for r in ranges}
-    kept = {option: value for option, value in options.options_json().items() if option not in WHERE}
+    kept = {option: value for option, value in dataclasses.asdict(options).items() if option not in WHERE}
     stored = kept | {"vary": varied, "space": None}
     write_json(folder / FILE, {"name": name, "words": cli.spelled(asked.experiment, load(name)), "options": stored})
     return ParsedSearch(name, asked.experiment, ranges, options, folder)
 
 
 def resumed(args: list[str]) -> ParsedSearch | None:
-    """Return the search that --resume names; None: there is no --resume.
-
-    Raises:
-      ConfigError: there is no such search, or another option is given.
-    """
+    """Return the search that --resume names; None: there is no --resume."""
     split = [part for arg in args for part in arg.split("=", 1)]
     if "--resume" not in split:
         return None
@@ -244,7 +205,7 @@ def resumed(args: list[str]) -> ParsedSearch | None:
     asked = cli.parse(args, default, SearchCommand())
     if more := sorted(name for name in asked.given - ON_RESUME if not name.startswith("slurm.")):
         raise ConfigError(f"--{more[0]} cannot change when a search is continued; only --trials and --parallel can.")
-    check_launcher(asked)
+    _check_launcher(asked)
     require_optuna()
     now = {name: getattr(asked.run, name) for name in (*(asked.given & ON_RESUME), "slurm")}
     options = SearchCommand(**stored["options"] | now)
@@ -252,12 +213,8 @@ def resumed(args: list[str]) -> ParsedSearch | None:
     return ParsedSearch(stored["name"], experiment, parse_space(options.vary, None), options, folder)
 
 
-def check_launcher(asked: cli.CommandLine) -> None:
-    """Refuse options of Slurm that have no effect, and a search that cannot be submitted here.
-
-    Raises:
-      ConfigError: the message says what to change.
-    """
+def _check_launcher(asked: cli.CommandLine) -> None:
+    """Refuse options of Slurm that have no effect, and a search that cannot be submitted here."""
     of_slurm = sorted(name for name in asked.given if name.startswith("slurm."))
     if asked.run.launcher == "slurm":
         wrong = [name for name in of_slurm if name.startswith("slurm.actor-")]
@@ -269,11 +226,7 @@ def check_launcher(asked: cli.CommandLine) -> None:
 
 
 def vary_args(args: Sequence[str]) -> list[str]:
-    """Return the arguments with `--vary OPTION=RANGE` written as `--vary.OPTION RANGE`, for the parser.
-
-    Raises:
-      ConfigError: a word after --vary has no range.
-    """
+    """Return the arguments with `--vary OPTION=RANGE` written as `--vary.OPTION RANGE`, for the parser."""
     found, varies = list[str](), False
     for arg in args:
         if arg.startswith("--vary="):
@@ -339,11 +292,7 @@ def range_text(r: Range) -> str:
 
 
 def make_folder(root: Path, experiment: str, name: str | None) -> Path:
-    """Make the folder of a new search.
-
-    Raises:
-      ConfigError: it exists, or cannot be made.
-    """
+    """Make the folder of a new search."""
     if name is not None and not re.fullmatch(r"[\w.+=,-]+", name):
         raise ConfigError(f"{name!r} cannot name a search: use letters, digits and _ . + = , - (no slashes).")
     folder = root / experiment / (name or time.strftime("%Y%m%d-%H%M%S"))

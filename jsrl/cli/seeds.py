@@ -26,7 +26,7 @@ from jsrl.runs.logs import CONTROLLER
 from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.runs import Run, RunFolder, check_run_name, new_run_name, to_resume
 from jsrl.runs.state import RESULT, STOP, has_snapshot, held_by, is_asked_to_stop, is_whole, read_result, read_state
-from jsrl.search.child import Child
+from jsrl.tuning.child import Child
 
 # Options that the command of each run sets itself, or that were used before.
 OWN = (

@@ -19,9 +19,8 @@ from jsrl.cli.slurm_jobs import state_of, waiting_job
 from jsrl.errors import ConfigError, JsrlError, counted
 from jsrl.launch.result import INTENDED, is_intended, missing, score_lines
 from jsrl.metrics.display_state import DisplayState, clock, percent, short
-from jsrl.report.comparison import text_table
-from jsrl.report.live import age, row_of
-from jsrl.report.run_report import RUNS
+from jsrl.report.live import TITLES, row_of
+from jsrl.report.page import RUNS, Table
 from jsrl.runs.files import json_ready
 from jsrl.runs.groups import Group, find_group, read_group
 from jsrl.runs.runs import RunFolder, in_command, last_values, named, to_resume
@@ -297,18 +296,14 @@ def group_text(group: Group) -> str:
 
 def table(folders: Sequence[Path]) -> str:
     """Return a line for each run, running ones first; if there are many, the newest."""
-    rows = []
+    rows: list[tuple[bool, tuple[str, ...]]] = []
     for path in folders:
         try:
             row = row_of(path)
         except (JsrlError, OSError) as error:
             rows.append((False, (RunFolder(path).name, f"cannot be read ({type(error).__name__})", "", "", "", "")))
             continue
-        steps = short(row.env_steps) + (f" / {short(row.total_env_steps)}" if row.total_env_steps else "")
-        cells = (steps, short(row.rate), row.score or "-", age(row.updated_s))
-        rows.append((row.state == RUNS, (RunFolder(path).name, row.state, *cells)))
+        rows.append((row.state == RUNS, (RunFolder(path).name, row.state, *row.cells)))
     rows.sort(key=lambda row: not row[0])
-    shown = text_table(
-        ("run", "state", "env steps", "per second", "score", "last update"), [r for _, r in rows[:MOST_RUNS]]
-    )
+    shown = Table(TITLES, [cells for _, cells in rows[:MOST_RUNS]]).text()
     return shown + (f"\n(and {len(rows) - MOST_RUNS} older)" if len(rows) > MOST_RUNS else "")

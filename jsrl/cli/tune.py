@@ -17,7 +17,9 @@ from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.tuning.tune import advise_from, tune
+from jsrl.tuning.advice import Measurements, advise
+from jsrl.tuning.advice import load as load_file
+from jsrl.tuning.tune import tune
 
 OF_TUNING = ("tune", "tune-minutes")  # options of `jsrl run` that a tuning uses
 
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if own.saved is not None:
             if args:
                 raise ConfigError(f"--from takes no other options, got {' '.join(args)}.")
-            print(advise_from(own.saved).text)
+            print(advise(load_file(Measurements, own.saved)).text)
             return 0
         name = take_name(args)
         if name is None:

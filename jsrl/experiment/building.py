@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jsrl.errors import AgentFault, ConfigError, JsrlError
+from jsrl.errors import AgentFault, ConfigError, JsrlError, described, own_traceback
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.references.importing import MAIN_MODULES, import_target
 from jsrl.types import Tree, type_names
@@ -116,7 +116,7 @@ def agent_faults(where: str) -> Iterator[None]:
     """Turn an exception of the agent's own code inside the `with` block into an AgentFault that names the place.
 
     Raises:
-      AgentFault: from the error, which keeps its traceback.
+      AgentFault: from the error; of its traceback the frames of jax and other packages are left out.
     """
     try:
         yield
@@ -124,6 +124,6 @@ def agent_faults(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise AgentFault(
-            f"the agent's {where} raised {type(error).__name__}: {str(error).rstrip('. ')}. Its own traceback shows where; "
-            "jsrl.check_agent finds such errors in seconds, in your own process."
-        ) from error
+            f"the agent's {where} raised {described(error)}. jsrl.check_agent finds such errors in seconds, in your own "
+            "process."
+        ) from error.with_traceback(own_traceback(error))

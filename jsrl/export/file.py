@@ -16,8 +16,8 @@ import numpy as np
 from jsrl.agents.base import ActParams, Agent
 from jsrl.errors import ExportError
 from jsrl.export import onnx_file, parity, player
-from jsrl.export.function import PolicyFunction, policy_function
-from jsrl.export.program import Program, reached, trace, without_unused
+from jsrl.export.function import PolicyFunction, any_batch, policy_function
+from jsrl.export.program import Program, Trace, translated
 from jsrl.types import Continuous, EnvSpec, named_leaves
 
 STABLEHLO = "policy.stablehlo"
@@ -52,7 +52,7 @@ def save(
         if program is None:
             raise ExportError(f"the policy cannot be written as ONNX: {why}; export a .zip or .stablehlo file")
         content = onnx_file.model(function, program)
-        played = parity.play(function, onnx_file.reference_player(function, content), steps)
+        played = parity.play(function, onnx_file.reference_player(program, content), steps)
         _write(path, content)
         return [parity.compare("ONNX", function, played, reference)]
     exported = _stablehlo(function)
@@ -90,25 +90,28 @@ def _check_finite(params: ActParams) -> None:
 
 def traced(agent: Agent, spec: EnvSpec, params: ActParams) -> tuple[PolicyFunction, Program | None, str]:
     """Return the policy's function with the state that its outputs depend on, its program, or why there is none."""
-    whole = policy_function(agent, spec, params)
+    function = policy_function(agent, spec, params)
     try:
-        program = trace(whole)
-        kept = _kept(whole, program)
-        function = whole if len(kept) == len(whole.state) else policy_function(agent, spec, params, kept)
-        return function, without_unused(trace(function)), ""
+        trace = Trace(function)
+        kept = _kept(function, trace)
+        if len(kept) < len(function.state):
+            function = policy_function(agent, spec, params, kept)
+            trace = Trace(function)
+        state = [port.name for port in function.state]
+        inputs = [*(port.name for port in function.inputs), *(["is_first"] if state else []), *state]
+        outputs = [*(port.name for port in function.outputs), *(f"next_{name}" for name in state)]
+        return function, translated(trace, inputs, outputs), ""
     except ExportError as error:
-        return whole, None, str(error)
+        return function, None, str(error)
 
 
-def _kept(function: PolicyFunction, program: Program) -> tuple[int, ...]:
+def _kept(function: PolicyFunction, trace: Trace) -> tuple[int, ...]:
     """Return the leaves of the core that affect the outputs, at once or through later states."""
-    first_state = len(function.inputs) + 1
-    num_outputs = len(function.outputs)
+    first_state, num_outputs = len(function.inputs) + 1, len(function.outputs)
     kept: set[int] = set()
     while True:
-        roots = (*program.outputs[:num_outputs], *(program.outputs[num_outputs + i] for i in kept))
-        needed = reached(program, roots)
-        found = {i for i in range(len(function.state)) if program.inputs[first_state + i] in needed}
+        needed = trace.needed((*trace.outputs[:num_outputs], *(trace.outputs[num_outputs + i] for i in kept)))
+        found = {i for i in range(len(function.state)) if trace.inputs[first_state + i] in needed}
         if found <= kept:
             return tuple(sorted(kept))
         kept |= found
@@ -116,12 +119,8 @@ def _kept(function: PolicyFunction, program: Program) -> tuple[int, ...]:
 
 def _stablehlo(function: PolicyFunction) -> Any:
     (batch,) = jax.export.symbolic_shape("b")
-    try:
+    with any_batch():
         return jax.export.export(jax.jit(function.call), platforms=PLATFORMS)(*function.arguments(batch))
-    except Exception as error:
-        raise ExportError(
-            f"the policy cannot be traced for batches of any size: {error}. Its network must not depend on the batch size"
-        ) from error
 
 
 def _of_exported(exported: Any) -> parity.Player:
@@ -135,13 +134,7 @@ def _of_exported(exported: Any) -> parity.Player:
 
 
 def _of_program(program: Program) -> parity.Player:
-    operations = _as_json(program)
-    return lambda arrays: player.run_program(operations, program.constants, arrays)
-
-
-def _as_json(program: Program) -> dict[str, Any]:
-    operations = [{"op": o.name, "in": o.inputs, "out": o.outputs, **o.options} for o in program.operations]
-    return {"inputs": program.inputs, "outputs": program.outputs, "operations": operations}
+    return lambda arrays: player.run_program(program._asdict(), program.constants, arrays)
 
 
 def _contract(spec: EnvSpec, function: PolicyFunction, origin: str, report: list[str], why: str) -> dict[str, Any]:
@@ -167,17 +160,18 @@ def _action(spec: EnvSpec) -> dict[str, Any]:
 
 
 def _packed(contract: dict[str, Any], program: Program | None, stablehlo: bytes) -> bytes:
-    constants = {} if program is None else program.constants
-    little = {i: np.asarray(a, a.dtype.newbyteorder("<")) for i, a in sorted(constants.items())}
-    contract["program"] = None if program is None else _as_json(program)
-    contract["weights"] = [{"id": i, "shape": a.shape, "dtype": str(constants[i].dtype)} for i, a in little.items()]
+    weights = {} if program is None else program.constants
+    contract["program"] = None if program is None else {k: v for k, v in program._asdict().items() if k != "constants"}
     members = {
         "policy.json": json.dumps(contract, indent=1).encode(),
-        "weights.bin": b"".join(a.tobytes() for a in little.values()),
         STABLEHLO: stablehlo,
         "player.py": Path(player.__file__).read_bytes(),
         "__main__.py": _MAIN.encode(),
     }
+    for name, array in weights.items():
+        content = io.BytesIO()
+        np.save(content, array, allow_pickle=False)
+        members[f"{player.WEIGHTS}{name}.npy"] = content.getvalue()
     return pack(members)
 
 

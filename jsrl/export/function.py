@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
+from jsrl.errors import ExportError
 from jsrl.types import Array, EnvSpec, named_leaves, to_environment, unflatten
 
 
@@ -44,6 +46,17 @@ class PolicyFunction(NamedTuple):
         """Return the schema of all arguments of `call`, in order."""
         first = [jax.ShapeDtypeStruct((batch,), bool)] if self.state else []
         return [*(p.zeros(batch) for p in self.inputs), *first, *(p.zeros(batch) for p in self.state)]
+
+
+@contextlib.contextmanager
+def any_batch() -> Iterator[None]:
+    """Turn what goes wrong while JAX traces a policy for batches of any size into an ExportError."""
+    try:
+        yield
+    except Exception as error:  # of the policy's own code, too
+        raise ExportError(
+            f"the policy cannot be traced for batches of any size: {error}. Its network must not depend on the batch size"
+        ) from error
 
 
 def policy_function(

@@ -9,9 +9,8 @@ It is part of every policy file, so that it plays without jsrl and without JAX:
 
 `python policy.zip` prints what the policy reads and returns.
 
-A policy is a program: operations in execution order. Each reads values and makes new ones; a value is a number
-in the program. An operation has the name and the meaning of its JAX primitive (jax.lax). In shapes, -k stands
-for k times the batch size.
+A policy is a program: nodes in execution order, each an operator of ONNX that reads and makes named values. The attribute
+`to` of Cast is the name of a dtype.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-FORMAT, FORMAT_VERSION = "jsrl policy", 1
+FORMAT, FORMAT_VERSION = "jsrl policy", 2
 MAX_FILE_BYTES = 2**31
 MAX_VALUES_PER_ROW = 2**26  # largest result of one operation
-MEMBERS = ("policy.json", "weights.bin")
+WEIGHTS = "weights/"  # begins the names of the members with constants, NAME.npy
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "uint32", "int64", "float32", "float64")
 
 
@@ -42,139 +41,96 @@ class PolicyInputError(ValueError):
     """An observation or a state that the policy cannot read; the message says which, and what was expected."""
 
 
-# -- operations: (values, options, batch size) -> value ----------------------------------------------------------------
+# -- operators: (values, attributes) -> value --------------------------------------------------------------------------
 
 
-def _sizes(shape: list[int], batch: int) -> tuple[int, ...]:
-    sizes = tuple(size if size >= 0 else -size * batch for size in shape)
-    if math.prod(sizes) > MAX_VALUES_PER_ROW * max(batch, 1):
-        raise PolicyFileError(f"an operation makes an array of shape {sizes}: too large; export the policy again")
-    return sizes
+def _expand(values: list, attributes: dict) -> np.ndarray:
+    return np.broadcast_to(values[0], np.broadcast_shapes(values[0].shape, tuple(values[1].tolist())))
 
 
-def _broadcast(values: list, options: dict, batch: int) -> np.ndarray:
-    shape = _sizes(options["shape"], batch)
-    inner = [1] * len(shape)
-    for axis, size in zip(options["dimensions"], values[0].shape, strict=True):
-        inner[axis] = size
-    return np.broadcast_to(values[0].reshape(inner), shape)
+def _slice(values: list, attributes: dict) -> np.ndarray:
+    x, starts, ends, axes, steps = values
+    taken = dict(zip(axes.tolist(), map(slice, starts.tolist(), ends.tolist(), steps.tolist()), strict=True))
+    return x[tuple(taken.get(axis, slice(None)) for axis in range(x.ndim))]
 
 
-def _iota(values: list, options: dict, batch: int) -> np.ndarray:
-    shape = _sizes(options["shape"], batch)
-    counted = np.arange(shape[options["dimension"]], dtype=options["dtype"])
-    return np.broadcast_to(counted.reshape([-1 if i == options["dimension"] else 1 for i in range(len(shape))]), shape)
+def _pad(values: list, attributes: dict) -> np.ndarray:
+    x, edges, fill = values
+    shape = [size + low + high for size, low, high in zip(x.shape, edges[: x.ndim], edges[x.ndim :], strict=True)]
+    if math.prod(map(int, shape)) > MAX_VALUES_PER_ROW * max(len(x), 1):
+        raise PolicyFileError(f"Pad makes an array of shape {shape}: too large; export the policy again")
+    return np.pad(x, list(zip(edges[: x.ndim], edges[x.ndim :], strict=True)), constant_values=fill)
 
 
-def _slice(values: list, options: dict, batch: int) -> np.ndarray:
-    ends = _sizes(options["stop"], batch)
-    return values[0][tuple(map(slice, options["start"], ends, options["step"]))]
+def _windows(x: np.ndarray, size: tuple, attributes: dict, fill: float) -> np.ndarray:
+    """Return the windows of images [N, C, H, W]: [N, C, h, w, window height, window width]."""
+    top, left, bottom, right = attributes["pads"]
+    if any(attributes["pads"]):
+        x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=fill)
+    rows, columns = attributes["strides"]
+    return np.lib.stride_tricks.sliding_window_view(x, size, axis=(2, 3))[:, :, ::rows, ::columns]
 
 
-def _index(values: list, options: dict, batch: int) -> np.ndarray:
-    at = dict(zip(options["axes"], options["at"], strict=True))
-    return values[0][tuple(at.get(axis, slice(None)) for axis in range(values[0].ndim))]
+def _convolution(values: list, attributes: dict) -> np.ndarray:
+    images, kernel = values
+    windows = _windows(images, kernel.shape[2:], attributes, 0.0)
+    return np.tensordot(windows, kernel, ((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
 
 
-def _pad(values: list, options: dict, batch: int) -> np.ndarray:
-    x, fill = values
-    shape = [size + low + high for size, (low, high) in zip(x.shape, options["edges"], strict=True)]
-    padded = np.full(_sizes(shape, batch), fill, x.dtype)
-    padded[tuple(slice(low, low + n) for n, (low, _) in zip(x.shape, options["edges"], strict=True))] = x
-    return padded
+def _max_pool(values: list, attributes: dict) -> np.ndarray:
+    return _windows(values[0], tuple(attributes["kernel_shape"]), attributes, -np.inf).max(axis=(4, 5))
 
 
-def _dot(values: list, options: dict, batch: int) -> np.ndarray:
-    x, y = values
-    return np.tensordot(x, y, (options["x_axes"], options["y_axes"]))
+def _split(values: list, attributes: dict) -> list:
+    return np.split(values[0], np.cumsum(values[1])[:-1].tolist(), axis=attributes["axis"])
 
 
-def _windows(x: np.ndarray, size: list[int], step: list[int], edges: list, fill: float) -> np.ndarray:
-    """Return the windows of images [N, H, W, C]: [N, h, w, C, window height, window width]."""
-    if any(map(any, edges)):
-        x = np.pad(x, ((0, 0), *map(tuple, edges), (0, 0)), constant_values=fill)
-    windows = np.lib.stride_tricks.sliding_window_view(x, tuple(size), axis=(1, 2))
-    return windows[:, :: step[0], :: step[1]]
-
-
-def _convolution(values: list, options: dict, batch: int) -> np.ndarray:
-    """Convolve images with a kernel; their axes are moved to [N, H, W, C], [H, W, C, O], and back."""
-    x, kernel = values[0].transpose(options["x_order"]), values[1].transpose(options["kernel_order"])
-    windows = _windows(x, list(kernel.shape[:2]), options["step"], options["edges"], 0.0)
-    out = np.tensordot(windows, kernel, ((4, 5, 3), (0, 1, 2)))
-    return out.transpose(options["out_order"])
-
-
-def _max_pool(values: list, options: dict, batch: int) -> np.ndarray:
-    x = values[0].transpose(options["x_order"])
-    windows = _windows(x, options["size"], options["step"], options["edges"], -np.inf)
-    return windows.max(axis=(4, 5)).transpose(options["out_order"])
-
-
-def _split(values: list, options: dict, batch: int) -> list:
-    return np.split(values[0], np.cumsum(options["sizes"])[:-1].tolist(), axis=options["axis"])
-
-
-def _erf(values: list, options: dict, batch: int) -> np.ndarray:
-    flat = [math.erf(x) for x in values[0].ravel().tolist()]
-    return np.asarray(flat, values[0].dtype).reshape(values[0].shape)
-
-
-def _argmax(values: list, options: dict, batch: int) -> np.ndarray:
-    return np.argmax(values[0], axis=options["axis"]).astype(options["dtype"])
+def _erf(x: np.ndarray) -> np.ndarray:
+    return np.asarray([math.erf(value) for value in x.ravel().tolist()], x.dtype).reshape(x.shape)
 
 
 def _plain(fn: Any) -> Any:
-    return lambda values, options, batch: fn(*values)
+    return lambda values, attributes: fn(*values)
 
 
-def _reducing(fn: Any) -> Any:
-    return lambda values, options, batch: fn(values[0], axis=tuple(options["axes"]))
-
-
-ELEMENTWISE = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum,
-    "neg": np.negative, "abs": np.abs, "sign": np.sign, "floor": np.floor, "ceil": np.ceil, "exp": np.exp, "log": np.log,
-    "expm1": np.expm1, "log1p": np.log1p, "sqrt": np.sqrt, "tanh": np.tanh, "atanh": np.arctanh, "sin": np.sin, "cos": np.cos,
-    "pow": np.power, "square": np.square, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "eq": np.equal,
-    "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "rsqrt": lambda x: np.asarray(1.0, x.dtype) / np.sqrt(x), "logistic": lambda x: 0.5 * (np.tanh(0.5 * x) + 1.0),
-    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high), "select_n": lambda c, x, y: np.where(c, y, x),
+OPERATORS: dict[str, Any] = {
+    **{name: _plain(fn) for name, fn in {
+        "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Max": np.maximum, "Min": np.minimum,
+        "Neg": np.negative, "Abs": np.abs, "Sign": np.sign, "Floor": np.floor, "Ceil": np.ceil, "Exp": np.exp, "Log": np.log,
+        "Sqrt": np.sqrt, "Reciprocal": np.reciprocal, "Tanh": np.tanh, "Atanh": np.arctanh, "Sin": np.sin, "Cos": np.cos,
+        "Pow": np.power, "And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not, "Equal": np.equal, "Less": np.less,
+        "LessOrEqual": np.less_equal, "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Where": np.where,
+        "Sigmoid": lambda x: 0.5 * (np.tanh(0.5 * x) + 1.0), "Erf": _erf, "Identity": lambda x: x, "MatMul": np.matmul,
+        "Reshape": lambda x, shape: x.reshape(shape.tolist()), "Unsqueeze": lambda x, axes: np.expand_dims(x, tuple(axes)),
+        "ReduceSum": lambda x, axes: x.sum(tuple(axes)), "ReduceMax": lambda x, axes: x.max(tuple(axes)),
+        "ReduceMin": lambda x, axes: x.min(tuple(axes)),
+    }.items()},
+    "Cast": lambda values, attributes: values[0].astype(attributes["to"]),
+    "Transpose": lambda values, attributes: values[0].transpose(attributes["perm"]),
+    "Concat": lambda values, attributes: np.concatenate(values, axis=attributes["axis"]),
+    "Shape": lambda values, attributes: np.array(values[0].shape[attributes["start"] : attributes["end"]]),
+    "Gather": lambda values, attributes: values[0].take(values[1], axis=attributes["axis"]),
+    "ArgMax": lambda values, attributes: np.argmax(values[0], axis=attributes["axis"]),
+    "Einsum": lambda values, attributes: np.einsum(attributes["equation"], *values, optimize=True),
+    "Expand": _expand,
+    "Slice": _slice,
+    "Split": _split,
+    "Pad": _pad,
+    "Conv": _convolution,
+    "MaxPool": _max_pool,
 }  # fmt: skip
-OPERATIONS: dict[str, Any] = {
-    **{name: _plain(fn) for name, fn in ELEMENTWISE.items()},
-    "reduce_sum": _reducing(np.sum),
-    "reduce_max": _reducing(np.max),
-    "reduce_min": _reducing(np.min),
-    "integer_pow": lambda values, options, batch: values[0] ** options["power"],
-    "convert_element_type": lambda values, options, batch: values[0].astype(options["dtype"]),
-    "reshape": lambda values, options, batch: values[0].reshape(_sizes(options["shape"], batch)),
-    "transpose": lambda values, options, batch: values[0].transpose(options["order"]),
-    "stack": lambda values, options, batch: np.stack(values, axis=options["axis"]),
-    "concatenate": lambda values, options, batch: np.concatenate(values, axis=options["axis"]),
-    "broadcast_in_dim": _broadcast,
-    "iota": _iota,
-    "slice": _slice,
-    "index": _index,
-    "split": _split,
-    "pad": _pad,
-    "dot_general": _dot,
-    "conv_general_dilated": _convolution,
-    "reduce_window_max": _max_pool,
-    "argmax": _argmax,
-    "erf": _erf,
-}
 
 
-def run_program(program: dict, constants: dict[int, np.ndarray], arrays: list[np.ndarray]) -> list[np.ndarray]:
+def run_program(program: dict, constants: dict[str, np.ndarray], arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Return the results of a program for its inputs, batches [B, ...]."""
-    batch = arrays[0].shape[0]
     values = {**constants, **dict(zip(program["inputs"], arrays, strict=True))}
     with np.errstate(all="ignore"):
-        for op in program["operations"]:
-            out = OPERATIONS[op["op"]]([values[i] for i in op["in"]], op, batch)
-            values.update(zip(op["out"], out if isinstance(out, list) else [out], strict=True))
-    return [values[i] for i in program["outputs"]]
+        for op, read, made, attributes in program["nodes"]:
+            out = OPERATORS[op]([values[name] for name in read], attributes)
+            if np.size(out) > MAX_VALUES_PER_ROW * max(len(arrays[0]), 1):  # of Expand, which takes no memory yet
+                raise PolicyFileError(f"{op} makes an array of shape {out.shape}: too large; export the policy again")
+            values.update(zip(made, out if isinstance(out, list) else [out], strict=True))
+    return [values[name] for name in program["outputs"]]
 
 
 # -- the policy --------------------------------------------------------------------------------------------------------
@@ -187,7 +143,7 @@ class Policy:
       contract: policy.json as it is: inputs, state and outputs (name, dtype, shape of one row), action, parity, origin.
     """
 
-    def __init__(self, contract: dict, constants: dict[int, np.ndarray]) -> None:
+    def __init__(self, contract: dict, constants: dict[str, np.ndarray]) -> None:
         self.contract, self._constants = contract, constants
         self._state: dict[str, np.ndarray] | None = None
         self._thread: int | None = None  # whose history the state is
@@ -292,7 +248,7 @@ def load(path: str | os.PathLike[str]) -> Policy:
             f"this policy can be played by its policy.stablehlo only, with JAX: {contract['no_program']}"
         )
     try:
-        constants = _constants(contract["weights"], members["weights.bin"])
+        constants = _constants(members)
         policy = Policy(contract, constants)
         _check_operations(program)
         rows = [np.zeros((1, *port["shape"]), port["dtype"]) for port in _program_inputs(contract)]
@@ -343,10 +299,8 @@ def read_members(path: str | os.PathLike[str]) -> dict[str, bytes]:
         raise
     except Exception as error:  # zipfile raises many kinds of errors for broken archives
         raise PolicyFileError(f"{path} is not a readable zip file: {error!r}; export the policy again") from error
-    missing = [name for name in MEMBERS if name not in members]
-    if missing or len(members) != len(entries):
-        wrong = f"lacks {', '.join(missing)}" if missing else "has several members of the same name"
-        raise PolicyFileError(f"{path} {wrong}; export the policy again")
+    if "policy.json" not in members or len(members) != len(entries):
+        raise PolicyFileError(f"{path} lacks policy.json, or has two members of one name; export the policy again")
     return members
 
 
@@ -361,29 +315,22 @@ def _contract(text: bytes) -> dict:
             f"the file is {found[0]!r} of version {found[1]!r}; this player reads {FORMAT!r} of version {FORMAT_VERSION}: "
             "play it with the player.py in the file"
         )
-    lacking = {"inputs", "state", "outputs", "weights", "program", "no_program", "origin", "parity"} - set(contract)
+    lacking = {"inputs", "state", "outputs", "program", "no_program", "origin", "parity"} - set(contract)
     if lacking:
         raise PolicyFileError(f"policy.json lacks {sorted(lacking)}; export the policy again")
     return contract
 
 
-def _constants(table: list[dict], raw: bytes) -> dict[int, np.ndarray]:
-    constants, at = {}, 0
-    for entry in table:
-        if entry["dtype"] not in DTYPES or any(size < 0 for size in entry["shape"]):
-            raise PolicyFileError(
-                f"weights have dtype {entry['dtype']!r} and shape {entry['shape']}; expected {DTYPES}"
-            )
-        kind, count = np.dtype(entry["dtype"]).newbyteorder("<"), math.prod(entry["shape"])
-        if at + count * kind.itemsize > len(raw):
-            raise PolicyFileError(f"weights.bin has {len(raw)} bytes, fewer than policy.json says; export it again")
-        array = np.frombuffer(raw, kind, count, at).reshape(entry["shape"]).astype(entry["dtype"], copy=False)
-        if array.dtype.kind == "f" and np.isnan(array).any():
-            raise PolicyFileError(f"weights {entry['id']} hold NaN; export another snapshot")
-        constants[entry["id"]] = array
-        at += count * kind.itemsize
-    if at != len(raw):
-        raise PolicyFileError(f"weights.bin has {len(raw)} bytes, but policy.json declares {at}; export it again")
+def _constants(members: dict[str, bytes]) -> dict[str, np.ndarray]:
+    constants = {}
+    for name, content in members.items():
+        if name.startswith(WEIGHTS):
+            array = np.load(io.BytesIO(content), allow_pickle=False)
+            if str(array.dtype) not in DTYPES:
+                raise PolicyFileError(f"{name} has dtype {array.dtype}; expected one of {DTYPES}")
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                raise PolicyFileError(f"{name} holds NaN; export another snapshot")
+            constants[name.removeprefix(WEIGHTS).removesuffix(".npy")] = array
     return constants
 
 
@@ -393,7 +340,7 @@ def _program_inputs(contract: dict) -> list[dict]:
 
 
 def _check_operations(program: dict) -> None:
-    unknown = {op["op"] for op in program["operations"]} - set(OPERATIONS)
+    unknown = {op for op, *_ in program["nodes"]} - set(OPERATORS)
     if unknown:
         raise PolicyFileError(f"the program has operations that this player does not know: {sorted(unknown)}")
 

@@ -53,6 +53,7 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None, *, learns:
         check_split(agent, agent_name(experiment.agent))
     with agent_faults(f"functions, traced on shapes of {spec.name!r},"):
         state, act_spec = trace_agent(agent, spec)
+    _check_act(spec, act_spec)
     core = act_spec.core if agent.store_core else ()
     trajectory = make_trajectory_spec(
         spec,
@@ -62,7 +63,10 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None, *, learns:
         num_envs=experiment.group_size,
         scored=wants_scores(experiment.director),
     )
-    _check_act(spec, act_spec)
+    if learns:
+        from jsrl.workers.learner.build_updater import trace_update
+
+        trace_update(agent, experiment, state, trajectory)
     return Schemas(spec, act_spec, trajectory, _size_bytes(state.params), _size_bytes(state))
 
 
@@ -141,6 +145,12 @@ def trace_agent(agent: Any, spec: EnvSpec) -> tuple[Any, InferenceSpec]:
         raise ConfigError(
             f"act returns a core of {_specs(core_after)}, initial_core one of {_specs(core)}; they must agree."
         )
+    for leaf in jax.tree.leaves((output.action, output.log_prob, output.extras)):
+        if leaf.shape[:1] != (1,):
+            raise ConfigError(
+                f"act returns an array of shape {list(leaf.shape)} for one observation; expected [1, ...]: actions, "
+                "log-probabilities and extras begin with the batch axis."
+            )
     one = jax.tree.map(_without_batch, (output.action, output.log_prob, output.extras, core))
     act_spec = InferenceSpec(spec.observation, *one)
     return state, act_spec

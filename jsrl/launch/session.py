@@ -197,7 +197,7 @@ class Session:
         elif message.name == "filmed":
             facts = progress.counted(facts)
             self._write(progress, facts["metrics"], facts["env_steps"], facts["updates"])
-            self.hub.video(self.folder.path / VIDEOS / progress.policy.folder / Path(facts["file"]).name)
+            self.hub.sinks.video(self.folder.path / VIDEOS / progress.policy.folder / Path(facts["file"]).name)
         elif message.name == "saved":
             self._saved(progress, facts)
         elif message.name == "finished":
@@ -406,7 +406,7 @@ class Session:
         options = {option.name: plain(option.default) for option in options_of(self.experiment).values()}
         config = {"run": self.folder.name, "folder": str(self.folder.path), "options": options}
         self.show(now=True)
-        self.hub.start(config | {"end_s": self.experiment.deadlines.sinks_s})
+        self.hub.sinks.start(config | {"end_s": self.experiment.deadlines.sinks_s})
         self.hooks.start(LiveRun(self))
 
     def finish(self) -> None:

@@ -1,10 +1,14 @@
-"""The content of a display, and short number formats with units."""
+"""The content of a display, short number formats with units, and curves as a line of text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,6 @@ class PlayerRow:
 def games_text(metric: Callable[[str], float | None]) -> str:
     """Return how a director's games ended, and its copies and scores, from metrics by name; empty: no director."""
     values = [(metric(f"director/{name}"), name) for name in ("finished", "discarded", "open", "copies")]
-    if values[1][0] is None:
-        values[1] = metric("director/void"), "discarded"  # its name in older runs
     parts = [f"{value:,.0f} {name}" for value, name in values if value is not None]
     worst, best = (metric(f"director/score_{which}") for which in ("worst", "best"))
     if worst is not None and best is not None:
@@ -226,3 +228,16 @@ def clock(seconds: float | None) -> str:
         return f"{whole}s"
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def sparkline(values: Sequence[float] | np.ndarray, width: int = 24) -> str:
+    """Return finite values as at most `width` bars between their minimum and maximum (neighbours are averaged)."""
+    finite = np.asarray([value for value in values if np.isfinite(value)], np.float64)
+    if not finite.size:
+        return ""
+    points = np.array([part.mean() for part in np.array_split(finite, min(width, finite.size))])
+    low, high = points.min(), points.max()
+    if high == low:
+        return _BARS[3] * points.size
+    levels = np.rint((points - low) / (high - low) * (len(_BARS) - 1)).astype(int)
+    return "".join(_BARS[level] for level in levels)

@@ -21,7 +21,7 @@ import numpy as np
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.metrics.catalogue import Catalogue
 from jsrl.metrics.phases import REST, Phases
-from jsrl.metrics.sink_thread import SinkThread, finish_all
+from jsrl.metrics.sink_thread import SinkThread
 from jsrl.metrics.sinks import JsonLinesSink, Line, TensorBoardSink
 from jsrl.metrics.tracing import Tracer
 
@@ -227,10 +227,10 @@ class _Report:
 
 
 class MetricsHub:
-    """Collects reports in the controller and writes lines to `metrics.jsonl` at once, and to other sinks in their threads.
+    """Collects reports in the controller and writes lines to `metrics.jsonl` at once, and to other sinks in a thread.
 
     Attributes:
-      latest: the newest value of every metric, for displays. elapsed_s(): seconds since the run began.
+      latest: the newest value of every metric, for displays. sinks: further places for every line.
     """
 
     def __init__(
@@ -262,12 +262,13 @@ class MetricsHub:
         self._stale_after_s = stale_after_s
         self._note, self._on_line = on_note, on_line
         self._file = file = JsonLinesSink(Path(path))
-        self._sinks = [SinkThread(sink) for sink in sinks]
+        every = list(sinks)
         if tensorboard is not None:
             try:
-                self._sinks.append(SinkThread(TensorBoardSink(tensorboard)))
+                every.insert(0, TensorBoardSink(tensorboard))
             except MissingExtra as error:
                 self._note(str(error))
+        self.sinks = SinkThread(every)
         self._complained = False
         self._start_s = clock() - float((file.last_line or {}).get("wall_s") or 0.0)
         self._reports: dict[str, _Report] = {}
@@ -328,34 +329,16 @@ class MetricsHub:
                 self._complained = True
                 where = self._file.path
                 self._warn(f"metrics could not be written to {where} ({error}); lines are lost until it works again.")
-        for sink in self._sinks:
-            sink.write(dict(line))
+        self.sinks.write(dict(line))
         self._on_line(line)
         self.show_messages()
         self.latest.update(line)
         return line
 
-    def start(self, config: dict[str, Any]) -> None:
-        """Begin the sinks, before the first line; see Sink.start."""
-        for sink in self._sinks:
-            sink.start(config)
-
-    def video(self, path: Path) -> None:
-        """Pass a video to the sinks."""
-        for sink in self._sinks:
-            sink.video(path)
-
     def show_messages(self) -> None:
         """Show the sinks' messages since the last call."""
-        for sink in self._sinks:
-            for text, level in sink.messages():
-                (self._note if level == "info" else self._warn)(text)
-
-    def settle(self, limit_s: float) -> bool:
-        """Wait until the sinks have processed every line; return whether they did in time."""
-        settled = [sink.settle(limit_s) for sink in self._sinks]
-        self.show_messages()
-        return all(settled)
+        for text, level in self.sinks.messages():
+            (self._note if level == "info" else self._warn)(text)
 
     def close(self) -> None:
         """Close metrics.jsonl; `end` ends the sinks."""
@@ -367,7 +350,7 @@ class MetricsHub:
 
     def end(self, summary: dict[str, Any], limit_s: float) -> None:
         """End the sinks, and wait for all of them together no longer than `limit_s`."""
-        finish_all(self._sinks, summary, limit_s)
+        self.sinks.end(summary, limit_s)
         self.show_messages()
 
     def _combine(self, of_kind: list[_Report], name: str) -> float:

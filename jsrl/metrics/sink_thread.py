@@ -1,4 +1,4 @@
-"""A sink in its own thread: failures, blocking and slowness never stop or delay the run."""
+"""All sinks of a run in one thread: their failures, blocking and slowness never stop or delay the run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import time
 import traceback
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,18 @@ from jsrl.metrics.sinks import Line
 
 
 class SinkThread:
-    """Passes lines of metrics, videos and the end of a run to a sink.
+    """Passes lines of metrics, videos and the end of a run to sinks (jsrl.metrics.sinks.Sink), one after another.
 
-    Lines are dropped while too many wait; videos, start and end never are.
+    Lines are dropped while too many wait; videos, start and end never are. A call that never returns keeps the others waiting.
     """
 
-    def __init__(self, sink: Any) -> None:
-        """Take a sink (jsrl.metrics.sinks.Sink); methods may be missing."""
-        self._sink = sink
-        self._thread = CallThread(f"jsrl-sink-{type(sink).__name__}")
+    def __init__(self, sinks: Iterable[Any]) -> None:
+        self._sinks = list(sinks)
+        self._thread = CallThread("jsrl-sinks")
         self._messages: deque[tuple[str, str]] = deque()
-        self._complained: set[str] = set()
-        self._off = False
-
-    @property
-    def name(self) -> str:
-        """Return the name of the sink for messages: its `path` or `name`, or its class."""
-        return str(getattr(self._sink, "path", None) or getattr(self._sink, "name", None) or type(self._sink).__name__)
+        self._complained: set[tuple[str, str]] = set()
+        self._present: Any = None
+        self._left = list(self._sinks)  # those that were not switched off and have not ended
 
     def start(self, config: dict[str, Any]) -> None:
         """Begin; a sink that cannot is switched off."""
@@ -38,67 +34,78 @@ class SinkThread:
 
     def write(self, line: Line) -> None:
         """Pass a line on, unless too many wait."""
+        present = self._present
         self._put("write", line, may_drop=True)
-        if self._thread.dropped:
-            self._complain("slow", f"{self.name} is slower than the run: lines of metrics are dropped for it")
+        if self._thread.dropped and present is not None:
+            self._complain(
+                "slow", "", f"{name_of(present)} is slower than the run: lines of metrics are dropped for sinks"
+            )
 
     def video(self, path: Path) -> None:
-        """Pass a video's path on."""
         self._put("video", path)
 
     def settle(self, limit_s: float) -> bool:
         """Wait until nothing is queued; return whether that happened in time."""
         return self._thread.wait(limit_s)
 
-    def end(self, summary: dict[str, Any]) -> None:
-        """Pass the outcome of the run on; `finish` waits for it."""
+    def end(self, summary: dict[str, Any], limit_s: float) -> None:
+        """Pass the outcome of the run on, wait for all sinks together no longer than `limit_s`, and report losses."""
         self._put("end", summary)
-
-    def finish(self, until_s: float, limit_s: float) -> None:
-        """Wait for all calls until a time of the monotonic clock, and report losses; `limit_s`: for the message."""
-        if self._thread.finish(until_s):
-            abandon = getattr(self._sink, "abandon", None)
-            advice = abandon() if abandon is not None else None
-            text = f"{self.name} did not end within {limit_s:g} s (deadlines.sinks_s); {advice or 'the rest is lost for it'}"
-            self._messages.append((text, "warning"))
+        if self._thread.finish(time.monotonic() + limit_s):
+            for sink in list(self._left):
+                abandon = getattr(sink, "abandon", None)
+                advice = abandon() if abandon is not None else None
+                text = f"{name_of(sink)} did not end within {limit_s:g} s (deadlines.sinks_s)"
+                self._messages.append((f"{text}; {advice or 'the rest is lost for it'}", "warning"))
         if self._thread.dropped:
-            self._messages.append((f"{self._thread.dropped} lines of metrics were dropped for {self.name}", "warning"))
+            self._messages.append((f"{self._thread.dropped} lines of metrics were dropped for sinks", "warning"))
 
     def messages(self) -> list[tuple[str, str]]:
         """Return new messages for the user, as (text, level)."""
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
     def _put(self, method: str, value: Any, *, may_drop: bool = False) -> None:
-        call = getattr(self._sink, method, None)
-        if call is not None and not self._off:
-            self._thread.put(functools.partial(self._call, method, call, value), may_drop=may_drop)
+        if self._sinks:
+            self._thread.put(functools.partial(self._call_all, method, value), may_drop=may_drop)
 
-    def _call(self, method: str, call: Any, value: Any) -> None:
+    def _call_all(self, method: str, value: Any) -> None:
+        for sink in list(self._left):
+            self._present = sink
+            if hasattr(sink, method):
+                self._call(sink, method, value)
+            if method == "end":
+                self._left.remove(sink)
+        self._present = None
+
+    def _call(self, sink: Any, method: str, value: Any) -> None:
         """Make a call, and report its first failure."""
-        if self._off:
-            return
+        name = name_of(sink)
         try:
-            answer = call(value)
+            answer = getattr(sink, method)(value)
         except (Exception, SystemExit) as error:
             why = failure(error)
             if method == "start":
-                self._off = True
-                self._complain(method, f"{self.name} could not be started ({why}); the run continues without it.")
+                self._left.remove(sink)
+                self._complain(method, name, f"{name} could not be started ({why}); the run continues without it.")
             elif method == "write":
-                self._complain(
-                    method, f"metrics could not be written to {self.name} ({why}); lines are lost until it works again."
-                )
+                text = f"metrics could not be written to {name} ({why}); lines are lost until it works again."
+                self._complain(method, name, text)
             else:
                 what = "a video could not be handed to" if method == "video" else "the end could not be written to"
-                self._complain(method, f"{what} {self.name} ({why}).")
+                self._complain(method, name, f"{what} {name} ({why}).")
         else:
             if isinstance(answer, str):
                 self._messages.append((answer, "info" if method == "start" else "warning"))
 
-    def _complain(self, key: str, text: str) -> None:
-        if key not in self._complained:
-            self._complained.add(key)
+    def _complain(self, what: str, name: str, text: str) -> None:
+        if (what, name) not in self._complained:
+            self._complained.add((what, name))
             self._messages.append((text, "warning"))
+
+
+def name_of(sink: Any) -> str:
+    """Return the name of a sink for messages: its `path` or `name`, or its class."""
+    return str(getattr(sink, "path", None) or getattr(sink, "name", None) or type(sink).__name__)
 
 
 def failure(error: BaseException) -> str:
@@ -108,12 +115,3 @@ def failure(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
-
-
-def finish_all(sinks: list[SinkThread], summary: dict[str, Any], limit_s: float) -> None:
-    """End sinks in parallel, and wait for all of them together no longer than `limit_s`."""
-    until_s = time.monotonic() + limit_s
-    for sink in sinks:
-        sink.end(summary)
-    for sink in sinks:
-        sink.finish(until_s, limit_s)

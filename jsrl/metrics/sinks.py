@@ -23,9 +23,9 @@ Line = dict[str, Any]  # flat: name -> number (env_steps, updates and wall_s alw
 class Sink(Protocol):
     """A further place for metrics. Every method except `write` may be missing.
 
-    The methods are called in the sink's own thread (jsrl.metrics.sink_thread). Exceptions are reported once and do
-    not end the run; if `start` raises, the sink is switched off. If a sink did not end in time and has a method
-    `abandon() -> str | None`, that is called from another thread; it returns advice for the user.
+    The methods of all sinks are called in one thread (jsrl.metrics.sink_thread), so they should return soon. Exceptions are
+    reported once and do not end the run; if `start` raises, the sink is switched off. If a sink did not end in time and has a
+    method `abandon() -> str | None`, that is called from another thread; it returns advice for the user.
     """
 
     def start(self, config: dict[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.intervals import seeds_interval, t_factor
 from jsrl.launch.graph_file import plain_graph
-from jsrl.metrics.display_state import clock, short
+from jsrl.metrics.display_state import clock, short, sparkline
 from jsrl.metrics.scores import RETURN, WIN_RATE
-from jsrl.metrics.sparkline import sparkline
+from jsrl.report.page import Table
 from jsrl.report.run_report import flat_options, rates_of
 from jsrl.runs.runs import Run
 from jsrl.runs.state import read_result
@@ -171,63 +171,34 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], *, mean: bool = False)
     return Band(x, middle, *interval_of(values, middle=robust))
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One experiment's seeds at the end of their curves, with 95% intervals of the mean and the interquartile mean."""
-
-    experiment: str
-    seeds: int
-    mean: float
-    interval: tuple[float, float]
-    iqm: float
-    iqm_interval: tuple[float, float]
-    lowest: float
-    highest: float
-    env_steps: float
-    fewest_env_steps: float
-    most_env_steps: float
-
-    @property
-    def ends(self) -> tuple[float, ...]:
-        """Return the fewest and the most env steps of its runs, or the mean if they differ by at most a tenth."""
-        close = self.most_env_steps <= 1.1 * self.fewest_env_steps
-        return (self.env_steps,) if close else (self.fewest_env_steps, self.most_env_steps)
+UNEQUAL = "Runs end after different numbers of env steps, and each counts with its own end value."
 
 
-def with_interval(value: float, interval: tuple[float, float], text: Callable[[float], str]) -> str:
-    """Return a value with its interval, if there is one, as text; text: of a number."""
-    low, high = interval
-    return text(value) + (f" [{text(low)}, {text(high)}]" if math.isfinite(low) else "")
-
-
-UNEQUAL = "runs end after different numbers of env steps, and each counts with its own end value."
-
-
-def summaries(runs: Sequence[Run], key: str = "evaluator/return_mean") -> list[Summary]:
-    """Return one Summary per experiment, of each run's last value of `key`.
+def scores_table(runs: Sequence[Run], key: str) -> tuple[Table, list[str]]:
+    """Return a line per experiment with its seeds' last values of `key`, and notes on them.
 
     Raises:
       ConfigError: a run has no such metric.
     """
-    found = []
+    rows, unequal = [], False
     for experiment, own in grouped(runs).items():
         values, env_steps = _ends(own, key)
-        found.append(
-            Summary(
-                experiment,
-                len(values),
-                float(values.mean()),
-                interval_of(values, middle=False),
-                float(interquartile_mean(values)),
-                interval_of(values, middle=True),
-                float(values.min()),
-                float(values.max()),
-                float(env_steps.mean()),
-                float(env_steps.min()),
-                float(env_steps.max()),
-            )
-        )
-    return found
+        fewest, most = float(env_steps.min()), float(env_steps.max())
+        unequal |= most > 1.1 * fewest
+        steps = f"{short(fewest)} to {short(most)}" if most > 1.1 * fewest else short(float(env_steps.mean()))
+        mean = _with_interval(values.mean(), *interval_of(values, middle=False))
+        iqm = _with_interval(float(interquartile_mean(values)), *interval_of(values, middle=True))
+        rows.append((experiment, str(values.size), steps, mean, iqm, short(values.min()), short(values.max())))
+    notes = ["One seed has no interval."] if any(row[1] == "1" for row in rows) else []
+    notes += [UNEQUAL] if unequal else []
+    notes += repeated_seeds(runs)
+    notes += [test] if (test := difference_text(runs, key)) else []
+    head = ("experiment", "seeds", "env steps", "mean [95%]", "interquartile mean [95%]", "lowest", "highest")
+    return Table(head, rows, "numbers"), notes
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    return short(value) + (f" [{short(low)}, {short(high)}]" if math.isfinite(low) else "")
 
 
 def _ends(runs: Sequence[Run], key: str) -> np.ndarray:
@@ -257,8 +228,8 @@ def difference_text(runs: Sequence[Run], key: str = "evaluator/return_mean") -> 
     found = difference(*(_ends(own, key)[0] for own in groups.values()))
     low, high = map(short, found.interval)
     return (
-        f"difference of the means ({' less '.join(groups)}): {short(found.mean)} [{low}, {high}]; permutation test: "
-        f"p = {found.p:.3f}; a seed of the first scores more than one of the second: {found.wins:.0%}"
+        f"Difference of the means ({' less '.join(groups)}): {short(found.mean)} [{low}, {high}]; permutation test: "
+        f"p = {found.p:.3f}; a seed of the first scores more than one of the second: {found.wins:.0%}."
     )
 
 
@@ -267,21 +238,8 @@ def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean") -> str:
 
     Of two experiments it also says whether they differ; see difference_text.
     """
-    header = ("experiment", "seeds", "env steps", "mean [95%]", "IQM [95%]", "lowest", "highest")
-    rows, found = [], summaries(runs, key)
-    for summary in found:
-        mean, iqm = (
-            with_interval(value, ends, short)
-            for value, ends in ((summary.mean, summary.interval), (summary.iqm, summary.iqm_interval))
-        )
-        ends = (short(summary.lowest), short(summary.highest))
-        steps = " to ".join(map(short, summary.ends))
-        rows.append((summary.experiment, str(summary.seeds), steps, mean, iqm, *ends))
-    note = "\none seed has no interval." if any(row[1] == "1" for row in rows) else ""
-    note += f"\n{UNEQUAL}" if any(len(summary.ends) > 1 for summary in found) else ""
-    note += "".join(f"\n{line}" for line in repeated_seeds(runs))
-    test = difference_text(runs, key)
-    return f"{key}, end value\n{text_table(header, rows)}{note}" + (f"\n{test}" if test else "")
+    table, notes = scores_table(runs, key)
+    return "\n".join([f"{key}, end value", table.text(), *notes])
 
 
 def repeated_seeds(runs: Sequence[Run]) -> list[str]:
@@ -298,11 +256,44 @@ def repeated_seeds(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
+def settings_table(groups: Mapping[str, Sequence[Run]]) -> Table:
+    """Return every option, and fact of the machine, that differs between runs, with the values of each experiment."""
+    runs = [run for own in groups.values() for run in own]
+    facts = {id(run): _facts(run) | flat_options(run.config) for run in runs}
+    names = dict.fromkeys(name for own in facts.values() for name in own)
+    rows = [
+        (name, *(", ".join(dict.fromkeys(_shown(facts[id(run)].get(name)) for run in own)) for own in groups.values()))
+        for name in names
+        if len({str(own.get(name)) for own in facts.values()}) > 1
+    ]
+    return Table(("setting", *groups), rows)
+
+
+SAME = "All runs have the same settings, commit and machine."
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """Return the algorithm and origin of a run."""
+    agent = run.config.get("fields", {}).get("agent") or {}
+    facts = {"algorithm": str(agent.get("$type", "?")).rpartition(":")[2]}
+    for what in ("commit", "packages", "hardware"):
+        found = run.environment.get(what)
+        entries = found if isinstance(found, dict) else {"": found}
+        facts |= {f"{what}.{name}".removesuffix("."): str(value) for name, value in entries.items()}
+    return facts
+
+
+def _shown(value: object) -> str:
+    text = "-" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> str:
     """Return a text: differences in configuration and origin, end values of metrics, curves as lines of bars."""
-    parts = [f"A: {left.name}\nB: {right.name}"]
     shared = [key for key in keys if key in left.metrics or key in right.metrics]
-    parts += [_differences_table(left, right), _ends_table(left, right, shared)]
+    settings = settings_table({"A": [left], "B": [right]})
+    parts = [f"A: {left.name}\nB: {right.name}", settings.text() if settings.rows else SAME]
+    parts.append(_ends_table(left, right, shared).text())
     for key in shared:
         curves = [run.curve(key)[1] if key in run.metrics else np.zeros(0) for run in (left, right)]
         if min(curve.size for curve in curves) >= 2:
@@ -311,18 +302,7 @@ def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> st
     return "\n\n".join(parts)
 
 
-def _differences_table(left: Run, right: Run) -> str:
-    """Return the table of what differs in configuration and origin."""
-    differences = config_differences(left.config, right.config) + [
-        entry
-        for what in ("commit", "packages", "hardware")
-        for entry in config_differences({what: left.environment.get(what)}, {what: right.environment.get(what)})
-    ]
-    rows = [(name, _value(a), _value(b)) for name, a, b in differences]
-    return text_table(("differs in", "A", "B"), rows) if rows else "same configuration, commit, packages, hardware"
-
-
-def _ends_table(left: Run, right: Run, keys: Sequence[str]) -> str:
+def _ends_table(left: Run, right: Run, keys: Sequence[str]) -> Table:
     """Return the table of lengths, the final evaluation, the last values of these metrics, and rates."""
     ends = [_row(key, _end(left, key), _end(right, key)) for key in keys if not key.endswith("_per_s")]
     speeds = [rates_of(run.metrics) for run in (left, right)]  # the last line of a rate also counts the end of the run
@@ -337,26 +317,7 @@ def _ends_table(left: Run, right: Run, keys: Sequence[str]) -> str:
     ]
     spans = [(short(steps[-1]), clock(walls[-1])) if steps.size else ("-", "-") for steps, walls in length]
     limits = [("env_steps", spans[0][0], spans[1][0], ""), ("wall clock", spans[0][1], spans[1][1], "")]
-    return text_table(("end value", "A", "B", "B - A"), [*limits, *ends])
-
-
-def config_differences(left: Any, right: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Return (dotted name, left value, right value) of every leaf that differs; an absent one is None."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        names = [*left, *(name for name in right if name not in left)]
-        return [
-            entry
-            for name in names
-            for entry in config_differences(left.get(name), right.get(name), _dotted(prefix, name))
-        ]
-    return [] if left == right else [(prefix, left, right)]
-
-
-def _dotted(prefix: str, name: str) -> str:
-    """Return the name of an entry without layers that exist only in the stored form (`fields`, `$tuple`)."""
-    if name in ("fields", "$tuple"):
-        return prefix
-    return f"{prefix}.{name}" if prefix else name
+    return Table(("end value", "A", "B", "B - A"), [*limits, *ends])
 
 
 def _end(run: Run, key: str) -> float | None:
@@ -371,16 +332,3 @@ def _row(name: str, a: float | None, b: float | None) -> tuple[str, str, str, st
 
 def _range(curve: np.ndarray) -> str:
     return f"{short(float(curve.min()))} to {short(float(curve.max()))}, {curve.size} values"
-
-
-def _value(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as text."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (header, *rows)]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(line.rstrip() for line in lines)

@@ -8,18 +8,9 @@ from html import escape
 import numpy as np
 
 from jsrl.report.charts import SMALL, WIDE, Series, chart, keys_of
-from jsrl.report.comparison import (
-    UNEQUAL,
-    band,
-    difference_text,
-    differing_options,
-    grouped,
-    repeated_seeds,
-    summaries,
-    with_interval,
-)
+from jsrl.report.comparison import SAME, band, grouped, scores_table, settings_table
 from jsrl.report.curves import STEPS, algorithm_metrics, title_of
-from jsrl.report.html import section, shell
+from jsrl.report.page import Table, header, section, shell
 from jsrl.report.run_report import flat_options, how_it_ended
 from jsrl.report.text import number
 from jsrl.runs.runs import Run
@@ -57,7 +48,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
     for name, own in groups.items():
         environments.setdefault(str(flat_options(own[0].config).get("env.id", "")), []).append(name)
     sections = [
-        f"<header><h1>{escape(title)}</h1></header>",
+        header(title),
         section("Scores", _scores(runs)),
         *(_curves(env, {name: groups[name] for name in names}) for env, names in environments.items()),
         section("Settings that differ", _settings(groups)),
@@ -113,52 +104,16 @@ def _scores(runs: Sequence[Run]) -> str:
     metric = score_of(scored) if scored else ""
     if not metric:
         return ""
-    head = ("experiment", "seeds", "env steps", "mean [95%]", "interquartile mean [95%]", "lowest", "highest")
-    rows, found = [], summaries(scored, metric)
-    for s in found:
-        mean, iqm = with_interval(s.mean, s.interval, number), with_interval(s.iqm, s.iqm_interval, number)
-        steps = " to ".join(map(number, s.ends))
-        rows.append((s.experiment, str(s.seeds), steps, mean, iqm, number(s.lowest), number(s.highest)))
-    few = any(row[1] == "1" for row in rows)
-    note = f"{metric}, the last value of each run." + (" One seed has no interval." if few else "")
-    note += f" {UNEQUAL[0].upper()}{UNEQUAL[1:]}" if any(len(s.ends) > 1 for s in found) else ""
-    note += "".join(f" {line}" for line in repeated_seeds(scored))
-    if test := difference_text(scored, metric):
-        note += f" {test[0].upper()}{test[1:]}."
-    without = [run.name for run in runs if run not in scored]
-    note += f" Without a score: {', '.join(without)}." if without else ""
-    return f'{_table(head, rows, "numbers")}<p class="legend">{escape(note)}</p>'
+    table, notes = scores_table(scored, metric)
+    if without := [run.name for run in runs if run not in scored]:
+        notes.append(f"Without a score: {', '.join(without)}.")
+    note = " ".join([f"{metric}, the last value of each run.", *notes])
+    return f'{table.html()}<p class="legend">{escape(note)}</p>'
 
 
 def _settings(groups: Mapping[str, Sequence[Run]]) -> str:
-    """Return every option, and fact of the machine, that differs between runs, with the values of each experiment."""
-    runs = [run for own in groups.values() for run in own]
-    facts = {id(run): flat_options(run.config) | _facts(run) for run in runs}
-    names = dict.fromkeys(name for run in runs for name in _facts(run))
-    differing = [name for name in names if len({facts[id(run)].get(name) for run in runs}) > 1]
-    differing += differing_options(runs)
-    rows = [
-        (name, *(", ".join(dict.fromkeys(_shown(facts[id(run)].get(name)) for run in own)) for own in groups.values()))
-        for name in differing
-    ]
-    return _table(("setting", *groups), rows) if rows else "<p>All runs have the same settings, commit and machine.</p>"
-
-
-def _facts(run: Run) -> dict[str, str]:
-    """Return the algorithm and origin of a run."""
-    agent = run.config.get("fields", {}).get("agent") or {}
-    algorithm = str(agent.get("$type", "?")).rpartition(":")[2]
-    facts = {"algorithm": algorithm}
-    for what in ("commit", "packages", "hardware"):
-        found = run.environment.get(what)
-        entries = found if isinstance(found, dict) else {"": found}
-        facts |= {f"{what}.{name}".removesuffix("."): str(value) for name, value in entries.items()}
-    return facts
-
-
-def _shown(value: object) -> str:
-    text = "-" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    table = settings_table(groups)
+    return table.html() if table.rows else f"<p>{SAME}</p>"
 
 
 def _runs(runs: Sequence[Run]) -> str:
@@ -170,13 +125,4 @@ def _runs(runs: Sequence[Run]) -> str:
         score = number(float(run.curve(metric)[1][-1])) if metric and run in scored else "-"
         at = number(float(steps.max())) if steps.size else "-"
         rows.append((run.name, how_it_ended(run.folder.path), at, score))
-    return _table(("run", "ended", "env steps", "score"), rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
-    lines = "".join(
-        f"<tr><th>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>" for row in rows
-    )
-    table = f'<table class="{kind}"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>'
-    return f'<div class="scroll">{table}</div>'
+    return Table(("run", "ended", "env steps", "score"), rows).html()

@@ -1,35 +1,26 @@
-"""A run's report as one self-contained HTML page: no network, no scripts. All text from the run is escaped."""
+"""The page of a run, as `jsrl report` writes it and `jsrl watch` shows it."""
 
 from __future__ import annotations
 
 from html import escape
 from urllib.parse import quote
 
-from jsrl.launch.result import is_intended
+from jsrl.errors import counted
 from jsrl.metrics.display_state import games_text
 from jsrl.metrics.phases import PHASES, of_main_thread
-from jsrl.report.bottleneck import Bottleneck
 from jsrl.report.curves import FIRST, algorithm, learning, machine, own_workers, shares_of_time
 from jsrl.report.graph import dataflow
-from jsrl.report.run_report import RUNS, RunReport
-from jsrl.report.standings import standings_page
-from jsrl.report.style import STYLE
-from jsrl.report.text import failure, lag_text, number, origin_lines, outcome_lines, percent
+from jsrl.report.page import Table, badge, folded, header, section, shell
+from jsrl.report.run_report import RunReport
+from jsrl.report.text import MOST_PLAYERS, failure, lag_text, number, origin_lines, outcome_lines, percent, rating
+from jsrl.report.verdicts import Bottleneck
+from jsrl.runs.standings import StandingsTable
 from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
 
 
 def page(report: RunReport) -> str:
     """Return the whole page."""
     return shell(report.name, body(report))
-
-
-def shell(title: str, content: str, script: str = "") -> str:
-    """Return a page with the style sheet: its title as text, its content and script as HTML."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n{content}\n</main>{script}</body></html>\n"
-    )
 
 
 def body(report: RunReport) -> str:
@@ -63,42 +54,47 @@ def _players(report: RunReport) -> str:
     return (f"<p>{escape(games)}</p>" if games else "") + table
 
 
+def standings_page(table: StandingsTable) -> str:
+    """Return ratings and payoff table as HTML: each cell is the share of points that the row won against the column."""
+    shown = table.best(MOST_PLAYERS)
+    head = "".join(f"<th>{escape(player)}</th>" for player in shown.players)
+    rows = []
+    for i, player in enumerate(shown.players):
+        cells = "".join(_cell(shown.points[i, j], shown.games[i, j]) for j in range(len(shown.players)))
+        rows.append(f"<tr><th>{escape(player)}</th><td>{rating(shown, i)}</td>{cells}</tr>")
+    players = counted(len(table.players), "player")
+    note = f"<p>{players}; recent games weigh more. Ratings cannot show cycles: look at the cells.</p>"
+    table_html = (
+        f'<table class="numbers"><thead><tr><th>row against column</th><th>Elo</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+    return f'{note}<div class="scroll">{table_html}</div>'
+
+
+def _cell(points: float, games: float) -> str:
+    if games <= 0:
+        return "<td></td>"
+    share = points / games
+    shade = f"rgba({'46,160,67' if share >= 0.5 else '218,54,51'},{abs(share - 0.5):.2f})"
+    return f'<td style="background:{shade}" title="{games:.0f} games">{100 * share:.0f}%</td>'
+
+
 def _dataflow(report: RunReport) -> str:
     picture = dataflow(report)
     return f'<div class="scroll">{picture}</div>' if picture else ""
 
 
-def section(title: str, content: str, kind: str = "") -> str:
-    """Return a part of a page under a heading, as HTML; an empty string without content."""
-    if not content:
-        return ""
-    inner = f'<div class="{kind}">{content}</div>' if kind else content
-    return f"<section><h2>{escape(title)}</h2>{inner}</section>"
-
-
 def _header(report: RunReport) -> str:
-    mood = badge_class_of(report.ended)
-    lines = outcome_lines(report)
-    badge = f'<span class="badge {mood}">{escape(report.ended)}</span>'
     error = _error(report.error) if report.error else ""
-    rest = "".join(f"<p>{escape(name)}: {escape(value)}</p>" for name, value in lines[1:])
-    return f"<header><h1>{escape(report.name)} {badge}</h1>{error}{rest}</header>"
-
-
-def badge_class_of(ended: str) -> str:
-    """Return the class of a badge that says how a run ended."""
-    if is_intended(ended):
-        return "good"
-    if ended == RUNS:
-        return "live"
-    return "bad" if ended == "failed" or ended.startswith("killed") else "neutral"
+    rest = "".join(f"<p>{escape(name)}: {escape(value)}</p>" for name, value in outcome_lines(report)[1:])
+    return header(report.name, badge=badge(report.ended), rest=error + rest)
 
 
 def _error(error: str) -> str:
     """Return the error as a sentence, with the rest folded."""
     sentence, rest = failure(error)
-    folded = f"<details><summary>traceback</summary><pre>{escape(rest)}</pre></details>" if rest else ""
-    return f'<div class="error"><b>{escape(sentence)}</b>{folded}</div>'
+    below = folded("traceback", f"<pre>{escape(rest)}</pre>") if rest else ""
+    return f'<div class="error"><b>{escape(sentence)}</b>{below}</div>'
 
 
 def _verdicts(report: RunReport) -> str:
@@ -162,16 +158,14 @@ def _time(report: RunReport) -> str:
 
 def _activities(report: RunReport) -> str:
     """Return every activity with its meaning, folded."""
-    rows = "".join(
-        f"<tr><th>{escape(f'{worker.prefix}/{a.name}')}</th><td>{percent(worker.activities[a.name])}</td><td>{a.phase}</td>"
-        f'<td class="text">{escape(a.meaning)}</td><td class="text">{escape(a.healthy)}</td></tr>'
+    rows = [
+        (f"{worker.prefix}/{a.name}", percent(worker.activities[a.name]), a.phase, a.meaning, a.healthy)
         for worker in report.workers
         for a in worker.kind.all_activities
         if a.name in worker.activities
-    )
-    head = "<tr><th>activity</th><th>share</th><th>phase</th><th>meaning</th><th>healthy</th></tr>"
-    table = f'<table class="numbers"><thead>{head}</thead><tbody>{rows}</tbody></table>'
-    return f'<details><summary>every activity</summary><div class="scroll">{table}</div></details>'
+    ]
+    table = Table(("activity", "share", "phase", "meaning", "healthy"), rows, "numbers", words=(3, 4))
+    return folded("every activity", table.html())
 
 
 def _ledgers(report: RunReport) -> str:
@@ -180,15 +174,14 @@ def _ledgers(report: RunReport) -> str:
 
 
 def _ledger(ledger: HopLedger) -> str:
-    rows = [("produced", ledger.produced), ("consumed", ledger.consumed)]
+    rows: list[tuple[str, int]] = [("produced", ledger.produced), ("consumed", ledger.consumed)]
     rows += [(f"dropped: {reason}", count) for reason, count in sorted(ledger.dropped.items())]
     rows.append(("in flight at the end", ledger.in_flight))
     rows += [("unknown", ledger.unknown)] if ledger.unknown else []
     rows += [("produced on top, at most", ledger.uncounted)] if ledger.uncounted else []
-    body = "".join(f"<tr><th>{escape(name)}</th><td>{number(count)}</td></tr>" for name, count in rows)
+    table = Table((), [(name, number(count)) for name, count in rows], "numbers narrow")
     mood = "good" if ledger.balanced else "bad"
-    verdict = f'<span class="badge {mood}">{escape(ledger.verdict)}</span>'
-    return f'<table class="numbers narrow"><tbody>{body}</tbody></table><p>{verdict}</p>'
+    return f'{table.html()}<p><span class="badge {mood}">{escape(ledger.verdict)}</span></p>'
 
 
 def _videos(report: RunReport) -> str:
@@ -205,14 +198,8 @@ def _pairs(pairs: list[tuple[str, str]]) -> str:
 
 
 def _options(report: RunReport) -> str:
-    if not report.options:
-        return ""
-    rows = "".join(
-        f'<tr><th>{escape(name)}</th><td class="text">{escape(str(value))}</td></tr>'
-        for name, value in report.options.items()
-    )
-    table = f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
-    return f"<details><summary>{len(report.options)} options</summary>{table}</details>"
+    rows = [(name, str(value)) for name, value in report.options.items()]
+    return folded(f"{len(rows)} options", Table((), rows, words=(1,)).html()) if rows else ""
 
 
 def _files(report: RunReport) -> str:

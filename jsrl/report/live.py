@@ -18,8 +18,9 @@ import msgspec
 from jsrl.errors import ConfigError, counted
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import score_of
-from jsrl.report.html import badge_class_of, body
-from jsrl.report.run_report import RUNS, how_it_ended, make_report
+from jsrl.report.html import body
+from jsrl.report.page import RUNS, UNREADABLE, Html, Table, badge, header
+from jsrl.report.run_report import how_it_ended, make_report
 from jsrl.runs.runs import RunFolder, last_values
 from jsrl.runs.state import held_by, read_result
 
@@ -34,12 +35,12 @@ MARKS = (
     "environment.json",
     "metrics.jsonl",
 )  # a folder with one of these is a run, perhaps incomplete
+TITLES = ("run", "state", "env steps", "per second", "score", "last update")
 MOST_PAGES = 32  # kept in memory
 LONG_S, REST = (
     0.5,
     9,
 )  # what took longer than this is rendered again only after REST times as long, for a tenth of a core
-UNREADABLE = "cannot be read"
 T = TypeVar("T")
 
 
@@ -66,6 +67,14 @@ class RunRow:
     score: str = ""
     updated_s: float = 0.0
     hint: str = ""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Return the texts of its env steps, rate, score and age."""
+        steps = short(self.env_steps)
+        if self.env_steps is not None and self.total_env_steps:
+            steps += f" / {short(self.total_env_steps)} ({100 * self.env_steps / self.total_env_steps:.0f}%)"
+        return steps, short(self.rate), self.score or "-", age(self.updated_s)
 
 
 class Live:
@@ -110,17 +119,12 @@ class Live:
         """Return the list of all runs as HTML, the last changed first."""
         rows = {name: self._rows.get(path) for name, path in self.runs().items()}
         running = sum(row.state == RUNS for row in rows.values())
-        head = (
-            f"<header><h1>{escape(self.folder.name)}</h1><p>{counted(len(rows), 'run')}, {running} running</p></header>"
-        )
+        top = header(self.folder.name, rest=f"<p>{counted(len(rows), 'run')}, {running} running</p>")
         if not rows:
-            return f"{head}<section>There is no run in this folder yet. It appears here when it starts.</section>"
+            return f"{top}<section>There is no run in this folder yet. It appears here when it starts.</section>"
         newest = sorted(rows.items(), key=lambda entry: (entry[1].state != RUNS, -entry[1].updated_s))
-        titles = '<th>run</th><th class="text">state</th>'
-        titles += "".join(f"<th>{title}</th>" for title in ("env steps", "per second", "score", "last update"))
-        lines = "".join(_line(name, row) for name, row in newest)
-        table = f'<table class="numbers"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>'
-        return f'{head}<section><div class="scroll">{table}</div></section>'
+        table = Table(TITLES, [_line(name, row) for name, row in newest], "numbers", words=(1,))
+        return f"{top}<section>{table.html()}</section>"
 
     def _make_page(self, path: Path) -> RunPage:
         self.rendered += 1
@@ -130,10 +134,8 @@ class Live:
             return RunPage(body(report), frozenset([*report.files, *report.videos]))
         except Exception as error:  # half-written, damaged, or of a user's code that is missing here: shown on its page
             what = f"{type(error).__name__}: {error}"
-            return RunPage(
-                f'<header><h1>{escape(name)} <span class="badge bad">{UNREADABLE}</span></h1>'
-                f'<div class="error">{escape(what)}</div><p>The page follows when its files can be read.</p></header>'
-            )
+            rest = f'<div class="error">{escape(what)}</div><p>The page follows when its files can be read.</p>'
+            return RunPage(header(name, badge=badge(UNREADABLE), rest=rest))
 
     def _make_row(self, path: Path) -> RunRow:
         self.rendered += 1
@@ -204,22 +206,9 @@ def row_of(run: Path) -> RunRow:
         raise ConfigError(f"a file of {run} is damaged ({error}).") from None
 
 
-def _line(name: str, row: RunRow) -> str:
-    steps = short(row.env_steps)
-    if row.env_steps is not None and row.total_env_steps:
-        steps += f" / {short(row.total_env_steps)} ({100 * row.env_steps / row.total_env_steps:.0f}%)"
-    address = f"run/{quote(name)}/"
-    cells = (steps, short(row.rate), row.score or "-", age(row.updated_s))
-    badge = f'<span class="badge {badge_class(row.state)}" title="{escape(row.hint, quote=True)}">{escape(row.state)}</span>'
-    return (
-        f'<tr><th><a href="{address}">{escape(name)}</a></th>'
-        f'<td class="text">{badge}</td>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-    )
-
-
-def badge_class(state: str) -> str:
-    """Return the CSS class of a state's badge."""
-    return "bad" if state == UNREADABLE else badge_class_of(state)
+def _line(name: str, row: RunRow) -> tuple[str, ...]:
+    link = Html(f'<a href="run/{quote(name)}/">{escape(name)}</a>')
+    return link, badge(row.state, row.hint), *row.cells
 
 
 def age(updated_s: float) -> str:

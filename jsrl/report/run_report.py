@@ -23,9 +23,10 @@ from jsrl.metrics.scores import WIN_RATE, score_of, score_title
 from jsrl.plain_files import read_plain
 from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json
-from jsrl.report.bottleneck import Bottleneck, find_bottleneck
 from jsrl.report.evidence import RunSetup
+from jsrl.report.page import RUNS
 from jsrl.report.signs import learning_text
+from jsrl.report.verdicts import Bottleneck, find_bottleneck
 from jsrl.runs.curves import policies_in
 from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.standings import StandingsTable, read_standings
@@ -37,9 +38,8 @@ from jsrl.workers.kinds import Kind, find_kind
 
 PLAIN_TAGS = {"$tuple", "$dict", "$float", "$int"}
 OWN_SETTINGS = re.compile(r"jsrl\.(experiment|agents|networks|directors)(\.\w+)*:[A-Z]\w*")
+SEATS = re.compile(r"policies\.\w+\.seats")
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
-
-RUNS = "running"  # instead of the reason for the end
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,13 @@ def make_report(folder: RunFolder) -> RunReport:
     found_rates: dict[str, float] = {}
     bottlenecks: dict[str, Bottleneck] = {}
     signs: dict[str, str] = {}
+    standings = read_standings(folder.path)
+    contested = standings is not None or len({options[name] for name in options if SEATS.fullmatch(name)}) > 1
     for policy in policies_in(columns):
         own = with_zero_shares(of_policy(columns, policy), kinds)
         lines = steady(own)
         own_means = _means(own, lines)
-        if text := learning_text(own, options):
+        if text := learning_text(own, options, contested=contested):
             signs[policy] = text
         bottlenecks[policy] = find_bottleneck(with_shared_workers(own_means, means), facts, kinds)
         means |= {f"{policy}/{name}": value for name, value in own_means.items()} if policy else own_means
@@ -206,7 +208,7 @@ def make_report(folder: RunFolder) -> RunReport:
         environment=environment,
         options=options,
         warnings=_warnings(folder.logs / "controller.log"),
-        standings=read_standings(folder.path),
+        standings=standings,
         videos=captions(folder.path),
         files=[name for name in files if (folder.path / name).exists()],
     )

@@ -17,8 +17,8 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.plain_files import open_plain
-from jsrl.report.html import shell
 from jsrl.report.live import Live
+from jsrl.report.page import shell
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")  # names in a browser on this machine; any other name is DNS rebinding

@@ -137,14 +137,17 @@ def known_advice(advice: Collection[str], options: Collection[str]) -> list[str]
     return [one for one in advice if all(option in options for option in named.findall(one))]
 
 
-def learning_text(columns: Mapping[str, np.ndarray], options: Collection[str]) -> str:
+def learning_text(columns: Mapping[str, np.ndarray], options: Collection[str], *, contested: bool = False) -> str:
     """Return a text about a run that learned nothing, or lost it again; empty: neither is seen.
 
     Args:
-      columns: of one policy. options: of the experiment.
+      columns: of one policy. options: of the experiment. contested: other learning players share its games.
     """
     c = Curves(columns)
-    scores, low, high = scores_of(c.columns).interval
+    found = scores_of(c.columns)
+    if contested and not found.against:  # what one player gains another loses, so returns stay level while all improve
+        return ""
+    scores, low, high = found.interval
     if len(scores) < FEWEST or not np.isfinite(low + high).all():
         return ""
     best = int(low.argmax())

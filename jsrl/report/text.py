@@ -8,8 +8,10 @@ from jsrl.launch.result import fitted, ledger_lines, other_lines, score_lines
 from jsrl.metrics.display_state import games_text, percent
 from jsrl.metrics.phases import of_main_thread
 from jsrl.report.run_report import RunReport, WorkerTime
-from jsrl.report.standings import standings_lines
+from jsrl.runs.standings import StandingsTable
 from jsrl.runs.state import read_best
+
+MOST_PLAYERS = 12  # players of the payoff table: the best ones, and those that learn
 
 
 def number(value: float | None) -> str:
@@ -40,6 +42,20 @@ def summary(report: RunReport) -> str:
     if report.standings is not None:
         lines += standings_lines(report.standings)
     return "\n".join(lines)
+
+
+def standings_lines(table: StandingsTable) -> list[str]:
+    """Return the ratings as lines of text."""
+    shown = table.best(MOST_PLAYERS)
+    names = [f"{player} {rating(shown, i)}" for i, player in enumerate(shown.players)]
+    rest = len(table.players) - len(names)
+    return [f"ratings (Elo with 95% intervals, mean 0): {', '.join(names)}" + (f", and {rest} others" if rest else "")]
+
+
+def rating(table: StandingsTable, player: int) -> str:
+    """Return the Elo rating of a player, by its place, with its interval."""
+    half = table.half[player]
+    return f"{table.elo[player]:+.0f}" + ("" if math.isnan(half) else f" ± {half:.0f}")
 
 
 def worker_line(worker: WorkerTime) -> str:

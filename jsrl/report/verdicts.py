@@ -1,4 +1,4 @@
-"""The table of verdicts on a run: when each applies, its text, and the option that would help.
+"""The bottleneck of a run, from its own measurements: a table of verdicts, when each applies, and the option that would help.
 
 The kind of worker that waits least is the limit, unless all cores are busy: then the machine is. CPU time distinguishes
 environments that compute from environments that wait.
@@ -7,10 +7,11 @@ environments that compute from environments that wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from jsrl.metrics.display_state import percent
-from jsrl.report.evidence import MOST_LOAD, Evidence
+from jsrl.report.evidence import MOST_LOAD, Evidence, RunSetup, gather
 from jsrl.report.signs import known_advice
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.evaluator.kind import KIND as EVALUATOR
@@ -360,3 +361,25 @@ SERIAL: tuple[Verdict, ...] = (
     ("unknown", _unknown, _says_nothing),
     ("serial", lambda e: True, _serial_text),
 )
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What limits a run: `kind` names the verdict (for programs), `text` explains it and what would help."""
+
+    kind: str
+    text: str
+
+
+def find_bottleneck(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterable[Kind] | None = None) -> Bottleneck:
+    """Return what limits a run.
+
+    Args:
+      metrics: means over its steady part, by full name (`actor/env_share`, `system/actor_cpu_share`, ...).
+      facts: of the experiment and the machine. kinds: of the run's workers; None: jsrl's own.
+    """
+    evidence = gather(metrics, facts, kinds)
+    for kind, applies, text in SERIAL if facts.placement == "serial" else VERDICTS:
+        if applies(evidence):
+            return Bottleneck(kind, text(evidence))
+    raise AssertionError("the last verdict always applies")

@@ -22,8 +22,6 @@ from jsrl.launch.graph_file import saved_experiment
 from jsrl.launch.machine import accelerators
 from jsrl.runs.limits import usable_cores
 from jsrl.runs.runs import RunFolder, read_metrics
-from jsrl.simulation.environments import time_environments
-from jsrl.simulation.params import time_params
 from jsrl.simulation.speed import LOOP, beside_loop, busy_cores
 from jsrl.simulation.system import check_known
 from jsrl.simulation.times import (
@@ -37,8 +35,9 @@ from jsrl.simulation.times import (
     Updates,
     fit,
 )
-from jsrl.simulation.timing import time_acting, time_updates
-from jsrl.tuning.trial import Limits, Speed, measure
+from jsrl.simulation.timing import time_acting, time_environments, time_params, time_updates
+from jsrl.tuning.space import Trial
+from jsrl.tuning.trial import Limits, measure
 
 MOST_ACTORS = 4
 NO_PARAMS = ParamsTimes()
@@ -225,7 +224,7 @@ def _text(cost: Cost) -> str:
     return f"{1e3 * cost.call_s:.3g} ms + {1e3 * cost.row_s:.3g} ms per environment"
 
 
-def measured(run: Variant, speed: Speed) -> Measured:
+def measured(run: Variant, speed: Trial) -> Measured:
     e, means = run.experiment, speed.means
     made = means.get("actor/env_steps_per_s", speed.env_steps_per_s)
     rows = means.get("inference/batch_rows_mean", 0.0)
@@ -271,7 +270,7 @@ def from_run(run: str, runs_dir: str) -> ServiceTimes:
     passed_s = float(late["wall_s"][-1] - late["wall_s"][0])
     rate = float(late["env_steps"][-1] - late["env_steps"][0]) / passed_s
     seen = measured(
-        Variant(experiment.placement, experiment.encrypted, experiment), Speed(env_steps_per_s=rate, means=means)
+        Variant(experiment.placement, experiment.encrypted, experiment), Trial(env_steps_per_s=rate, means=means)
     )
     times = fitted([seen], time_environments(experiment, [experiment.group_size]))
     return msgspec.structs.replace(times, experiment=experiment.name, measured=[msgspec.to_builtins(seen)])

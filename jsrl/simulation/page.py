@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 
 from jsrl.report.charts import SMALL, Axis, Series, chart
-from jsrl.report.html import section, shell
+from jsrl.report.page import section, shell
 from jsrl.report.text import number, percent
 from jsrl.simulation.outcome import (
     CORES,

@@ -1,4 +1,4 @@
-"""Receives versions of the params over TCP with keys, for jsrl.simulation.params.
+"""Receives versions of the params over TCP with keys, for jsrl.simulation.timing.
 
 `python -m jsrl.simulation.params_reader ADDRESS KEYS VERSIONS` writes a line for each version, and last the CPU seconds of
 one.

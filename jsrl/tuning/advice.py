@@ -8,23 +8,21 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from jsrl.errors import ConfigError, counted
 from jsrl.intervals import t_factor
 from jsrl.runs.files import read_json, write_json
-from jsrl.tuning.search import Trial
-from jsrl.tuning.space import Setting, key_of
+from jsrl.tuning.space import Setting, Trial, key_of
 
-FORMAT = 1
 BUSY = 3.0  # load average per core above which other programs must have run: a trial keeps only its own cores busy
 TIE = 0.02  # settings within this share of the best speed are ties; the one with fewer processes wins
 
 
-@dataclass(frozen=True)
-class Measurements:
+class Measurements(msgspec.Struct, frozen=True, tag="jsrl measurements 2"):
     """All measurements of a tuning, with the machine and the experiment.
 
     Attributes:
@@ -46,41 +44,37 @@ class Measurements:
     total_s: float = 0.0
     changes_learning: bool = False
 
-    def save(self, path: Path) -> None:
-        """Write these measurements as JSON."""
-        write_json(path, {"format": FORMAT, "kind": "measurements", **dataclasses.asdict(self)})
 
-    @classmethod
-    def load(cls, path: Path) -> Measurements:
-        """Read measurements.
-
-        Raises:
-          ConfigError: the file cannot be read, or holds something else.
-        """
-        found = read_kind(path, "measurements")
-        try:
-            trials = tuple(Trial(**trial) for trial in found.pop("trials"))
-            return cls(**found, trials=trials)
-        except (TypeError, KeyError) as error:
-            raise ConfigError(f"{path} holds no measurements that this version reads ({error}); tune again.") from None
+T = TypeVar("T", bound=msgspec.Struct)
 
 
-def read_kind(path: Path, kind: str) -> dict[str, Any]:
-    """Return the contents of a JSON file that jsrl wrote, without its `format` and `kind`.
+def save(value: msgspec.Struct, path: Path) -> None:
+    """Write measurements or a profile as JSON.
 
     Raises:
-      ConfigError: it cannot be read, is of another kind, or of another version's format.
+      ConfigError: it cannot be written.
     """
     try:
-        found = read_json(path)
+        write_json(path, msgspec.to_builtins(value))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}); choose another place with --output or JSRL_PROFILES."
+        ) from None
+
+
+def load(kind: type[T], path: Path) -> T:
+    """Read measurements or a profile.
+
+    Raises:
+      ConfigError: the file cannot be read, or holds something else.
+    """
+    try:
+        return msgspec.convert(read_json(path), kind)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be read as {kind} ({error}); expected a file that `jsrl tune` wrote."
+            f"{path} cannot be read as {kind.__name__.lower()} ({error}); expected a file that this version's `jsrl tune` "
+            "wrote, so tune again."
         ) from None
-    if not isinstance(found, dict) or found.get("kind") != kind or found.get("format") != FORMAT:
-        what = found.get("kind") if isinstance(found, dict) else type(found).__name__
-        raise ConfigError(f"{path} is no file of {kind} of format {FORMAT} (it says {what!r}); tune again.")
-    return {name: value for name, value in found.items() if name not in ("format", "kind")}
 
 
 def label(setting: Setting) -> str:

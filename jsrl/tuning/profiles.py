@@ -5,25 +5,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 import jsrl
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.references.reference import to_json
-from jsrl.runs.files import write_json
 from jsrl.runs.provenance import hardware_facts
-from jsrl.tuning.advice import FORMAT, read_kind
+from jsrl.tuning.advice import load, save
 from jsrl.tuning.space import applied
 
 VARIABLE = "JSRL_PROFILES"
@@ -94,11 +93,6 @@ def _without(tree: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {**tree, "fields": fields}
 
 
-def version() -> str:
-    """Return the version of jsrl for which figures hold."""
-    return jsrl.__version__
-
-
 def profile_key(machine: dict[str, Any], work: dict[str, Any], of_version: str) -> str:
     """Return the name of a profile's file, without its ending."""
     text = json.dumps([machine, work, of_version], sort_keys=True)
@@ -111,30 +105,22 @@ def make_folder(folder: Path) -> None:
     Raises:
       ConfigError: it cannot be made or written.
     """
-    with _written_to(folder):
+    try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-@contextlib.contextmanager
-def _written_to(folder: Path) -> Iterator[None]:
-    """Raise a ConfigError for an OSError."""
-    try:
-        yield
     except OSError as error:
         raise ConfigError(
             f"the profile cannot be written to {folder} ({error.strerror}); choose another folder with {VARIABLE}."
         ) from None
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True, tag="jsrl profile 2"):
     """Options (name -> value) that made an experiment fast.
 
     Attributes:
       options: to set. words: the same as text. gain: speed over the default's. machine, work, version: for which it holds.
-      trials: that succeeded. measurements: their file. path: of the profile.
+      trials: that succeeded. measurements: their file. path: of the profile, which its file does not say.
     """
 
     options: dict[str, Any]
@@ -152,45 +138,24 @@ class Profile:
         """Return the name of its file, without the ending."""
         return profile_key(self.machine, self.work, self.version)
 
-    def saved_before(self, folder: Path) -> Profile | None:
-        """Return the profile that this one would replace; None: there is none that can be read."""
-        with contextlib.suppress(ConfigError):
-            return Profile.load(folder / f"{self.key}.json")
-        return None
-
     def save(self, folder: Path) -> Profile:
-        """Write this profile under its key and return it with its path.
-
-        Raises:
-          ConfigError: the folder cannot be written.
-        """
-        path = folder / f"{self.key}.json"
-        saved = dataclasses.replace(self, path=str(path))
-        values = {name: value for name, value in dataclasses.asdict(saved).items() if name != "path"}
+        """Write this profile under its key and return it with its path."""
         make_folder(folder)
-        with _written_to(folder):
-            write_json(path, {"format": FORMAT, "kind": "profile", **values})
-        return saved
+        save(self, folder / f"{self.key}.json")
+        return msgspec.structs.replace(self, path=str(folder / f"{self.key}.json"))
 
     @classmethod
     def load(cls, path: Path) -> Profile:
-        """Read a profile.
-
-        Raises:
-          ConfigError: the file cannot be read, or holds something else.
-        """
-        try:
-            return cls(**read_kind(path, "profile"), path=str(path))
-        except TypeError as error:
-            raise ConfigError(f"{path} holds no profile that this version reads ({error}); tune again.") from None
+        """Read a profile."""
+        return msgspec.structs.replace(load(cls, path), path=str(path))
 
 
-def find_profile(experiment: Experiment, folder: Path | None, given: Collection[str]) -> Profile | None:
+def _find(experiment: Experiment, folder: Path | None, given: Collection[str]) -> Profile | None:
     """Return the profile of this machine, workload and version: tuned with the same options given, or else with none."""
     if folder is None:
         return None
     for fixed in (given, ()):
-        path = folder / f"{profile_key(machine_facts(), work_facts(experiment, fixed), version())}.json"
+        path = folder / f"{profile_key(machine_facts(), work_facts(experiment, fixed), jsrl.__version__)}.json"
         if path.exists():
             return Profile.load(path)
     return None
@@ -211,7 +176,7 @@ def use_profile(
     if which == OFF:
         return experiment, ""
     asked = which != AUTO
-    profile = Profile.load(Path(which)) if asked else find_profile(experiment, profiles_folder(profiles_dir), given)
+    profile = Profile.load(Path(which)) if asked else _find(experiment, profiles_folder(profiles_dir), given)
     if profile is None:
         return experiment, ""
     name = f"profile {Path(profile.path).name}"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.tuning.space import Setting, Space, key_of
+from jsrl.tuning.space import Setting, Space, Trial, key_of
 
 EXPLORE_SHARE = 0.75  # of the time; in the rest the leaders are measured again
 WORTH = 0.005  # expected gain (of the log speed) below which exploration ends early
@@ -24,30 +24,6 @@ LEADER_MARGIN = 0.10  # how far behind the best (log speed, in the model) a lead
 MIN_ROUNDS, MAX_ROUNDS = 2, 6
 FINALS = 4  # trials that are left for the leaders, in turns: the best two, twice
 USERS_FAULTS = ("EnvironmentFault:", "AgentFault:")  # errors of the user's own code, which every setting would repeat
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One measurement of one setting.
-
-    Attributes:
-      setting: measured one. phase: `explore` or `final`. env_steps_per_s: trained, 0: it failed.
-      seconds: of the measurement. updates: in that time. start_s: from the command to the first update.
-      cut: ended early, because it was far behind. rising: it was still getting faster at its end. warm_s: after the first
-        update, that do not count. error: why it failed. load: load average of the machine at its end.
-    """
-
-    setting: Setting
-    phase: str
-    env_steps_per_s: float
-    seconds: float = 0.0
-    updates: int = 0
-    start_s: float = 0.0
-    cut: bool = False
-    rising: bool = False
-    warm_s: float = 0.0
-    error: str = ""
-    load: float = 0.0
 
 
 Measure = Callable[[Setting, str, float], Trial]  # setting, phase, the best speed so far -> the measurement
@@ -260,7 +236,7 @@ def finals(space: Space, trials: Sequence[Trial]) -> Iterator[Setting]:
         yield from order
         if number % 2 == 0 and default not in running:
             yield default
-        speed = {key_of(s): statistics.median(final_speeds(trials, s)) for s in running}
+        speed = {key_of(s): statistics.median(_final_speeds(trials, s)) for s in running}
         best = max(speed.values(), default=0.0)
         margin = max(LEADER_MARGIN / (number + 1), 0.03)  # the margin shrinks with the number of measurements
         running = [s for s in running if speed[key_of(s)] >= (1 - margin) * best]
@@ -268,6 +244,6 @@ def finals(space: Space, trials: Sequence[Trial]) -> Iterator[Setting]:
             return
 
 
-def final_speeds(trials: Sequence[Trial], setting: Setting) -> list[float]:
+def _final_speeds(trials: Sequence[Trial], setting: Setting) -> list[float]:
     """Return the speeds in the final measurements of a setting; [0.0] without any."""
     return [t.env_steps_per_s for t in trials if t.phase == "final" and t.setting == setting] or [0.0]

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -101,6 +101,34 @@ def key_of(setting: Setting) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(setting.items()))
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One measurement of one setting.
+
+    Attributes:
+      setting: measured one. phase: `explore` or `final`. env_steps_per_s: trained; 0: it failed.
+      seconds, updates: of the measurement. start_s: from the command to the first update.
+      cut: ended early, because it was far behind. rising: it was still getting faster at its end. warm_s: after the first
+        update, that do not count. error: why it failed. load: load average of the machine at its end.
+      metrics: the run's last line. means: of its lines since it was warm. launcher_cores: of the launching process.
+    """
+
+    setting: Setting = field(default_factory=dict)
+    phase: str = "explore"
+    env_steps_per_s: float = 0.0
+    seconds: float = 0.0
+    updates: int = 0
+    start_s: float = 0.0
+    cut: bool = False
+    rising: bool = False
+    warm_s: float = 0.0
+    error: str = ""
+    load: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
+    launcher_cores: float = 0.0
+
+
 # -- from an experiment to its space ----------------------------------------------------------------------------------
 
 
@@ -153,7 +181,7 @@ def make_space(experiment: Experiment, knobs: tuple[Knob, ...], fixed: Iterable[
     fixed |= {"envs-factor"} if fixed & {"num-envs", "batch-envs"} else set()
     default = current(experiment, knobs)
     knobs = tuple(_with_default(knob, default, knob.name in fixed) for knob in knobs)
-    candidates = [setting for setting in _spanned(knobs, default) if is_valid(experiment, setting)]
+    candidates = [setting for setting in _spanned(knobs, default) if _is_valid(experiment, setting)]
     if key_of(default) not in {key_of(c) for c in candidates}:
         candidates.insert(0, default)
     if len(candidates) < 2:
@@ -236,11 +264,7 @@ def _whole(number: Fraction) -> int:
 
 
 def applied(experiment: Experiment, options: dict[str, Any]) -> Experiment:
-    """Return the experiment with options set, all at once, so that they are checked together.
-
-    Raises:
-      ConfigError: they exclude each other.
-    """
+    """Return the experiment with options set, all at once, so that they are checked together."""
     changes: dict[str, Any] = {}
     for name, value in options.items():
         head, _, tail = name.replace("-", "_").partition(".")
@@ -250,15 +274,11 @@ def applied(experiment: Experiment, options: dict[str, Any]) -> Experiment:
 
 
 def with_setting(experiment: Experiment, setting: Setting) -> Experiment:
-    """Return the experiment with a setting.
-
-    Raises:
-      ConfigError: the setting is invalid.
-    """
+    """Return the experiment with a setting."""
     return applied(experiment, options_for(experiment, setting))
 
 
-def is_valid(experiment: Experiment, setting: Setting) -> bool:
+def _is_valid(experiment: Experiment, setting: Setting) -> bool:
     """Return whether a setting is valid for an experiment, and differs in effect from other settings."""
     try:
         tuned = with_setting(experiment, setting)

@@ -10,14 +10,12 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +28,14 @@ from jsrl.launch.graph_file import saved_experiment
 from jsrl.references.capture import Capture
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import to_json
-from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import RunFolder
+from jsrl.tuning.child import Child
+from jsrl.tuning.space import Trial
 
 RUN_NAME = "trial"
 FOREVER_STEPS = 10**12
 MOST_UPDATES = 2**22  # far more than a trial makes, and few enough for schedules of int32, such as those of optax
 POLL_S = 0.05
-LEAVE_S = 15.0
 RISE = 0.1  # a later half of the measurement that is this much faster than the earlier one: the run is not warm yet
 ENDED = "the run ended"
 
@@ -61,31 +59,6 @@ class Limits:
     give_up_share: float = 0.5
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The measurement of a trial.
-
-    Attributes:
-      env_steps_per_s: trained; 0: it failed. seconds, updates: of the measurement. start_s: from the command to the first
-        update. cut: ended early, far behind the best. rising: it was still getting faster.
-      warm_s: after the first update, that do not count. error: why it failed. load: load average of the machine at the end.
-      metrics: the run's last line. means: of its lines since it was warm. launcher_cores: of the launching process.
-    """
-
-    env_steps_per_s: float = 0.0
-    seconds: float = 0.0
-    updates: int = 0
-    start_s: float = 0.0
-    cut: bool = False
-    rising: bool = False
-    warm_s: float = 0.0
-    error: str = ""
-    load: float = 0.0
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    means: dict[str, float] = dataclasses.field(default_factory=dict)
-    launcher_cores: float = 0.0
-
-
 def measure(
     experiment: Experiment,
     limits: Limits = Limits(),
@@ -93,7 +66,7 @@ def measure(
     best: float = 0.0,
     stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[str], None] = lambda text: None,
-) -> Speed:
+) -> Trial:
     """Run an experiment in fresh processes and return how fast it trains.
 
     Args:
@@ -102,13 +75,11 @@ def measure(
       stopped: returns whether to end now. on_progress: called with progress texts.
     """
     with tempfile.TemporaryDirectory(prefix="jsrl-trial-") as folder:
-        runs = Path(folder)
-        with _started(experiment, runs) as child:
-            speed = _follow(child, runs, limits, best, stopped, on_progress)
-        if speed.error.startswith(ENDED):
-            output = (runs / "output.txt").read_text(errors="replace").strip()
-            speed = dataclasses.replace(speed, error=output.splitlines()[-1] if output else speed.error)
-    return dataclasses.replace(speed, load=round(os.getloadavg()[0], 2))
+        with contextlib.closing(start(experiment, Path(folder))) as child:
+            trial = _follow(child, limits, best, stopped, on_progress)
+        if trial.error.startswith(ENDED):
+            trial = dataclasses.replace(trial, error=child.last_line or trial.error)
+    return dataclasses.replace(trial, load=round(os.getloadavg()[0], 2))
 
 
 def endless_steps(experiment: Experiment) -> int:
@@ -116,9 +87,8 @@ def endless_steps(experiment: Experiment) -> int:
     return min(FOREVER_STEPS, experiment.rows_per_update * MOST_UPDATES // experiment.updates_per_batch)
 
 
-@contextlib.contextmanager
-def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the run in its own session (this process handles the user's Ctrl-C); end it afterwards."""
+def start(experiment: Experiment, runs: Path) -> Child:
+    """Start the run in a folder of runs."""
     endless = dataclasses.replace(
         experiment,
         total_env_steps=endless_steps(experiment),
@@ -137,69 +107,37 @@ def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[by
     (runs / "experiment.json").write_text(json.dumps(to_json(endless, Capture(source), "experiment")))
     spawn = spawn_environment((str(source),))
     command = [sys.executable, "-m", "jsrl.tuning.trial", str(runs), str(os.getpid())]
-    with (runs / "output.txt").open("wb") as output:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **spawn.variables},
-            cwd=spawn.working_directory,
-            start_new_session=True,
-        )
-    try:
-        yield child
-    finally:
-        if child.poll() is None:
-            child.send_signal(signal.SIGTERM)  # SIGINT is ignored in background jobs
-            try:
-                child.wait(LEAVE_S)
-            except subprocess.TimeoutExpired:
-                child.kill()  # its workers die with it; the next run removes its shared memory
-                child.wait()
+    folder = runs / experiment.name / RUN_NAME
+    return Child(command, folder, runs / "output.txt", variables=spawn.variables, cwd=spawn.working_directory)
 
 
 def _follow(
-    child: subprocess.Popen[bytes],
-    runs: Path,
-    limits: Limits,
-    best: float,
-    stopped: Callable[[], bool],
-    on_progress: Callable[[str], None],
-) -> Speed:
+    child: Child, limits: Limits, best: float, stopped: Callable[[], bool], on_progress: Callable[[str], None]
+) -> Trial:
     """Watch a run's metrics until there are enough, it fails, or its time is up."""
     begin_s = time.monotonic()
     progress = Progress(limits, best)
-    position = 0
-    path = None
     launcher = psutil.Process(child.pid)
     on_progress("starting")
     while True:
         waited_s = time.monotonic() - begin_s
-        path = path or next(runs.glob(f"*/{RUN_NAME}/metrics.jsonl"), None)
-        if path is not None:
-            with path.open("rb") as file:
-                file.seek(position)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    position += len(line)
-                    progress.take(json.loads(line), waited_s)
+        ended = child.ended  # before its last lines are read
+        for line in child.new_lines():
+            progress.take(line, waited_s)
         if progress.enough:
-            return progress.speed()
+            return progress.trial()
         progress.used(_cpu_s(launcher), waited_s)
-        if child.poll() is not None:
-            return Speed(error=f"{ENDED} with status {child.returncode}")
+        if ended:
+            return Trial(error=f"{ENDED} with status {child.status}")
         if stopped():
-            return Speed(error="interrupted")
+            return Trial(error="interrupted")
         if not progress.begun and waited_s > limits.start_s:
-            return Speed(error=f"no update within {limits.start_s:.0f} s")
+            return Trial(error=f"no update within {limits.start_s:.0f} s")
         if progress.begun and waited_s - progress.start_s > limits.warm_s + limits.longest_s:
             progress.settle()
-            speed = progress.speed()
-            return (
-                speed if speed.updates else dataclasses.replace(speed, error="fewer than 2 updates in the time given")
-            )
+            trial = progress.trial()
+            few = "fewer than 2 updates in the time given"
+            return trial if trial.updates else dataclasses.replace(trial, error=few)
         on_progress(progress.text)
         time.sleep(POLL_S)
 
@@ -217,10 +155,8 @@ class Progress:
 
     def __init__(self, limits: Limits, best: float = 0.0) -> None:
         self._limits, self._best = limits, best
-        self._first: dict[str, float] | None = None
-        self._warm: dict[str, float] | None = None
-        self._last: dict[str, float] = {}
-        self._lines: list[dict[str, float]] = []  # since it was warm
+        self._lines: list[dict[str, float]] = []  # since the first update
+        self._warm: int | None = None  # number of the line from which on they count
         self._used: list[tuple[float, float]] = []  # of the launching process: first and last (CPU seconds, time)
         self._later = 0  # how often an earlier half was dropped
         self.start_s = 0.0
@@ -229,27 +165,23 @@ class Progress:
         """Take a line; `waited_s`: since the trial began."""
         if "learner/trained_s" not in line or not line["updates"]:
             return
-        if self._first is None:
-            self._first, self.start_s = line, waited_s
-        self._last = line
-        if self.warm:
-            self._lines.append(line)
-        if self._warm is None and line["learner/trained_s"] - self._first["learner/trained_s"] >= self._limits.warm_s:
-            self._warm = line
+        if not self._lines:
+            self.start_s = waited_s
+        self._lines.append(line)
+        if self._warm is None and _seconds(self._lines[0], line) >= self._limits.warm_s:
+            self._warm = len(self._lines) - 1
         if self._measured and (later := self._rising_from()) is not None:
             self._warm, self._later = later, self._later + 1
-            self._lines = [own for own in self._lines if _seconds(later, own) > 0]
 
     def used(self, cpu_s: float, waited_s: float) -> None:
         """Record the CPU seconds of the launching process, once the run is warm."""
         if self.warm:
-            self._used[1:] = [(cpu_s, waited_s)] if self._used else []
-            self._used = self._used or [(cpu_s, waited_s)]
+            self._used = [*self._used[:1], (cpu_s, waited_s)]
 
     @property
     def begun(self) -> bool:
         """Return whether an update was made."""
-        return self._first is not None
+        return bool(self._lines)
 
     @property
     def warm(self) -> bool:
@@ -258,26 +190,33 @@ class Progress:
 
     def settle(self) -> None:
         """Count from the first line on, if the time was over before the run was warm."""
-        self._warm = self._warm or self._first
+        self._warm = self._warm or 0
+
+    @property
+    def _counted(self) -> list[dict[str, float]]:
+        return [] if self._warm is None else self._lines[self._warm :]
 
     def _since(self, name: str) -> float:
-        return 0.0 if self._warm is None else self._last[name] - self._warm[name]
+        counted = self._counted
+        return counted[-1][name] - counted[0][name] if counted else 0.0
 
     @property
     def _measured(self) -> bool:
-        """Return whether the measurement is as long as it should be at least."""
+        """Whether the measurement is as long as it should be at least."""
         return (
             self._since("learner/trained_s") >= self._limits.seconds and self._since("updates") >= self._limits.updates
         )
 
-    def _rising_from(self) -> dict[str, float] | None:
-        """Return the line in the middle of the measurement if the speed rises from there; None: it is steady."""
-        warm, last = self._warm, self._last
-        assert warm is not None
-        middle = next((own for own in self._lines if 2 * _seconds(warm, own) >= _seconds(warm, last)), last)
+    def _rising_from(self) -> int | None:
+        """Return the number of the line in the middle of the measurement if the speed rises from there; None: it is steady."""
+        assert self._warm is not None
+        counted = self._counted
+        warm, last = counted[0], counted[-1]
+        at = next(i for i, own in enumerate(counted) if 2 * _seconds(warm, own) >= _seconds(warm, last))
+        middle = counted[at]
         if _seconds(middle, last) <= 0 or _speed(middle, last) <= (1 + RISE) * _speed(warm, middle):
             return None
-        return middle
+        return self._warm + at
 
     @property
     def cut(self) -> bool:
@@ -303,26 +242,23 @@ class Progress:
             return "starting"
         return f"{self.speed_now:,.0f} env steps/s" if self.speed_now else "warming up"
 
-    def speed(self) -> Speed:
+    def trial(self) -> Trial:
         """Return the measurement."""
         short = self._since("learner/trained_s") < self._limits.seconds
-        return Speed(
+        warm = [_numbers(line) for line in self._counted[1:]]
+        names = dict.fromkeys(name for line in warm for name in line)
+        return Trial(
             env_steps_per_s=round(self.speed_now, 2),
             seconds=round(self._since("learner/trained_s"), 3),
             updates=int(self._since("updates")),
             start_s=round(self.start_s, 2),
             cut=self.cut and short,
             rising=self._later > 0 and short,
-            warm_s=0.0 if self._first is None or self._warm is None else _seconds(self._first, self._warm),
-            metrics=_numbers(self._last),
-            means=self._means(),
+            warm_s=_seconds(self._lines[0], self._counted[0]) if self._counted else 0.0,
+            metrics=_numbers(self._lines[-1]) if self._lines else {},
+            means={name: statistics.fmean(line[name] for line in warm if name in line) for name in names},
             launcher_cores=self._launcher_cores(),
         )
-
-    def _means(self) -> dict[str, float]:
-        lines = [_numbers(line) for line in self._lines]
-        names = dict.fromkeys(name for line in lines for name in line)
-        return {name: statistics.fmean(line[name] for line in lines if name in line) for name in names}
 
     def _launcher_cores(self) -> float:
         if len(self._used) < 2:
@@ -354,13 +290,12 @@ def main(arguments: list[str]) -> int:
     die_with_parent(parent_pid)
     experiment = saved_experiment(RunFolder(folder))
     try:
-        result = run(experiment, runs_dir=folder, name=RUN_NAME, display="quiet")
+        run(experiment, runs_dir=folder, name=RUN_NAME, display="quiet")
     except Exception as error:  # also of the user's agent, which a serial run raises itself
         if not isinstance(error, JsrlError):
             traceback.print_exc()
         sys.stdout.write(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}\n")
         return 1
-    write_atomic(folder / "ended", result.ended.encode(), durable=False)
     return 0
 
 

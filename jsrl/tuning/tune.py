@@ -15,18 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
+
+import jsrl
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.machine import this_machine
 from jsrl.launch.plan import settle
 from jsrl.runs.files import file_lock
-from jsrl.tuning.advice import Advice, Measurements, advise, label
-from jsrl.tuning.profiles import Profile, machine_facts, make_folder, profiles_folder, version, work_facts
-from jsrl.tuning.search import Budget, Trial, search
+from jsrl.tuning.advice import Advice, Measurements, advise, label, save
+from jsrl.tuning.child import Lines
+from jsrl.tuning.profiles import Profile, machine_facts, make_folder, profiles_folder, work_facts
+from jsrl.tuning.search import Budget, search
 from jsrl.tuning.space import (
     Setting,
     Space,
+    Trial,
     applied,
     describe,
     make_knobs,
@@ -99,20 +104,46 @@ def tune(
     screen = Screen(show, experiment, space, minutes * 60)
     with _alone(folder):
         trials, total_s, interrupted = run_search(experiment, space, minutes * 60, seconds, screen)
-    found = measurements_of(experiment, space, trials, work, began=began, total_s=total_s, batch=batch)
+    found = _measurements(experiment, space, trials, work)
+    found = msgspec.structs.replace(found, began=began, total_s=total_s, changes_learning=batch)
     advice = advise(found)
     profile, path = None, output
     if folder is not None:
-        profile = profile_of(found, advice)
-        if interrupted and (before := profile.saved_before(folder)) and before.trials >= profile.trials:
-            profile = before
-        else:
-            path = output or folder / f"{profile.key}.measurements.json"
-            profile = dataclasses.replace(profile, measurements=str(path)).save(folder)
+        profile, path = _kept(found, advice, folder, output, interrupted)
     if path is not None:
-        found.save(path)
+        save(found, path)
     screen.close(advice, path)
     return Tuned(applied(experiment, advice.options), advice, found, profile, path, interrupted)
+
+
+def _measurements(experiment: Experiment, space: Space, trials: list[Trial], work: dict[str, Any]) -> Measurements:
+    settings = {label(setting): setting for setting in (*(t.setting for t in trials), space.default)}
+    return Measurements(
+        experiment=experiment.name,
+        machine=machine_facts(),
+        work=work,
+        version=jsrl.__version__,
+        default=space.default,
+        trials=tuple(trials),
+        words={name: describe(experiment, setting) for name, setting in settings.items()},
+        options={name: options_for(experiment, setting) for name, setting in settings.items()},
+    )
+
+
+def _kept(
+    found: Measurements, advice: Advice, folder: Path, output: Path | None, interrupted: bool
+) -> tuple[Profile, Path | None]:
+    """Save the profile of an advice, unless an earlier one is based on more trials; return (profile, file of measurements)."""
+    gain = round(advice.gain, 2) if advice.default_env_steps_per_s else None
+    number = sum(not trial.error for trial in found.trials)
+    profile = Profile(advice.options, advice.words, gain, found.machine, found.work, found.version, number)
+    if interrupted:
+        with contextlib.suppress(ConfigError):  # there is none that can be read
+            before = Profile.load(folder / f"{profile.key}.json")
+            if before.trials >= number:
+                return before, output
+    path = output or folder / f"{profile.key}.measurements.json"
+    return msgspec.structs.replace(profile, measurements=str(path)).save(folder), path
 
 
 @contextlib.contextmanager
@@ -148,18 +179,17 @@ def run_search(
         nonlocal warm_s
         tuned, least_s = screen.begin(setting, phase), seconds if starts else FIRST * seconds
         start_s = start_limit_s(starts, budget.left_s)
-        speed = measure(
+        trial = measure(
             tuned,
             Limits(least_s, warm_s=warm_s, start_s=start_s, longest_s=max(4 * least_s, 8.0)),
             best=best if phase == "explore" else 0.0,
             stopped=lambda: bool(interrupted),
             on_progress=lambda text: screen.progress(text, budget.elapsed_s),
         )
-        warm_s = warm_s if starts else max(warm_s, speed.warm_s)
-        if speed.start_s:
-            starts.append(speed.start_s)
-        values = {f.name: getattr(speed, f.name) for f in dataclasses.fields(Trial) if hasattr(speed, f.name)}
-        trial = Trial(**(values | {"setting": setting, "phase": phase}))
+        warm_s = warm_s if starts else max(warm_s, trial.warm_s)
+        if trial.start_s:
+            starts.append(trial.start_s)
+        trial = dataclasses.replace(trial, setting=setting, phase=phase, metrics={}, means={})
         screen.end(trial, budget.elapsed_s)
         return trial
 
@@ -178,48 +208,13 @@ def start_limit_s(starts: list[float], left_s: float) -> float:
     return max(1.0, min(left_s, max(30.0, 4 * max(starts))))
 
 
-def measurements_of(
-    experiment: Experiment,
-    space: Space,
-    trials: list[Trial],
-    work: dict[str, Any],
-    *,
-    began: str,
-    total_s: float,
-    batch: bool,
-) -> Measurements:
-    """Return trials with everything that the advice needs."""
-    settings = {label(t.setting): t.setting for t in trials} | {label(space.default): space.default}
-    return Measurements(
-        experiment=experiment.name,
-        machine=machine_facts(),
-        work=work,
-        version=version(),
-        default=space.default,
-        trials=tuple(trials),
-        words={name: describe(experiment, setting) for name, setting in settings.items()},
-        options={name: options_for(experiment, setting) for name, setting in settings.items()},
-        began=began,
-        total_s=total_s,
-        changes_learning=batch,
-    )
-
-
-def profile_of(found: Measurements, advice: Advice) -> Profile:
-    """Return the profile of an advice."""
-    gain = round(advice.gain, 2) if advice.default_env_steps_per_s else None
-    trials = sum(not trial.error for trial in found.trials)
-    return Profile(advice.options, advice.words, gain, found.machine, found.work, found.version, trials)
-
-
 class Screen:
     """Progress display: a line for each trial, and on a terminal its current state."""
 
     def __init__(self, stream: TextIO | None, experiment: Experiment, space: Space, total_s: float) -> None:
-        self._stream, self._experiment, self._total_s = stream, experiment, total_s
-        self._live = stream is not None and stream.isatty()
+        self._lines, self._experiment, self._total_s = Lines(stream), experiment, total_s
         self._words, self._phase, self._number, self._best = "", "", 0, 0.0
-        self._write(
+        self._lines.notify(
             f"tuning {experiment.name} for up to {total_s / 60:g} min (as many of {len(space.candidates):,} settings as "
             "fit, the most promising first; Ctrl-C keeps the best so far)"
         )
@@ -232,10 +227,7 @@ class Screen:
 
     def progress(self, text: str, elapsed_s: float) -> None:
         """Show the state of the trial."""
-        if self._live and self._stream is not None:
-            line = f"{self._head(elapsed_s)} {self._words}: {text}"
-            self._stream.write(f"\r\x1b[K{line[:118]}")
-            self._stream.flush()
+        self._lines.show(f"{self._head(elapsed_s)} {self._words}: {text}")
 
     def end(self, trial: Trial, elapsed_s: float) -> None:
         """Show the result of the trial."""
@@ -245,28 +237,14 @@ class Screen:
             mark = " *" if trial.env_steps_per_s > self._best else " (far behind, ended early)" if trial.cut else ""
             self._best = max(self._best, trial.env_steps_per_s)
             outcome = f"{trial.env_steps_per_s:>9,.0f} env steps/s{mark}"
-        self._write(f"{self._head(elapsed_s)} {outcome}  {self._words}")
+        self._lines.notify(f"{self._head(elapsed_s)} {outcome}  {self._words}")
 
     def close(self, advice: Advice, path: Path | None) -> None:
         """Show the advice."""
-        self._write(advice.text)
+        self._lines.notify(advice.text)
         if path is not None:
-            self._write(f"  measurements: {path}")
+            self._lines.notify(f"  measurements: {path}")
 
     def _head(self, elapsed_s: float) -> str:
         again = " again" if self._phase == "final" else ""
         return f"[{elapsed_s:4.0f} of {self._total_s:.0f} s] {self._number:>2}{again}"
-
-    def _write(self, line: str) -> None:
-        if self._stream is not None:
-            self._stream.write(("\r\x1b[K" if self._live else "") + line + "\n")
-            self._stream.flush()
-
-
-def advise_from(path: Path) -> Advice:
-    """Return the advice of saved measurements: always the same for the same file.
-
-    Raises:
-      ConfigError: the file cannot be read.
-    """
-    return advise(Measurements.load(path))

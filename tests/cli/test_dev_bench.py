@@ -6,7 +6,7 @@ import pytest
 
 from jsrl.cli import bench
 from jsrl.cli.main import main
-from jsrl.tuning.trial import Speed
+from jsrl.tuning.space import Trial
 
 
 def test_placements_alternate_and_medians_are_shown(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -15,8 +15,8 @@ def test_placements_alternate_and_medians_are_shown(monkeypatch: pytest.MonkeyPa
     def measure(experiment, limits):
         measured.append(experiment.placement)
         if experiment.placement == "apart":
-            return Speed(error="the run ended with status 1")
-        return Speed(1000.0 * len(measured), start_s=2.0, means={"learner/policy_lag_mean": 0.5})
+            return Trial(error="the run ended with status 1")
+        return Trial(env_steps_per_s=1000.0 * len(measured), start_s=2.0, means={"learner/policy_lag_mean": 0.5})
 
     monkeypatch.setattr(bench, "measure", measure)
     assert main(["dev", "bench", "ppo_cartpole", "--repetitions", "2"]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jsrl.agents.base import ActOutput, Agent
+from jsrl.agents.base import ActOutput, ActParams, Agent
 from jsrl.agents.normalization import ACTION_MASK
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.r2d2 import R2D2Config, r2d2
@@ -263,11 +264,39 @@ def test_an_unknown_operation_goes_to_stablehlo_only(tmp_path):
     spec = EnvSpec(VECTOR, Discrete(3))
     agent = ppo(PPOConfig(network=NetworkConfig(torso=Sorted())), spec)
     report = file.save(tmp_path / "own.zip", agent, spec, jax.jit(agent.init)(jax.random.key(0)).params)
-    assert report[1] == "numpy: not exported: the policy uses operations that the numpy player does not know: sort"
+    assert report[1] == "numpy: not exported: the policy uses an operation that is exported to StableHLO only: sort"
     with pytest.raises(ExportError, match=r"cannot be written as ONNX: .*: sort"):
         file.save(tmp_path / "none.onnx", agent, spec, jax.jit(agent.init)(jax.random.key(0)).params)
     with pytest.raises(ExportError, match=r"by its policy.stablehlo only, with JAX: .*: sort"):
         file.load(tmp_path / "own.zip")
+
+
+class Attends(nn.Module):
+    """A torso with a product of matrices for each row of the batch."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Encode."""
+        x = nn.Dense(8)(x).reshape(*x.shape[:-1], 4, 2)
+        return jnp.einsum("...ij,...kj->...ik", x, x).reshape(*x.shape[:-2], 16)
+
+
+def test_attention_is_played_with_numpy(tmp_path):
+    spec = EnvSpec(VECTOR, Discrete(3))
+    agent = ppo(PPOConfig(network=NetworkConfig(torso=Attends())), spec)
+    report = file.save(tmp_path / "own.zip", agent, spec, jax.jit(agent.init)(jax.random.key(0)).params)
+    assert report[1].startswith("numpy: 1000 rows, largest difference ")
+
+
+def test_a_policy_that_depends_on_the_batch_size_is_refused(tmp_path):
+    def act(params, key, seen, is_first, core, *, greedy):
+        return ActOutput(jnp.zeros(len(range(seen.shape[0])), jnp.int32), seen), core
+
+    agent = Agent(lambda key: None, lambda batch_size: (), act, None)
+    for name in ("own.zip", "own.stablehlo"):
+        with pytest.raises(ExportError, match=r"traced for batches of any size.* must not depend on the batch size"):
+            file.save(tmp_path / name, agent, EnvSpec(VECTOR, Discrete(3)), ActParams((), ()))
+    assert not list(tmp_path.iterdir())
 
 
 def test_params_that_are_not_finite_are_refused(tmp_path):
@@ -333,21 +362,28 @@ def test_intact_but_invalid_files_are_refused(tmp_path, folder):
     members = members_of(folder)
     contract = json.loads(members["policy.json"])
     refused(tmp_path, file.pack(with_contract(members, format_version=99)), "version 99; this player reads")
-    refused(tmp_path, file.pack({k: v for k, v in members.items() if k != "weights.bin"}), "lacks .*weights.bin")
+    refused(tmp_path, file.pack({k: v for k, v in members.items() if k != "policy.json"}), "lacks policy.json")
     refused(tmp_path, file.pack({**members, "policy.json": b"[]"}), "not a JSON object")
-    refused(tmp_path, file.pack({**members, "weights.bin": members["weights.bin"][:-4]}), "fewer than policy.json says")
-    nan = np.frombuffer(members["weights.bin"], np.float32) * np.nan
-    refused(tmp_path, file.pack({**members, "weights.bin": nan.tobytes()}), "hold NaN")
+    name = next(name for name in members if name.startswith(player.WEIGHTS) and len(members[name]) > 200)
+    refused(tmp_path, file.pack({**members, name: members[name][:-4]}), "does not run")
+    refused(tmp_path, file.pack({k: v for k, v in members.items() if k != name}), "does not run")
+    for array, told in (
+        (np.full(3, np.nan, np.float32), "holds NaN"),
+        (np.zeros(3, np.complex64), "has dtype complex64"),
+    ):
+        np.save(content := io.BytesIO(), array)
+        refused(tmp_path, file.pack({**members, name: content.getvalue()}), told)
     without_inputs = {key: value for key, value in contract.items() if key != "inputs"}
     refused(
         tmp_path, file.pack({**members, "policy.json": json.dumps(without_inputs).encode()}), "lacks \\['inputs'\\]"
     )
     program = contract["program"]
-    foreign = {**program, "operations": [{**program["operations"][0], "op": "system"}]}
-    refused(tmp_path, file.pack(with_contract(members, program=foreign)), r"does not know: \['system'\]")
-    refused(tmp_path, file.pack(with_contract(members, program={**program, "operations": []})), "does not run")
-    huge = {"op": "iota", "in": [], "out": [0], "shape": [2**40], "dtype": "int32", "dimension": 0}
-    bomb = {**program, "operations": [huge, *program["operations"]]}
+    foreign = {**program, "nodes": [["System", *program["nodes"][0][1:]], *program["nodes"][1:]]}
+    refused(tmp_path, file.pack(with_contract(members, program=foreign)), r"does not know: \['System'\]")
+    refused(tmp_path, file.pack(with_contract(members, program={**program, "nodes": []})), "does not run")
+    sizes = [["Shape", ["observation"], ["n"], {"start": 1, "end": 2}]]
+    sizes += [["Mul", ["n" * count, "n" * count], ["n" * 2 * count], {}] for count in (1, 2, 4, 8)]
+    bomb = {**program, "nodes": [*sizes, ["Expand", ["n", "n" * 16], ["huge"], {}], *program["nodes"]]}
     refused(tmp_path, file.pack(with_contract(members, program=bomb)), "too large")
     swapped = [{**contract["outputs"][0], "shape": [7]}, *contract["outputs"][1:]]
     refused(tmp_path, file.pack(with_contract(members, outputs=swapped)), "other arrays than the file says")
@@ -355,7 +391,7 @@ def test_intact_but_invalid_files_are_refused(tmp_path, folder):
 
 def test_compressed_members_are_refused(tmp_path, folder):
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in {**members_of(folder), "weights.bin": b"\0" * 10**7}.items():
+        for name, content in {**members_of(folder), "more": b"\0" * 10**7}.items():
             archive.writestr(name, content)
         archive.comment = b"0" * 64
     written = (tmp_path / "bomb.zip").read_bytes()[:-64]

@@ -11,8 +11,8 @@ import numpy as np
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.experiment import Experiment
-from jsrl.tuning.search import Budget, Trial, search
-from jsrl.tuning.space import Machine, Setting, Space, key_of, make_knobs, make_space
+from jsrl.tuning.search import Budget, search
+from jsrl.tuning.space import Machine, Setting, Space, Trial, key_of, make_knobs, make_space
 
 Surface = Callable[[Setting], float]
 

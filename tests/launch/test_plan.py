@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.happo import HAPPOConfig
 from jsrl.agents.mappo import MAPPOConfig
@@ -74,9 +74,12 @@ def agent_with(act=None, core=()):
         rows = is_first.shape[0]
         return ActOutput(jnp.zeros(rows, jnp.int32), jnp.zeros(rows)), core
 
+    def unchanged(state, trajectory, key, *, axis_name=None):
+        return state, UpdateOutput({})
+
     def factory(spec):
         state = AgentState(ActParams(jnp.zeros(3)), (), (), (), jnp.int32(0))
-        return Agent(lambda key: state, lambda rows: core, act or right, None)
+        return Agent(lambda key: state, lambda rows: core, act or right, unchanged)
 
     return AgentReference(factory)
 
@@ -168,6 +171,8 @@ def test_shared_memory_grows_with_stream_capacity():
          r"actions of shape \(2,\)"),
         (agent_with(lambda p, k, o, f, c, greedy=False: (ActOutput(jnp.zeros(1, jnp.int32), jnp.zeros((1, 3))), c)),
          r"log-probabilities of shape \(3,\) .* hold shape \(\) and dtype float32"),
+        (agent_with(lambda p, k, o, f, c, greedy=False: (ActOutput(jnp.zeros(1, jnp.int32), jnp.zeros(())), c)),
+         r"act returns an array of shape \[\] for one observation; expected \[1, ...\]"),
         (agent_with(lambda p, k, o, f, c, greedy=False: (ActOutput(jnp.zeros(1, jnp.int32), jnp.zeros(1)), jnp.ones(3)),
                     core=()), r"act returns a core of \[\(\(3,\), 'float32'\)\], initial_core one of \[\]"),
     ],

@@ -152,11 +152,6 @@ def test_both_kinds_of_replay_check_priorities_alike(kind):
     _, output = checked(toy._replace(update=update), e).update(state, windows, jax.random.key(0))
     assert non_finite_metrics(output.metrics) == [PRIORITIES]
     assert PRIORITIES not in reported({name: float(value) for name, value in output.metrics.items()})[0]
-    for prioritised in (True, False):  # none are needed for uniform sampling
-        e = experiment(kind, replay={"prioritised": prioritised})
-        plain = checked(toy_agent(priorities=False), e)
-        with pytest.raises(ConfigError, match="needs an agent that") if prioritised else contextlib.nullcontext():
-            jax.eval_shape(plain.update, state, windows, jax.random.key(0))
 
 
 @pytest.mark.slow

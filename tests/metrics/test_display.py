@@ -11,10 +11,8 @@ from rich.console import Console
 
 from jsrl.errors import ConfigError
 from jsrl.launch.status_writer import row_of
-from jsrl.metrics.display import LineDisplay, LiveDisplay, make_display
-from jsrl.metrics.display_state import DisplayState, PlayerRow, Waiting, clock, percent, short
-from jsrl.metrics.picture import picture, plain_line
-from jsrl.metrics.sparkline import sparkline
+from jsrl.metrics.display import LineDisplay, LiveDisplay, make_display, picture, plain_line
+from jsrl.metrics.display_state import DisplayState, PlayerRow, Waiting, clock, percent, short, sparkline
 from jsrl.workers.kinds import own_kinds
 
 
@@ -74,8 +72,6 @@ def test_players_are_shown_with_ratings_and_payoffs():
 def test_the_games_of_a_director_are_shown():
     games = {"director/finished": 4605.0, "director/discarded": 212.0, "director/open": 223.0}
     assert "games: 4,605 finished, 212 discarded, 223 open\n" in render(make_state(metrics=games))
-    older = {"director/finished": 4605.0, "director/void": 212.0, "director/open": 223.0}
-    assert "games: 4,605 finished, 212 discarded, 223 open\n" in render(make_state(metrics=older))
     population = games | {"director/copies": 5.0, "director/score_worst": 22.5, "director/score_best": 480.0}
     assert "223 open, 5 copies, scores 22.5 to 480\n" in render(make_state(metrics=population))
     assert "games:" not in render(make_state())

@@ -22,7 +22,7 @@ def toy_agent(*, priorities: bool = True, poison: float = jnp.inf, poison_gradie
     def update(state, windows, key, *, axis_name=None):
         weights = state.params.weights
         x, y = windows.observation[0] / 50.0, windows.reward[0] / 50.0
-        weight = windows.sampling if priorities else jnp.ones_like(y)
+        weight = jnp.ones_like(y) if isinstance(windows.sampling, tuple) else windows.sampling
         error = x @ weights["kernel"] + weights["bias"] - y
         error = jnp.where(windows.reward[0] > poison, jnp.nan, error)
         count = psum(jnp.asarray(error.size, jnp.float32), axis_name)
@@ -38,9 +38,11 @@ def toy_agent(*, priorities: bool = True, poison: float = jnp.inf, poison_gradie
     return Agent(init, lambda batch_size: (), None, update)  # type: ignore[arg-type]
 
 
-def acting_toy(spec, poison: float = float("inf"), poison_gradient: float = float("inf")) -> Agent:
+def acting_toy(
+    spec, poison: float = float("inf"), poison_gradient: float = float("inf"), priorities: bool = True
+) -> Agent:
     """Return the toy agent for an environment with two actions: it acts at random and learns from two numbers."""
-    agent = toy_agent(poison=poison, poison_gradient=poison_gradient)
+    agent = toy_agent(priorities=priorities, poison=poison, poison_gradient=poison_gradient)
 
     def act(params, key, observation, is_first, core, *, greedy=False):
         number = is_first.shape[0]

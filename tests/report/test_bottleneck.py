@@ -8,9 +8,8 @@ import math
 import pytest
 
 from jsrl.metrics.phases import SECOND_THREADS
-from jsrl.report.bottleneck import find_bottleneck
 from jsrl.report.evidence import RunSetup
-from jsrl.report.verdicts import SERIAL, VERDICTS
+from jsrl.report.verdicts import SERIAL, VERDICTS, find_bottleneck
 from jsrl.workers.kinds import Kind, Shown, own_kinds
 from jsrl.workers.transform import TrajectoryTransform
 

@@ -192,6 +192,17 @@ def test_a_run_that_learned_nothing_says_so_at_its_end(run_folder: RunFolder):
     assert "learner/entropy stays at its maximum" in run_folder.report.read_text()
 
 
+@pytest.mark.parametrize(("seats", "said"), [(("hider_*", "seeker_*"), False), (("*", "*"), True)])
+def test_policies_that_share_games_are_not_judged_by_their_returns(tmp_path: Path, seats: tuple[str, str], said: bool):
+    agent = AgentReference("m:f")
+    policies = {name: PolicyConfig(agent, seats=own) for name, own in zip("ab", seats, strict=True)}
+    config = to_json(Experiment(policies=policies, name="tried", num_envs=4, total_env_steps=1000))
+    folder = RunFolder.create(tmp_path, "tried", "one", config=config)
+    score = {"evaluator/return_mean": 0.0, "evaluator/return_ci95": 0.0}
+    write_lines(folder, [line | score for line in lines(10)])
+    assert ("learned nothing yet" in write_report(folder)) == said
+
+
 def test_a_metric_called_env_steps_is_no_policy(run_folder: RunFolder):
     write_lines(run_folder, [line | {"watch/env_steps": 3.0} for line in lines(10)])
     end(run_folder)

@@ -56,6 +56,15 @@ def test_a_run_that_learned_says_nothing():
     assert learning_text({}, OPTIONS) == ""
 
 
+def test_returns_of_players_that_learn_against_each_other_say_nothing():
+    columns = curves(np.zeros(20))
+    assert learning_text(columns, OPTIONS, contested=True) == ""
+    wins = {f"evaluator/{name}": np.zeros(40) for name in ("win_rate", "win_rate_low", "win_rate_high")}
+    assert "learned nothing yet" in learning_text(columns | wins, OPTIONS, contested=True), (
+        "named opponents stay the same"
+    )
+
+
 def test_a_run_that_lost_what_it_learned_says_so():
     text = learning_text(curves(np.array([-500.0, -300.0, -87.5, -90.0, -400.0, -479.0]), 15.0), OPTIONS)
     assert "rose from -500 to -87.5 and fell to -479" in text and "`best` is kept" in text

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from jsrl.launch.status_writer import player_rows
-from jsrl.report.standings import standings_lines, standings_page
+from jsrl.report.html import standings_page
+from jsrl.report.text import standings_lines
 from jsrl.runs.standings import read_standings
 
 

@@ -19,11 +19,10 @@ from jsrl.launch.resume import claimed, params_source
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.report.comparison import (
     compare_runs,
-    config_differences,
     difference,
     interquartile_mean,
     interval_of,
-    summaries,
+    scores_table,
     summarise,
 )
 from jsrl.report.comparison_page import comparison_page
@@ -339,14 +338,14 @@ def test_summary_over_seeds(tmp_path):
         make_run(tmp_path, "ppo", f"s{seed}", [10.0, value])
     make_run(tmp_path, "impala", "s0", [1.0, 20.0])
     runs = load_runs("*/*", str(tmp_path))
-    found = {summary.experiment: summary for summary in summaries(runs)}
-    assert found["ppo"].mean == pytest.approx(460)
-    assert found["ppo"].interval == pytest.approx((328.55, 591.45), abs=0.01)  # 460 ± 4.303 * 52.9 / sqrt(3)
-    assert (found["ppo"].lowest, found["ppo"].highest, found["ppo"].env_steps) == (400, 500, 100)
+    table, _ = scores_table(runs, "evaluator/return_mean")
+    found = {row[0]: row[1:] for row in table.rows}
+    assert found["ppo"][:3] == ("3", "100", "460 [329, 591]")  # 460 ± 4.303 * 52.9 / sqrt(3)
+    assert found["ppo"][-2:] == ("400", "500") and found["impala"][2] == "20"
     text = summarise(runs)
     assert "ppo" in text
     assert "460 [329, 591]" in text
-    assert "one seed has no interval" in text
+    assert "One seed has no interval" in text
     make_run(tmp_path, "bad", "s0", [np.nan])
     with pytest.raises(ConfigError, match="bad/s0 has no"):
         summarise(load_runs("bad/*", str(tmp_path)))
@@ -365,7 +364,7 @@ def test_summary_says_if_its_runs_end_after_different_env_steps(tmp_path):
     for seed, more in enumerate((0, 0, 3)):
         make_run(tmp_path, "ppo", f"s{seed}", [10.0] * (2 + more))
     text = summarise(load_runs("ppo/*", str(tmp_path)))
-    assert re.search(r"^ppo +3 +100 to 400 ", text, re.MULTILINE) and "\nruns end after different numbers" in text
+    assert re.search(r"^ppo +3 +100 to 400 ", text, re.MULTILINE) and "\nRuns end after different numbers" in text
     text = summarise(load_runs("ppo/s[01]", str(tmp_path)))
     assert re.search(r"^ppo +2 +100 ", text, re.MULTILINE) and "different numbers" not in text
 
@@ -396,44 +395,35 @@ def test_summary_of_two_experiments_says_whether_they_differ(tmp_path):
         make_run(tmp_path, "ppo", f"s{seed}", [10.0, 400.0 + seed])
         make_run(tmp_path, "impala", f"s{seed}", [1.0, 20.0 - seed])
     text = summarise(load_runs("*/*", str(tmp_path))).splitlines()[-1]
-    assert text.startswith("difference of the means (impala less ppo): -382 [") and "p = 0.100; " in text
-    assert text.endswith(": 0%")
+    assert text.startswith("Difference of the means (impala less ppo): -382 [") and "p = 0.100; " in text
+    assert text.endswith(": 0%.")
     make_run(tmp_path, "dqn", "s0", [1.0, 20.0])
     assert "permutation" not in summarise(load_runs("*/*", str(tmp_path)))
     assert "permutation" not in summarise(load_runs(["ppo/s0", "ppo/s1", "dqn/s0"], str(tmp_path)))
 
 
 def test_compare_lists_differences(tmp_path):
-    make_run(tmp_path, "ppo", "a", [10.0, 200.0, 300.0], {"lr": 3e-4, "net": {"sizes": [64], "act": "tanh"}})
-    make_run(tmp_path, "ppo", "b", [10.0, 20.0, 25.0], {"lr": 1e-3, "net": {"sizes": [64]}, "clip": 0.2})
+    net = {"$type": "N", "fields": {"hidden": {"$tuple": [64]}, "act": "tanh"}}
+    make_run(tmp_path, "ppo", "a", [10.0, 200.0, 300.0], {"$type": "E", "fields": {"lr": 3e-4, "net": net}})
+    other = {"$type": "N", "fields": {"hidden": {"$tuple": [64]}}}
+    make_run(
+        tmp_path, "ppo", "b", [10.0, 20.0, 25.0], {"$type": "E", "fields": {"lr": 1e-3, "net": other, "clip": 0.2}}
+    )
     for name, final in (("a", 290.0), ("b", 27.0)):
         (tmp_path / "ppo" / name / "result.json").write_text(
             json.dumps({"ended": "total_env_steps", "final": {"return_mean": final}})
         )
     text = compare_runs(*load_runs(["a", "b"], str(tmp_path)))
-    assert "net.sizes" not in text
+    assert "net.hidden" not in text
     rows = [line.split() for line in text.splitlines()]
     assert ["lr", "0.0003", "0.001"] in rows
-    assert ["net.act", "tanh", "None"] in rows
-    assert ["clip", "None", "0.2"] in rows
+    assert ["net.act", "tanh", "-"] in rows
+    assert ["clip", "-", "0.2"] in rows
     assert ["evaluator/return_mean", "300", "25", "-275"] in rows
     assert ["final", "evaluation", "290", "27", "-263"] in rows
     assert "10 to 300, 3 values" in text
     same = compare_runs(*load_runs(["a"], str(tmp_path)) * 2)
-    assert "same configuration" in same
-
-
-def test_differences_of_trees_with_other_structure():
-    assert config_differences({"a": {"b": 1}}, {"a": 2}) == [("a", {"b": 1}, 2)]
-
-
-def test_differences_use_option_names():
-    left, right = (
-        {"$type": "E", "fields": {"net": {"$type": "N", "fields": {"hidden": {"$tuple": [64, size]}}}}}
-        for size in (1, 2)
-    )
-    assert config_differences(left, right) == [("net.hidden", [64, 1], [64, 2])]
-    assert config_differences({"a": [1]}, {"a": [1]}) == []
+    assert "All runs have the same settings" in same
 
 
 def test_no_jax_is_imported():

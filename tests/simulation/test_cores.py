@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from jsrl.simulation.cores import Cores
 from jsrl.simulation.events import Clock, Pause
+from jsrl.simulation.resources import Cores
 
 
 def test_short_jobs_take_turns_and_wait_as_pollaczek_and_khinchine_say():

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from jsrl.simulation.cores import Cores
 from jsrl.simulation.events import Clock, Mailbox, Pause, Shared
+from jsrl.simulation.resources import Cores
 
 
 def test_a_queue_with_random_arrivals_and_fixed_service_waits_as_pollaczek_and_khinchine_say():

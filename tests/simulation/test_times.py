@@ -13,11 +13,9 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.simulation.calibration import INLINE, SERVED, Measured, Variant, calibrate, fitted, measured, variants
-from jsrl.simulation.environments import time_environments
-from jsrl.simulation.params import time_params
 from jsrl.simulation.times import Cost, EnvTimes, ParamsTimes, ServiceTimes, Updates, fit, read_times
-from jsrl.simulation.timing import time_updates
-from jsrl.tuning.trial import Speed
+from jsrl.simulation.timing import time_environments, time_params, time_updates
+from jsrl.tuning.space import Trial
 
 EXPERIMENT = Experiment(
     agent=IMPALAConfig(),
@@ -129,7 +127,7 @@ def test_servers_of_their_own_device_are_measured_as_servers():
     """Else actors and servers cost nothing in the model."""
     apart = dataclasses.replace(EXPERIMENT, placement="apart", num_actors=4, num_groups=4)
     means = {"inference/rows_per_s": 3_200.0, "inference/batch_rows_mean": 16.0, "system/inference_cpu_share": 0.2}
-    speed = Speed(env_steps_per_s=3_200.0, means=means | {"system/actor_cpu_share": 0.4})
+    speed = Trial(env_steps_per_s=3_200.0, means=means | {"system/actor_cpu_share": 0.4})
     seen = measured(Variant("apart", False, apart), speed)
     times = fitted([seen], EnvTimes())
     assert seen.placement == SERVED

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jsrl.tuning.advice import Measurements, advise, load
 from jsrl.tuning.profiles import VARIABLE, Profile
-from jsrl.tuning.tune import advise_from
 
 WORLD = Path(__file__).parent / "world"
 
@@ -92,7 +92,7 @@ def test_tune_writes_a_profile_for_the_next_run(tuning, monkeypatch):
     saved = [p for p in one.profiles.glob("*.json") if not p.name.endswith(".measurements.json")]
     assert len(saved) == 1, one.text
     profile = Profile.load(saved[0])
-    advice = advise_from(Path(profile.measurements))
+    advice = advise(load(Measurements, Path(profile.measurements)))
     assert advice.options == profile.options
     assert advice.text.splitlines()[0] in one.text
     measurements = json.loads(Path(profile.measurements).read_text())

@@ -134,7 +134,7 @@ def test_environment_that_prints_a_lot_goes_to_the_log(launch) -> None:
     [
         ("factory", AgentFault, ("tiny_agent:tiny", "RuntimeError", "the factory gave up on purpose")),
         ("act raises", AgentFault, ("RuntimeError", "act gave up on purpose", "probe:action_matters")),
-        ("update raises", AgentFault, ("agent's update, on", "raised TypeError: dot_general requires")),
+        ("update raises", AgentFault, ("agent's update, on", "raised TypeError at ", "dot_general requires")),
         ("act dtype", ConfigError, ("shape () and dtype float32", "shape () and dtype int32")),
         ("no agent", ConfigError, ("factory tiny_agent:tiny returned NoneType", "expected an Agent")),
         ("no state", ConfigError, ("init returned ActParams", "expected an AgentState")),

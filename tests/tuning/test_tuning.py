@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import jsrl
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.sac import SACConfig
@@ -32,11 +33,12 @@ from jsrl.references.reference import to_json
 from jsrl.runs.files import file_lock
 from jsrl.tuning import profiles
 from jsrl.tuning import trial as trials
-from jsrl.tuning.advice import Measurements, advise, label
-from jsrl.tuning.search import Budget, Trial, fit, leaders, openings, propose, search
+from jsrl.tuning.advice import Measurements, advise, label, load, save
+from jsrl.tuning.search import Budget, fit, leaders, openings, propose, search
 from jsrl.tuning.space import (
     Knob,
     Space,
+    Trial,
     current,
     describe,
     key_of,
@@ -46,7 +48,7 @@ from jsrl.tuning.space import (
     with_setting,
 )
 from jsrl.tuning.trial import Limits, Progress
-from jsrl.tuning.tune import advise_from, start_limit_s
+from jsrl.tuning.tune import start_limit_s
 from tests.launch.surfaces import SimulatedMachine, random_surface, regret, space_of
 
 ROOT = Path(__file__).parents[2]
@@ -403,9 +405,9 @@ def test_one_outlier_does_not_beat_the_finals():
 def test_saved_measurements_give_the_same_advice(tmp_path):
     space, surface = space_of(2), random_surface(5, 2)
     found = measured(SimulatedMachine(surface, np.random.default_rng(1)).search(space))
-    found.save(tmp_path / "m.json")
-    assert Measurements.load(tmp_path / "m.json") == found
-    assert advise_from(tmp_path / "m.json") == advise(found)
+    save(found, tmp_path / "m.json")
+    assert load(Measurements, tmp_path / "m.json") == found
+    assert advise(load(Measurements, tmp_path / "m.json")) == advise(found)
 
 
 def test_no_measurements_are_reported_with_the_reason():
@@ -414,12 +416,13 @@ def test_no_measurements_are_reported_with_the_reason():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"kind": "profile", "format": 1}', '{"kind": "measurements", "format": 9}']
+    "text",
+    ["", "[]", '{"type": "jsrl profile 2"}', '{"type": "jsrl measurements 9"}', '{"type": "jsrl measurements 2"}'],
 )
 def test_invalid_measurement_files_are_refused(tmp_path, text):
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(ConfigError, match=r"m\.json"):
-        Measurements.load(tmp_path / "m.json")
+        load(Measurements, tmp_path / "m.json")
 
 
 # -- figures of one trial ---------------------------------------------------------------------------------------------
@@ -437,7 +440,7 @@ def test_a_trial_counts_between_updates_once_it_is_warm():
     progress.take({"updates": 25, "env_steps": 2500, "wall_s": 13.0}, 8.0)  # a line without a report of the learner
     progress.take(line(30, 13.4), 9.0)
     assert progress.enough
-    speed = progress.speed()
+    speed = progress.trial()
     assert speed.env_steps_per_s == 1000.0
     assert (speed.seconds, speed.updates, speed.cut) == (2.0, 20, False)
     assert speed.start_s == 5.0
@@ -451,14 +454,14 @@ def test_a_trial_goes_on_while_its_speed_rises():
         progress.take(line(updates, 10.0 + half / 2), 0.0)
         if progress.enough:
             break
-    speed = progress.speed()
+    speed = progress.trial()
     assert 0.99 * 20_000 < speed.env_steps_per_s <= 20_000 and speed.seconds >= 2.0 and not speed.rising
     assert 2.5 <= speed.warm_s < 4.0
     rising = Progress(Limits(seconds=2.0, updates=4, warm_s=1.0))
     for half in range(1, 12):
         rising.take(line(2**half, 10.0 + half / 2), 0.0)
         assert not rising.enough
-    assert rising.speed().rising
+    assert rising.trial().rising
 
 
 def test_trial_start_has_a_deadline():
@@ -476,17 +479,16 @@ def test_trial_is_stopped_even_if_sigint_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(trials.sys, "executable", str(child))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child inherits it
     try:
-        with trials._started(PPO, tmp_path) as process:
-            pass
+        run = trials.start(PPO, tmp_path)
+        run.close()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert process.returncode == -signal.SIGTERM
+    assert run.status == -signal.SIGTERM
 
 
 def test_a_trial_writes_nothing_into_the_recording_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(trials.sys, "executable", "/bin/true")
-    with trials._started(dataclasses.replace(PPO, record=str(tmp_path / "rows")), tmp_path):
-        pass
+    trials.start(dataclasses.replace(PPO, record=str(tmp_path / "rows")), tmp_path).close()
     assert json.loads((tmp_path / "experiment.json").read_text())["fields"]["record"] is None
 
 
@@ -513,7 +515,7 @@ def test_slow_trial_is_cut_short():
         progress.take(line(updates, at_s), 0.0)
     assert progress.cut
     assert progress.enough
-    assert progress.speed().cut
+    assert progress.trial().cut
     steady = Progress(Limits(seconds=3.0, give_up_share=0.5), best=1_500.0)
     for updates, at_s in ((1, 0.0), (10, 1.0), (20, 2.1)):
         steady.take(line(updates, at_s), 0.0)
@@ -530,7 +532,7 @@ def kept(tmp_path, monkeypatch):
     options = {"placement": "inline", "num-actors": 2, "num-groups": 4, "learner.threads": 1}
     profile = profiles.Profile(
         options, "inline, 2 actors x 8 slots, ring 2", 1.94, profiles.machine_facts(), profiles.work_facts(PPO),
-        profiles.version(), 7,
+        jsrl.__version__, 7,
     )  # fmt: skip
     return profile.save(tmp_path)
 
@@ -612,7 +614,7 @@ def test_explicit_options_win_over_the_profile(kept):
 
 def test_profile_tuned_with_options_is_used_only_with_the_same_options(kept, tmp_path):
     served = dataclasses.replace(PPO, placement="served", num_actors=2)
-    facts = profiles.machine_facts(), profiles.work_facts(served, {"placement", "seed"}), profiles.version()
+    facts = profiles.machine_facts(), profiles.work_facts(served, {"placement", "seed"}), jsrl.__version__
     assert facts[1]["fixed"] == {"placement": "served"}
     profiles.Profile({"placement": "served", "num-actors": 4, "num-groups": 4}, "four served", 2.0, *facts, 7).save(
         tmp_path
@@ -638,7 +640,7 @@ def test_requested_profile_must_be_readable_and_match(kept, tmp_path):
 def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(profiles.VARIABLE, str(tmp_path))
     experiment = experiments.load("ppo_cartpole")
-    facts = profiles.machine_facts(), profiles.work_facts(experiment), profiles.version()
+    facts = profiles.machine_facts(), profiles.work_facts(experiment), jsrl.__version__
     profiles.Profile({"placement": "inline", "num-actors": 4, "num-groups": 4}, "four inline", 2.0, *facts, 7).save(
         tmp_path
     )
@@ -662,7 +664,7 @@ def test_command_that_uses_the_profile_has_the_options_of_the_tuning():
 
 def test_tune_from_a_file(tmp_path, capsys):
     found = measured([Trial(space_of(2).default, "explore", 50.0), Trial(plain("inline", 2, 1), "explore", 150.0)])
-    found.save(tmp_path / "m.json")
+    save(found, tmp_path / "m.json")
     assert tune_command.main(["--from", str(tmp_path / "m.json")]) == 0
     assert "inline, 2 actors x 32 slots, ring 1: 3.0x the default" in capsys.readouterr().out
 
@@ -696,7 +698,7 @@ def test_a_folder_of_profiles_that_cannot_be_written_is_refused(monkeypatch, cap
 def test_ctrl_c_in_the_first_trial_is_an_interrupt(monkeypatch, capsys):
     def interrupted(*_, **__):
         signal.raise_signal(signal.SIGINT)
-        return trials.Speed(error="interrupted")
+        return Trial(error="interrupted")
 
     monkeypatch.setattr(sys.modules["jsrl.tuning.tune"], "measure", interrupted)
     monkeypatch.setenv(profiles.VARIABLE, "")

@@ -29,9 +29,8 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_tr
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
-from jsrl.workers.learner.finite_check import no_check
 from jsrl.workers.learner.sources import FromStream, Prefetched
-from jsrl.workers.learner.updaters import OwnUpdate
+from jsrl.workers.learner.updaters import OwnUpdate, no_check
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 
 T, B, WIDTH = 7, 8, 64

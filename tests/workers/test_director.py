@@ -30,9 +30,8 @@ from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director import worker as module
 from jsrl.workers.director.leases import Leases, leases_of, result_of
-from jsrl.workers.director.standings import Standings
 from jsrl.workers.director.state_file import StateFile
-from jsrl.workers.director.worker import DirectorWorker
+from jsrl.workers.director.worker import DirectorWorker, Standings
 from jsrl.workers.jobs import sides_of
 from tests.tiny_agent import TinyConfig
 

@@ -64,7 +64,8 @@ class Row:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         learner = plan.job("learner")
-        self.batches = bind_reader(learner, "samples", replay_batch_spec(batch_of_windows(learner)))
+        windows = batch_of_windows(learner.experiment.buffer, learner.schemas.trajectory)
+        self.batches = bind_reader(learner, "samples", replay_batch_spec(windows))
         self.workers: dict[str, Any] = {}
         for name in ("replay-0", "second", "augment"):
             self.start(name, 0)

@@ -13,19 +13,15 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.hide_and_seek import rules
-from jsrl.envs.hide_and_seek.ahead import WorldsAhead
-from jsrl.envs.hide_and_seek.building import Construction, Shelter
-from jsrl.envs.hide_and_seek.counting import Counting
 from jsrl.envs.hide_and_seek.hands import Hands
 from jsrl.envs.hide_and_seek.layouts import draw_layout
-from jsrl.envs.hide_and_seek.locking import Locking
 from jsrl.envs.hide_and_seek.observations import Observations, observation_spec, state_size
 from jsrl.envs.hide_and_seek.pictures import Pictures
 from jsrl.envs.hide_and_seek.settings import FORCE_STEP, LEVELS, NEUTRAL, SUBSTEPS, TIMESTEP_S, Settings, settings_of
 from jsrl.envs.hide_and_seek.sight import Sight
 from jsrl.envs.hide_and_seek.statistics import Statistics
-from jsrl.envs.hide_and_seek.task import Task
-from jsrl.envs.hide_and_seek.worlds import World, Worlds
+from jsrl.envs.hide_and_seek.tasks import Construction, Counting, Locking, Shelter, Task
+from jsrl.envs.hide_and_seek.worlds import World, Worlds, WorldsAhead
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command

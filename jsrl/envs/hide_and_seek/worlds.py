@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from jsrl.envs.hide_and_seek.layouts import Layout, draw_layout
 from jsrl.envs.hide_and_seek.models import FIRST_BODY, GEAR, bodies_of, compile_model
 from jsrl.envs.hide_and_seek.settings import SUBSTEPS, Settings
+from jsrl.errors import EnvironmentFault
 
 HUGE = 1e10  # MuJoCo's own limit of a valid state
 JOINTS = 4  # of each body: x, y, z, angle
@@ -165,3 +167,39 @@ class Worlds:
         world = self.worlds[slot]
         assert world is not None
         return world
+
+
+DEADLINE_S = 60.0
+
+
+class WorldsAhead:
+    """Supplies worlds. A world is a function of its slot's seed and its episode, so any thread builds the same one.
+
+    The thread starts with the first world that is requested: an environment made only for its spec starts none.
+    """
+
+    def __init__(self, settings: Settings, seeds: list[int]):
+        self._settings, self._seeds = settings, seeds
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="hide-and-seek")
+        self._ahead: dict[tuple[int, int], Future[World]] = {}  # by slot and episode
+
+    def take(self, slot: int, episode: int) -> World:
+        """Return the world of a slot's episode, and start building that of the next one."""
+        future = self._ahead.pop((slot, episode), None)
+        if future is None or future.cancel():  # no thread has started to build it
+            world = build_world(self._settings, self._seeds[slot], episode)
+        else:
+            try:
+                world = future.result(DEADLINE_S)
+            except TimeoutError:
+                raise EnvironmentFault(
+                    f"hide_and_seek: the world of slot {slot}, episode {episode} was not built within {DEADLINE_S:.0f} s. "
+                    "The machine is overloaded: start fewer actors"
+                ) from None
+        following = self._builder.submit(build_world, self._settings, self._seeds[slot], episode + 1)
+        self._ahead[slot, episode + 1] = following
+        return world
+
+    def close(self) -> None:
+        self._builder.shutdown(wait=False, cancel_futures=True)
+        self._ahead.clear()

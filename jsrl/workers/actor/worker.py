@@ -25,8 +25,7 @@ from jsrl.runs.control_bodies import Lease
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.types import ACTING
 from jsrl.workers.actor.assignments import Assignments
-from jsrl.workers.actor.group import Group
-from jsrl.workers.actor.policies import ActingPolicy, PolicyRows
+from jsrl.workers.actor.policies import ActingPolicy, Group, PolicyRows
 from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.base import EnvCall, Reporter
 

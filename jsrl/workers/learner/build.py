@@ -21,9 +21,8 @@ from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater, missed_ratio, trained_agent, unseen_rows
-from jsrl.workers.learner.directed import Copies, DirectorCommands
+from jsrl.workers.learner.directed import Copies, DirectorCommands, Scores
 from jsrl.workers.learner.ranks import ONE_RANK, RANKS, Leader, RankStart, own_devices
-from jsrl.workers.learner.scores import Scores
 from jsrl.workers.learner.sources import Source, SynchronizedSource
 from jsrl.workers.learner.updaters import Updater
 from jsrl.workers.learner.worker import Learner, LearnerSettings

@@ -105,8 +105,9 @@ def into_ring(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Sou
 
 def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
     """Return the source of the windows that replay workers draw: one batch for each compiled call."""
-    e, spec = job.experiment, batch_of_windows(job)
+    e = job.experiment
     assert e.buffer is not None
+    spec = batch_of_windows(e.buffer, job.schemas.trajectory)
     size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
     plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
     consumer = replay_consumer(bind(job, replay_batch_spec(spec), start), job)

@@ -19,15 +19,16 @@ from jsrl.directors.base import explored_names
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.building import agent_name, build_agent, check_split, resolved_agent
+from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
+from jsrl.experiment.numbers import device_columns
 from jsrl.parallel import data_parallel
 from jsrl.replay.device.agent import OnDevice, on_device, several_updates
-from jsrl.types import Array, EnvSpec, Trajectory, leaves, with_columns
+from jsrl.types import Array, EnvSpec, Trajectory, leaves, map_tree, with_columns
 from jsrl.workers.jobs import Job
-from jsrl.workers.learner.finite_check import Check, FiniteCheck, no_check, only_finite
 from jsrl.workers.learner.kind import RESERVED
+from jsrl.workers.learner.replay_link import batch_of_windows
 from jsrl.workers.learner.split_update import SplitUpdate
-from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
+from jsrl.workers.learner.updaters import Check, FiniteCheck, OwnUpdate, RingUpdate, Updater, no_check, only_finite
 
 
 class BuiltUpdater(NamedTuple):
@@ -68,13 +69,42 @@ def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpd
     return OwnUpdate(several, data_parallel(several.update, devices, donate=not e.learner.check_finite))
 
 
+def trace_update(agent: Agent, experiment: Experiment, state: AgentState, trajectory: Trajectory) -> None:
+    """Trace the agent's updates on shapes of a batch, so that an update which breaks the contract starts no worker.
+
+    Args:
+      state: shapes of the agent's state. trajectory: schema of the actors' trajectories.
+    """
+    replay, columns = experiment.buffer, device_columns(experiment)
+    if replay is not None:
+        columns = replay.batch_size // (experiment.learner.num_devices or 1)
+        trajectory = batch_of_windows(replay, trajectory)
+    batch = map_tree(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), with_columns(trajectory, columns))
+    prioritised = replay is not None and replay.prioritised
+
+    def trace(update: Update) -> None:
+        checked = with_output_check(update, RESERVED, prioritised=prioritised)
+        with agent_faults("update"):  # one that returns no arrays raises only here
+            jax.eval_shape(
+                lambda state, batch, seed: checked(state, batch, jax.random.key(seed)),
+                state,
+                batch,
+                jax.ShapeDtypeStruct((), jnp.uint32),
+            )
+
+    if experiment.learner.split == "none":
+        return trace(agent.update)
+    assert agent.split is not None
+    trace(agent.split.policy)
+    trace(agent.split.critic)
+
+
 def checked(agent: Agent, e: Experiment) -> Agent:
-    """Return the agent with checks of its update's output, and of the new state if the experiment wants that."""
+    """Return the agent whose updates are checked for NaN, if the experiment wants that."""
+    if not e.learner.check_finite:
+        return agent
     prioritised = e.buffer is not None and e.buffer.prioritised
-    update = with_output_check(agent.update, RESERVED, prioritised=prioritised)
-    return agent._replace(
-        update=with_state_check(update, prioritised=prioritised) if e.learner.check_finite else update
-    )
+    return agent._replace(update=with_state_check(agent.update, prioritised=prioritised))
 
 
 def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpdate:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.experiment import ReplayConfig
 from jsrl.replay.host.rows import read_ids, windows_spec
 from jsrl.transport.base import Lease, Ledger, ProducerId, SampleConsumer, SampleProducer
 from jsrl.transport.samples.replay_batch import priorities_spec
@@ -117,13 +118,9 @@ class ReplayConsumer:
         self._batches.close()
 
 
-def batch_of_windows(job: Job) -> Trajectory:
-    """Return the schema [W+1, M, ...] of the replay workers' batches."""
-    config = job.experiment.buffer
-    assert config is not None
-    return windows_spec(
-        job.schemas.trajectory, window=config.window, number=config.batch_size, weighted=config.prioritised
-    )
+def batch_of_windows(config: ReplayConfig, trajectory: Trajectory) -> Trajectory:
+    """Return the schema [W+1, M, ...] of the batches of windows that replay draws from trajectories of a schema."""
+    return windows_spec(trajectory, window=config.window, number=config.batch_size, weighted=config.prioritised)
 
 
 def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:

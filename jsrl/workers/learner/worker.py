@@ -15,7 +15,6 @@ import numpy as np
 
 from jsrl.agents.base import AgentState, UpdateOutput
 from jsrl.errors import AgentFault, SnapshotError
-from jsrl.experiment.building import agent_faults
 from jsrl.metrics.metrics import Meter
 from jsrl.replay.device.agent import MADE, ReplayExtra
 from jsrl.runs.control import Command
@@ -26,10 +25,9 @@ from jsrl.workers.acting import UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
 from jsrl.workers.learner.directed import NO_DIRECTOR, DirectorLink, LearnerState
-from jsrl.workers.learner.finite_check import Check
 from jsrl.workers.learner.ranks import ONE_RANK, Group
 from jsrl.workers.learner.sources import Source
-from jsrl.workers.learner.updaters import Updater, reported
+from jsrl.workers.learner.updaters import Check, Updater, reported
 
 
 @dataclass(frozen=True)
@@ -145,8 +143,7 @@ class Learner:
         self._publish(self._updater.fetch(self._state.params))
         self._directed.begin(self._now())
         self._reporter.stage("compiling the update")
-        with agent_faults("update"):  # one that returns no arrays raises only here
-            self._updater.compile(self._state, self._source.example(), self._key)
+        self._updater.compile(self._state, self._source.example(), self._key)
         self._source.begin()
 
     def step(self) -> int:

@@ -7,10 +7,10 @@ import pytest
 
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.building import rays_of
 from jsrl.envs.hide_and_seek.game import TASKS
 from jsrl.envs.hide_and_seek.layouts import CUBE, LONG_X, draw_layout, rooms_of
 from jsrl.envs.hide_and_seek.settings import settings_of
+from jsrl.envs.hide_and_seek.tasks import rays_of
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError
 from tests.envs.hide_and_seek.scenes import EAST, act, centre, scene

@@ -12,12 +12,11 @@ import pytest
 
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.ahead import WorldsAhead
 from jsrl.envs.hide_and_seek.game import LEAST_MUJOCO
 from jsrl.envs.hide_and_seek.layouts import draw_layout
 from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of, walls_of
-from jsrl.envs.hide_and_seek.worlds import build_world
+from jsrl.envs.hide_and_seek.worlds import WorldsAhead, build_world
 from jsrl.envs.make import import_modules, make_game, make_spec
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra

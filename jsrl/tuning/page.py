@@ -11,8 +11,8 @@ import numpy as np
 
 from jsrl.report.charts import Axis, Series, chart
 from jsrl.report.style import STYLE
-from jsrl.search.search import finished
-from jsrl.search.space import Range
+from jsrl.tuning.ranges import Range
+from jsrl.tuning.study import finished
 
 WORDS = {"COMPLETE": "", "PRUNED": "pruned", "FAIL": "failed"}
 
@@ -29,13 +29,13 @@ def rows(study: Any, ranges: Sequence[Range]) -> list[list[str]]:
     table = [["trial", "score", "", *(r.option for r in ranges), "seconds"]]
     for trial in best_first(study):
         values = [r.text(trial.params[r.option]) for r in ranges]
-        score = f"{trial.value:.4g}{spread(trial)}" if trial.state.name == "COMPLETE" else "-"
+        score = f"{trial.value:.4g}{_spread(trial)}" if trial.state.name == "COMPLETE" else "-"
         wall_s = f"{trial.user_attrs.get('wall_s', 0):.0f}"
         table.append([str(trial.number), score, WORDS[trial.state.name], *values, wall_s])
     return table
 
 
-def spread(trial: Any) -> str:
+def _spread(trial: Any) -> str:
     """Return the standard error over a trial's seeds; empty for one seed."""
     scores = trial.user_attrs.get("scores", [])
     if len(scores) < 2:
@@ -62,13 +62,13 @@ def page(title: str, study: Any, ranges: Sequence[Range], command: str) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
         f"</head>\n<body><main><header><h1>{escape(title)}</h1></header>{best}\n"
-        f'<section><h2>Scores</h2><div class="grid2">{"".join(charts(study, ranges))}</div></section>\n'
+        f'<section><h2>Scores</h2><div class="grid2">{"".join(_charts(study, ranges))}</div></section>\n'
         f'<section><h2>Trials</h2><div class="scroll"><table class="numbers"><thead><tr>{titles}</tr></thead>'
         f"<tbody>{lines}</tbody></table></div></section>\n</main></body></html>\n"
     )
 
 
-def charts(study: Any, ranges: Sequence[Range]) -> list[str]:
+def _charts(study: Any, ranges: Sequence[Range]) -> list[str]:
     """Return the history of the scores, and each option's values against the scores."""
     scored = [trial for trial in finished(study) if trial.state.name == "COMPLETE"]
     numbers = np.array([trial.number for trial in scored], float)
@@ -78,12 +78,8 @@ def charts(study: Any, ranges: Sequence[Range]) -> list[str]:
     best = Series("best so far", numbers, np.maximum.accumulate(scores))
     drawn = [chart("score over the trials", "trial", [best, Series("a trial", numbers, scores, points=True)])]
     for r in ranges:
-        places = [place(r, trial.params[r.option]) for trial in scored]
+        values = [trial.params[r.option] for trial in scored]
+        places = [r.choices.index(value) for value in values] if r.choices else values
         series = Series("a trial", np.array(places, float), scores, points=True)
         drawn.append(chart(f"score over {r.option}", r.option, [series], axis=Axis(r.is_log, r.choices)))
     return drawn
-
-
-def place(r: Range, value: Any) -> float:
-    """Return the position of a value on its axis: a choice at its number."""
-    return float(r.choices.index(value)) if r.choices else float(value)

@@ -23,18 +23,17 @@ from jsrl.experiment.options import options_of
 from jsrl.report.charts import Axis
 from jsrl.runs.files import file_lock
 from jsrl.runs.limits import RUNS_AT_ONCE
-from jsrl.search.child import Child
-from jsrl.search.options import SearchOptions
-from jsrl.search.page import page, rows, text_table
-from jsrl.search.search import ASKING, Search, Setup, finished, held
-from jsrl.search.space import parse_range, parse_space
+from jsrl.tuning.child import Child
+from jsrl.tuning.page import page, rows, text_table
+from jsrl.tuning.ranges import parse_range, parse_space
+from jsrl.tuning.study import ASKING, Search, SearchOptions, Setup, finished, held
 
 pytest.importorskip("optuna")
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    monkeypatch.setattr("jsrl.search.search.POLL_S", 0.01)
+    monkeypatch.setattr("jsrl.tuning.study.POLL_S", 0.01)
 
 
 # A fake run: its score rises over ten evaluations to 10 - (x - 3)^2, plus its seed.

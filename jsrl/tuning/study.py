@@ -13,11 +13,12 @@ from typing import Any
 
 from jsrl.errors import ConfigError, MissingExtra, TrialsFailed
 from jsrl.extras import install_command
+from jsrl.field_names import suggesting
+from jsrl.fields import PositiveInt, option
 from jsrl.launch.interrupts import interrupts
 from jsrl.runs.files import file_lock
-from jsrl.search.child import Child
-from jsrl.search.options import SearchOptions
-from jsrl.search.space import Range
+from jsrl.tuning.child import Child
+from jsrl.tuning.ranges import Range
 
 JOURNAL, RUNS, OUTPUT, LOCK, ASKING = "optuna.journal", "runs", "output", "running", "asking"  # in a search's folder
 POLL_S = 0.1
@@ -26,6 +27,30 @@ FREE_STEPS = 5  # parts of a run before it may be pruned
 FREE_TRIALS = 5  # trials before one may be pruned
 PART = "part"  # attribute of a trial: number of the process that runs it, if several share the search
 MOST_FAILURES = 3  # failed trials at the start, without any success, that end the search
+
+
+@suggesting
+@dataclass(frozen=True)
+class SearchOptions:
+    """How a search runs."""
+
+    # fmt: off
+    vary: dict[str, str] = option(help="An option to vary: OPTION=log:LOW:HIGH, lin:LOW:HIGH, int:LOW:HIGH, "
+        "log-int:LOW:HIGH, or values such as OPTION=0.5,1,10 (with | between values that have commas). Give it several "
+        "times.", factory=dict)
+    space: str | None = option(None, "JSON file with further options to vary: an object of option and range.")
+    trials: PositiveInt = option(20, "Trials in total; a resumed search counts its finished ones.")
+    parallel: PositiveInt = option(1, "Trials at the same time, each in its own processes.")
+    seeds_per_trial: PositiveInt = option(1, "Runs of each trial, one after another; the first one has --seed, the next one "
+        "--seed + 1. Their mean score counts.")
+    prune: bool = option(True, "End a trial early if it scores less than the median of the others at the same time.")
+    searches_dir: str = option("searches", "Folder of all searches; a search goes to SEARCHES_DIR/EXPERIMENT/SEARCH.")
+    search_name: str | None = option(None, "Name of this search (default: the time).")
+    resume: str | None = option(None, "Continue a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials, "
+        "--parallel and --launcher may be given with it.")
+    part: int | None = option(None, "With --resume: number of this process in a search of several processes; a job "
+        "array sets it.")
+    # fmt: on
 
 
 @dataclass(frozen=True)
@@ -75,7 +100,7 @@ class Search:
     ) -> None:
         """Open the study of the search's folder; `notify` gets a line at each event, `show` how far the trials are."""
         self._setup, self._options, self._notify, self._show = setup, options, notify, show
-        self.study = open_study(setup.folder, setup.seed, options.part)
+        self.study = _open_study(setup.folder, setup.seed, options.part)
         self._running: list[_Trial] = []
         self.interrupted = False
 
@@ -88,7 +113,7 @@ class Search:
         (self._setup.folder / OUTPUT).mkdir(exist_ok=True)
         with held(self._setup.folder, shared=self._options.part is not None), interrupts(self._interrupt):
             with self._asking():
-                begin_again(self.study, self._options.part)
+                _begin_again(self.study, self._options.part)
             try:
                 while not self.interrupted and (self._running or self._missing > 0):
                     self._start_missing()
@@ -127,7 +152,8 @@ class Search:
             values = {r.option: r.text(asked.params[r.option]) for r in self._setup.ranges}
             trial = _Trial(asked, values, time.monotonic())
             self._running.append(trial)
-            self._notify(f"trial {trial.number}: {values_text(values)}")
+            text = ", ".join(f"{option} {value}" for option, value in values.items())
+            self._notify(f"trial {trial.number}: {text}")
             self._start(trial)
 
     def _start(self, trial: _Trial) -> None:
@@ -140,10 +166,8 @@ class Search:
             self._fail(trial, str(error))
             return
         folder = setup.folder / RUNS / setup.experiment / name
-        trial.child, trial.part = (
-            Child(command, folder, setup.folder / OUTPUT / f"{name}.txt", self._options.parallel),
-            -1,
-        )
+        trial.child = Child(command, folder, setup.folder / OUTPUT / f"{name}.txt", self._options.parallel)
+        trial.part = -1
 
     def _look_at(self, trial: _Trial) -> None:
         """Report the scores of a trial's run; start the next when it has ended."""
@@ -209,12 +233,8 @@ class Search:
             self._finish(trial, state="FAIL")
 
 
-def open_study(folder: Path, seed: int, part: int | None = None) -> Any:
-    """Return the Optuna study of a search's folder, for one of several processes if `part` is its number.
-
-    Raises:
-      MissingExtra: Optuna is not installed.
-    """
+def _open_study(folder: Path, seed: int, part: int | None = None) -> Any:
+    """Return the Optuna study of a search's folder, for one of several processes if `part` is its number."""
     require_optuna()
     import optuna
     from optuna.storages import JournalStorage
@@ -229,11 +249,7 @@ def open_study(folder: Path, seed: int, part: int | None = None) -> Any:
 
 
 def require_optuna() -> None:
-    """Check that Optuna is installed.
-
-    Raises:
-      MissingExtra: it is not; the message says how to install it.
-    """
+    """Raise MissingExtra unless Optuna is installed."""
     if find_spec("optuna") is None:
         raise MissingExtra(f"a search needs the package optuna; {install_command('search')}.")
 
@@ -247,7 +263,7 @@ def finished(study: Any) -> list[Any]:
     ]
 
 
-def begin_again(study: Any, part: int | None = None) -> None:
+def _begin_again(study: Any, part: int | None = None) -> None:
     """Queue the values of trials that the end of the search interrupted, once each; with `part` only its own ones."""
     from optuna.trial import TrialState
 
@@ -261,11 +277,6 @@ def begin_again(study: Any, part: int | None = None) -> None:
             continue
         if trial.params and trial.number not in again:
             study.enqueue_trial(trial.params, user_attrs={"again": trial.number})
-
-
-def values_text(values: dict[str, str]) -> str:
-    """Return the values of a trial in a line."""
-    return ", ".join(f"{option} {value}" for option, value in values.items())
 
 
 @contextlib.contextmanager

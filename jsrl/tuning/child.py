@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from jsrl.runs.limits import RUNS_AT_ONCE
 
@@ -21,15 +22,25 @@ class Child:
     """A started run.
 
     Attributes:
-      folder: of the run. stopping: it was asked to end.
+      folder: of the run. pid: of its launching process. stopping: it was asked to end.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, output: Path | None, at_once: int = 1) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        output: Path | None,
+        at_once: int = 1,
+        *,
+        variables: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> None:
         """Start a command in its own session, so that the search handles Ctrl-C.
 
         Args:
           command: as arguments. folder: of the run, which the command creates. output: file for its output; None: this
-            process's own. at_once: how many such runs share this machine.
+            process's own. at_once: how many such runs share this machine. variables: of the environment, besides this
+            process's own. cwd: its working directory (None: this one).
         """
         self.folder, self._output = folder, output
         self.stopping = False
@@ -37,16 +48,21 @@ class Child:
         self._rest = b""
         with contextlib.ExitStack() as stack:
             file = None if output is None else stack.enter_context(output.open("ab"))
-            error = None if file is None else subprocess.STDOUT
-            variables = os.environ | {RUNS_AT_ONCE: str(at_once)}
             self._process = subprocess.Popen(
-                command, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=error, start_new_session=True
+                command,
+                env={**os.environ, RUNS_AT_ONCE: str(at_once), **(variables or {})},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=None if file is None else subprocess.STDOUT,
+                start_new_session=True,
             )
+        self.pid = self._process.pid
 
     @property
     def ended(self) -> bool:
         """Return whether it has ended."""
-        return self._process.poll() is not None
+        return self.status is not None
 
     @property
     def status(self) -> int | None:
@@ -68,8 +84,8 @@ class Child:
         error = self._result().get("error") if self.status == 1 else None  # 2: refused, the result is older
         return str(error).partition("\n")[0] if error else self.last_line
 
-    def new_scores(self) -> Iterator[tuple[int, float]]:
-        """Yield (env steps, mean return) of each new evaluation."""
+    def new_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of metrics that were written since the last call."""
         if self._metrics is None:
             with contextlib.suppress(FileNotFoundError):
                 self._metrics = (self.folder / "metrics.jsonl").open("rb")
@@ -77,10 +93,12 @@ class Child:
             return
         *lines, self._rest = (self._rest + self._metrics.read()).split(b"\n")
         for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:  # a full disk cut it off
-                continue
+            with contextlib.suppress(ValueError):  # a full disk cut it off
+                yield json.loads(line)
+
+    def new_scores(self) -> Iterator[tuple[int, float]]:
+        """Yield (env steps, mean return) of each new evaluation."""
+        for row in self.new_lines():
             score = row.get(WIN_RATE, row.get(SCORE))
             if isinstance(score, int | float):
                 yield int(row["env_steps"]), float(score)
@@ -123,3 +141,28 @@ class Child:
             self._process.wait()
         if self._metrics is not None:
             self._metrics.close()
+
+
+class Lines:
+    """Events of several trials as lines, and on a terminal a last line that shows how far they are."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        """Write to a stream (None: nowhere)."""
+        self._stream, self._text = stream, ""
+
+    def notify(self, line: str) -> None:
+        """Write an event."""
+        self._write(("\r\x1b[K" if self._text else "") + line + "\n")
+        self._text = ""
+
+    def show(self, text: str) -> None:
+        """Replace the last line; empty: remove it."""
+        text = text[: shutil.get_terminal_size().columns - 1]
+        if self._stream is not None and self._stream.isatty() and text != self._text:
+            self._write("\r\x1b[K" + text)
+            self._text = text
+
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
+            self._stream.write(text)
+            self._stream.flush()

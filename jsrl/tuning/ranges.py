@@ -66,24 +66,19 @@ class Range:
 
 
 def parse_space(vary: Mapping[str, Any], file: str | None) -> list[Range]:
-    """Return the ranges from the command line and from a file.
+    """Return the ranges from the command line and from a JSON file.
 
     Raises:
       ConfigError: there are none, the file cannot be read, or a range is invalid.
     """
-    given = {**(read_space(Path(file)) if file is not None else {}), **vary}
+    given = {**(_read(Path(file)) if file is not None else {}), **vary}
     if not given:
         example = "--vary agent.learning-rate=log:1e-5:1e-2"
         raise ConfigError(f"there is nothing to search; add --vary OPTION=RANGE, such as {example}.")
     return [parse_range(option.replace("_", "-"), str(text)) for option, text in given.items()]
 
 
-def read_space(path: Path) -> dict[str, Any]:
-    """Return the ranges of a JSON file.
-
-    Raises:
-      ConfigError: it cannot be read, or holds something else.
-    """
+def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -99,31 +94,24 @@ def parse_range(option: str, text: str) -> Range:
     Raises:
       ConfigError: the text is invalid; the message lists the forms.
     """
+
+    def wrong(expected: str) -> ConfigError:
+        return ConfigError(f"--vary {option} is {text!r}, expected {expected}.")
+
     kind, *ends = text.split(":")
-    if kind in KINDS and len(ends) == 2:
-        return Range(option, kind, *bounds(option, text, kind, ends))
-    choices = tuple(word.strip() for word in text.split("|" if "|" in text else ","))
-    if kind in KINDS or len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
-        raise ConfigError(f"--vary {option} is {text!r}, expected {FORMS}, at least two different ones.")
-    return Range(option, "choice", choices=choices)
-
-
-def bounds(option: str, text: str, kind: str, ends: list[str]) -> tuple[float, float]:
-    """Return the ends of a range.
-
-    Raises:
-      ConfigError: they are not numbers, or not a range.
-    """
+    if kind not in KINDS or len(ends) != 2:
+        choices = tuple(word.strip() for word in text.split("|" if "|" in text else ","))
+        if kind in KINDS or len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
+            raise wrong(f"{FORMS}, at least two different ones")
+        return Range(option, "choice", choices=choices)
     try:
-        low, high = float(ends[0]), float(ends[1])
+        low, high = map(float, ends)
     except ValueError:
-        raise ConfigError(f"--vary {option} is {text!r}, expected numbers: {FORMS}.") from None
+        raise wrong(f"numbers: {FORMS}") from None
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f"--vary {option} is {text!r}, expected a lower number and a higher one.")
+        raise wrong("a lower number and a higher one")
     if kind.startswith("log") and low <= 0:
-        raise ConfigError(
-            f"--vary {option} is {text!r}; a logarithmic range begins above 0 (lin and int may begin anywhere)."
-        )
+        raise wrong("numbers above 0 in a logarithmic range (lin and int may begin anywhere)")
     if kind.endswith("int") and not (low.is_integer() and high.is_integer()):
-        raise ConfigError(f"--vary {option} is {text!r}, expected whole numbers after {kind}.")
-    return low, high
+        raise wrong(f"whole numbers after {kind}")
+    return Range(option, kind, low, high)

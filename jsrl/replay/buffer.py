@@ -1,0 +1,75 @@
+"""`ReplayBuffer`: the storage of a replay worker, for a loop of your own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import ReplayConfig
+from jsrl.replay.host.replay import HostReplay
+from jsrl.replay.host.rows import rows_shape, windows_spec
+from jsrl.types import ArraySpec, Trajectory, map_tree
+
+
+class ReplayBuffer:
+    """Trajectories in, windows out: as a run with this `replay` keeps and draws them, in memory of the host.
+
+    Args:
+      config: as of a run: capacity, window, batch_size, min_size, and those of priorities.
+      frames: frames per observation that environments stack (`env.spec.frames`), which are stored once. seed: of the draws.
+    """
+
+    def __init__(self, config: ReplayConfig, *, frames: int | None = None, seed: int = 0) -> None:
+        self._config, self._frames, self._seed = config, frames, seed
+        self._replay: HostReplay | None = None
+        self._added = 0
+
+    @property
+    def size(self) -> int:
+        """Return the env steps that are held."""
+        return 0 if self._replay is None else self._replay.size
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether `min_size` env steps have been added, and a whole window."""
+        replay = self._replay
+        return replay is not None and replay.inserted >= self._config.min_size and replay.num_starts > 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Add a trajectory [T+1, B, ...], whose row 0 is the last row of the one before, as `jsrl.Collector` returns them."""
+        trajectory = map_tree(np.asarray, trajectory)
+        config = self._config
+        if self._replay is None:
+            self._spec: Trajectory = map_tree(lambda leaf: ArraySpec(leaf.shape, str(leaf.dtype)), trajectory)
+            shape = rows_shape(self._spec, lanes=1, capacity=config.capacity, window=config.window, frames=self._frames)
+            self._replay = HostReplay(
+                shape,
+                self._spec,
+                prioritised=config.prioritised,
+                alpha=config.alpha,
+                epsilon=config.epsilon,
+                seed=self._seed,
+            )
+        self._replay.insert(0, (0, self._added), trajectory)
+        self._added += 1
+
+    def sample(self, beta: float | None = None) -> tuple[Trajectory, np.ndarray]:
+        """Return `batch_size` windows [W+1, M, ...], and their ids [M] for `set_priorities`.
+
+        With priorities, `sampling` has the importance weights [M] with exponent `beta` (None: that of the config).
+
+        Raises:
+          ConfigError: no whole window was added yet.
+        """
+        if self._replay is None:
+            raise ConfigError("the replay buffer is empty; add a trajectory first.")
+        config = self._config
+        spec = windows_spec(self._spec, window=config.window, number=config.batch_size, weighted=config.prioritised)
+        windows: Trajectory = map_tree(lambda leaf: leaf.zeros(), spec)
+        ids = self._replay.draw(windows, config.beta if beta is None else beta)
+        return windows, ids
+
+    def set_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> None:
+        """Give windows new priorities [M] (0 or more), such as an update returns them; overwritten windows are ignored."""
+        if self._replay is not None:
+            self._replay.feedback(ids, np.asarray(priorities))

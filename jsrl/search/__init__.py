@@ -1,1 +1,0 @@
-"""Hyperparameter search: ranges, trials in separate processes, Optuna's study, and results."""
