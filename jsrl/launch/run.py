@@ -21,9 +21,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.options import with_changes
 from jsrl.experiment.settings import AUTO
 from jsrl.fields import decoding
-from jsrl.launch.controller import Controller
 from jsrl.launch.devices import check_devices, set_flags_here
-from jsrl.launch.directing import check_players
 from jsrl.launch.graph_file import (
     FILE,
     Edit,
@@ -38,20 +36,17 @@ from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.interrupts import Stopped, remembered
 from jsrl.launch.launcher import Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
-from jsrl.launch.local.launcher import Local
 from jsrl.launch.machine import accelerators, threads_obstacle
 from jsrl.launch.memory_folder import check_memory, check_shared_memory, own_memory_folder
-from jsrl.launch.opponents import check_initial, found_opponents
+from jsrl.launch.opponents import check_initial, check_players, found_opponents
 from jsrl.launch.plan import Plan, make_plan, settle
 from jsrl.launch.progress import Progress
-from jsrl.launch.recording_plan import begin_record, check_recording, other_environment
 from jsrl.launch.result import Result
 from jsrl.launch.resume import (
     allowed_changes,
     claimed,
 )
 from jsrl.launch.run_log import LOG, RunLog
-from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
 from jsrl.launch.start_points import (
     begin_policies,
@@ -62,9 +57,8 @@ from jsrl.launch.start_points import (
 )
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
-from jsrl.recordings.recordings import Source
 from jsrl.references.capture import Capture
-from jsrl.references.importing import CAPTURED, importable_target, init_fields
+from jsrl.references.importing import CAPTURED, import_target, importable_target, init_fields
 from jsrl.references.reference import from_json, to_json
 from jsrl.report.report import leave_report
 from jsrl.runs.process import ProcessIdentity
@@ -78,6 +72,16 @@ CONTINUES = (
     f"it continues with its changed graph ({FILE}): --placement and --num-actors do not change its workers; --graph gives "
     "another one"
 )
+
+
+# What runs a plan, what starts its workers, and what only runs with recordings need; imported where a run has them.
+PARTS = {
+    "serial": "jsrl.launch.serial:SerialRun",
+    "processes": "jsrl.launch.controller:Controller",
+    "local": "jsrl.launch.local.launcher:Local",
+    "check_recordings": "jsrl.launch.recording_plan:check_recordings",
+    "begin_record": "jsrl.launch.recording_plan:begin_record",
+}
 
 
 def run(
@@ -199,11 +203,16 @@ def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
     session.begin()
     try:
         if plan.experiment.where.has_processes:
-            return Controller(plan, session, launcher, (str(session.folder.source),)).run()
-        return SerialRun(plan, session).run()
+            return part_of_run("processes")(plan, session, launcher, (str(session.folder.source),)).run()
+        return part_of_run("serial")(plan, session).run()
     finally:
         with contextlib.suppress(KeyboardInterrupt):  # it ends the wait for hooks and sinks; the run has ended already
             session.finish()
+
+
+def part_of_run(name: str) -> Any:
+    """Return a part of PARTS."""
+    return import_target(PARTS[name])
 
 
 @contextlib.contextmanager
@@ -257,7 +266,7 @@ def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
     check_address(experiment)
     if experiment.compress:
         lz4_block()
-    return launcher or Local()
+    return launcher or part_of_run("local")()
 
 
 def check_starts_workers(experiment: Experiment) -> None:
@@ -314,17 +323,16 @@ def ready_plan(
     if resumed:
         check_players(folder.path, folders)
         check_initial(plan.experiment, folder.path, folders)
-    for part in plan.policies.values():
-        recording = check_recording(part.experiment, plan.job(part.learner).schemas)
-        if recording is not None and (note := other_environment(recording, part.experiment)):
-            show(note, "warning")
+    if any(part.experiment.recording is not None for part in plan.policies.values()):
+        part_of_run("check_recordings")(plan, show)
     if resumed:
         begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
     write_graph(folder, plan.graph)
     listed = plan.changed or graph is not None  # else the changed options say it all
     for line in differences(before, plan.graph) if before is not None and listed else ():
         show(line)
-    begin_record(plan.experiment, plan.schemas, Source(folder.name, plan.experiment.seed, "learning"))
+    if plan.experiment.record is not None:
+        part_of_run("begin_record")(plan.experiment, plan.schemas, folder.name, plan.experiment.seed, "learning")
     begin_encryption(plan.experiment, plan.keys, show=show)
     return plan
 
