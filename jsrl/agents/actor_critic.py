@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -205,86 +204,3 @@ def explained_variance(target: Array, value: Array, mask: Array, axis_name: str 
         return masked_mean(jnp.square(x - masked_mean(x, mask, axis_name)), mask, axis_name)
 
     return 1.0 - variance(target - value) / jnp.maximum(variance(target), 1e-8)
-
-
-# -- checks of configs ------------------------------------------------------------------------------------------------
-
-
-def check_range(name: str, value: float | None, low: float, high: float | None = None) -> None:
-    """Check that low <= value <= high (None: off, or no upper bound).
-
-    Raises:
-      ConfigError: it does not hold; the message gives the value.
-    """
-    _check_number(name, value)
-    if value is None or (low <= value and (high is None or value <= high)):
-        return
-    raise ConfigError(f"{name} must be at least {low}" + (f" and at most {high}" if high else "") + f", got {value}")
-
-
-def check_positive(name: str, value: float | None) -> None:
-    """Check that 0 < value < infinity (None: off).
-
-    Raises:
-      ConfigError: it does not hold; the message gives the value.
-    """
-    _check_number(name, value)
-    if value is not None and not 0 < value < float("inf"):
-        raise ConfigError(f"{name} must be positive and finite, got {value}")
-
-
-def check_finite(name: str, value: float | None) -> None:
-    """Check that a value is not infinite or NaN (None: off).
-
-    Raises:
-      ConfigError: it is; the message gives the value.
-    """
-    _check_number(name, value)
-    if value is not None and not math.isfinite(value):
-        raise ConfigError(f"{name} is {value}; give a finite number")
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, str):  # YAML reads 3e-4 as a text
-        raise ConfigError(f"{name} is {value!r}, a text; expected a number")
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Check that value is one of the choices.
-
-    Raises:
-      ConfigError: it is not; the message lists them.
-    """
-    if value not in choices:
-        raise ConfigError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
-
-
-def check_optimization(config: Any) -> None:
-    """Check the fields that every actor-critic config has.
-
-    Raises:
-      ConfigError: an invalid value; the message names it and the valid ones.
-    """
-    check_steps(config)
-    check_finite("value_coef", config.value_coef)
-    check_range("value_coef", config.value_coef, 0)
-    for name in ("adam_eps", "optimizer_eps", "huber_delta"):
-        check_positive(name, getattr(config, name, None))
-    check_range("gamma", config.gamma, 0, 1)
-    check_choice("optimizer", config.optimizer, ("adam", "sgd", "rmsprop"))
-
-
-def check_steps(config: Any) -> None:
-    """Check the fields of gradient steps and of the entropy bonus, which behaviour cloning has as well.
-
-    Raises:
-      ConfigError: an invalid value; the message names it and the valid ones.
-    """
-    check_positive("learning_rate", config.learning_rate)
-    check_range("max_grad_norm", config.max_grad_norm, 1e-12)
-    check_finite("entropy_coef", config.entropy_coef)  # below 0 is a penalty
-    check_choice("schedule", config.schedule, ("constant", "linear"))
-    if config.schedule == "linear" and config.total_updates is not None and config.total_updates < 1:
-        raise ConfigError(
-            f"schedule='linear' needs total_updates >= 1 (where the rate reaches 0), got {config.total_updates}"
-        )

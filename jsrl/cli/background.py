@@ -28,9 +28,6 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
     Args:
       name: of the experiment; None: the options resume a run. args: the rest of the command line. asked: the parsed
         command line.
-
-    Raises:
-      ConfigError: an option cannot be combined with it.
     """
     options = asked.run
     if options.plan or options.launcher == "slurm":

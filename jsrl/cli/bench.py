@@ -25,7 +25,6 @@ TITLES = ("placement", "env steps/s", "range", "policy lag", "first update s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print a table; return the exit status."""
     parser = Parser(
         prog="jsrl dev bench",
         usage="%(prog)s NAME [--option value ...]",
@@ -54,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _speeds(args: list[str], seconds: float, repetitions: int) -> dict[str, list[Trial]]:
-    """Return the measurements by placement."""
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")

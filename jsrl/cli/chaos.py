@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.errors import ConfigError, JsrlError
+from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.workers.kinds import own_kinds
 
 STRANGER = Path(__file__).parents[2] / "benchmarks" / "strangers.py"  # of a checkout
@@ -94,11 +94,6 @@ def _parser() -> Parser:
 
 
 def settings_of(options: argparse.Namespace) -> ChaosSettings:
-    """Return the settings of the storm.
-
-    Raises:
-      ConfigError: a value is out of its range.
-    """
     if not 0 <= options.messages_per_s < math.inf:
         raise ConfigError(f"--messages-per-s is {options.messages_per_s:g}, expected 0 or more, and finite.")
     return ChaosSettings(
@@ -115,11 +110,7 @@ def settings_of(options: argparse.Namespace) -> ChaosSettings:
 
 
 def sender(messages_per_s: float) -> list[str] | None:
-    """Return the command that sends unauthorised messages; None: none are sent.
-
-    Raises:
-      ConfigError: this jsrl is not a checkout, which has the program that sends them.
-    """
+    """Return the command that sends unauthorised messages; None: none are sent."""
     if messages_per_s == 0:
         return None
     if not STRANGER.is_file():
@@ -128,11 +119,6 @@ def sender(messages_per_s: float) -> list[str] | None:
 
 
 def check_kinds(kinds: Sequence[str] | None, args: Sequence[str]) -> None:
-    """Check that the kinds of workers exist; a changed graph may have kinds of its own.
-
-    Raises:
-      ConfigError: one is unknown.
-    """
     known = [kind.name for kind in own_kinds()]
     unknown = [kind for kind in kinds or () if kind not in known]
     if unknown and not any(arg.startswith("--graph") for arg in args):
@@ -140,11 +126,7 @@ def check_kinds(kinds: Sequence[str] | None, args: Sequence[str]) -> None:
 
 
 def check_args(args: list[str]) -> None:
-    """Check the experiment's name and options before the run is started.
-
-    Raises:
-      ConfigError: there is no such experiment, an option is wrong, or the run would have nothing to hit.
-    """
+    """Check the experiment's name and options before the run is started."""
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")

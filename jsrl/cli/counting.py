@@ -28,7 +28,6 @@ class Counting:
         self._shown = True
 
     def close(self) -> None:
-        """Remove the line, before something else is printed."""
         if self._live and self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

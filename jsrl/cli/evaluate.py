@@ -35,7 +35,6 @@ from jsrl.workers.play import EpisodeCounts, rest_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate and print the score."""
     parser = _parser()
     words, env_words = split_options(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
@@ -124,11 +123,7 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def environment_with(experiment: Experiment, words: Sequence[str]) -> EnvConfig:
-    """Return the evaluation environment of an experiment with further options.
-
-    Raises:
-      ConfigError: there is no such option, or it changes the rewards that are reported.
-    """
+    """Return the evaluation environment of an experiment with further options."""
     asked = command_line.parse(words, experiment)
     if wrong := asked.given & {"env.reward-scale", "env.reward-clip", "env.atari.episodic-life"}:
         raise ConfigError(f"--{min(wrong)} has no effect: evaluations play whole games and report raw rewards.")
@@ -187,7 +182,6 @@ def _against(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
 
 
 def _tournament(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
-    """Play all pairs; return the table."""
     players = options.tournament
     if len(players) == 1:
         run = players[0]

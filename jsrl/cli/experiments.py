@@ -57,12 +57,7 @@ def _modules(package: str, *folders: Path) -> Iterator[tuple[str, tuple[str, Pat
 
 
 def load(name: str) -> Experiment:
-    """Return an experiment by its name.
-
-    Raises:
-      ConfigError: there is no such file here, its code fails, it has no function `config`, or the function returns something
-        else.
-    """
+    """Return an experiment by its name."""
     known = files()
     if name not in known:
         raise ConfigError(f"there is no experiment {name!r} here; go to the folder that has {FOLDER}/{name}.py.")
@@ -142,11 +137,7 @@ def summary(path: Path) -> str:
 
 
 def take_name(arguments: list[str]) -> str | None:
-    """Remove NAME from the arguments, at any position, and return it.
-
-    Raises:
-      ConfigError: there is no experiment of this name.
-    """
+    """Remove NAME from the arguments, at any position, and return it."""
     known = files()
     if arguments and not arguments[0].startswith("-"):
         name = arguments.pop(0)

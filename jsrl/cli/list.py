@@ -9,14 +9,12 @@ from jsrl.cli.experiments import summaries
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the experiments, one line each."""
     Parser(prog="jsrl list", description=__doc__).parse_args(arguments)
     print(listing())
     return 0
 
 
 def listing() -> str:
-    """Return the experiments, one line each."""
     found = summaries()
     width = max(map(len, found))
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in found.items())

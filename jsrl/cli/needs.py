@@ -34,11 +34,7 @@ NEW = {"run-name", "overwrite"}  # options of a new run
 
 
 def check_needs(asked: CommandLine) -> None:
-    """Refuse options without those that they need, and those that another option makes void.
-
-    Raises:
-      ConfigError: one was given so; the message says what to change.
-    """
+    """Refuse options without those that they need, and those that another option makes void."""
     if "num-hosts" in asked.given and asked.run.hosts:
         raise ConfigError(
             f"--num-hosts is given, but --hosts {asked.run.hosts} names the hosts; leave out --num-hosts. --min-hosts N "
@@ -63,9 +59,6 @@ def check_used(asked: CommandLine, used: Collection[str], command: str) -> None:
 
     Args:
       asked: its command line. used: those that it uses. command: its name.
-
-    Raises:
-      ConfigError: another one was given; the message names it.
     """
     of_run = options_of(RUN_OPTIONS).keys()
     if unused := sorted((asked.given & of_run) - set(used)):

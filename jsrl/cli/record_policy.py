@@ -188,7 +188,6 @@ class DiscardingProducer:
         return DiscardedBlock(self._trajectory, self._sequence - 1)
 
     def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
-        """Count a trajectory."""
         return self.reserve(timeout_s).commit(group)
 
     def mark_lost(self, reason: str) -> None:
@@ -205,7 +204,6 @@ class DiscardedBlock:
         self.trajectory, self._sequence = trajectory, sequence
 
     def commit(self, group: int, origin: Origin | None = None) -> Entry:
-        """Return the trajectory's number."""
         return Entry(ProducerId(NAME, 0), group, self._sequence, origin)
 
     def abandon(self) -> None:

@@ -28,7 +28,6 @@ from jsrl.runs.groups import Group, find_group
 
 
 def usage() -> str:
-    """Return the usage line."""
     return "usage: jsrl run NAME [--option value ...]"
 
 
@@ -60,11 +59,7 @@ def resumed_group(arguments: Sequence[str]) -> Group | None:
 
 
 def run_missing(group: Group, args: Sequence[str], hooks: Sequence[Any]) -> int:
-    """Run the missing runs of a group.
-
-    Raises:
-      ConfigError: another option is given that would change its runs.
-    """
+    """Run the missing runs of a group."""
     from jsrl.cli.seeds import ON_RESUME, run_group
 
     asked = cli.parse(args, load(group.experiment))
@@ -150,7 +145,6 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
 
 
 def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
-    """Plan, or run."""
     with shown(LOADING):
         from jsrl.launch.run import run
         from jsrl.runs.process import ProcessIdentity
@@ -187,11 +181,7 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
 
 
 def settled_args(asked: cli.CommandLine) -> list[str]:
-    """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs.
-
-    Raises:
-      ConfigError: its runs cannot work; the message says what would.
-    """
+    """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs."""
     from jsrl.launch.plan import make_plan, settle
 
     experiment = fastest(asked)

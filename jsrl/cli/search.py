@@ -52,7 +52,6 @@ class SearchCommand(SearchOptions):
 
 
 def usage() -> str:
-    """Return the help: the search's own options."""
     lines = [
         "usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]",
         "",
@@ -63,7 +62,6 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search, or continue a search; return the exit status."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     if not args or {"-h", "--help", "--help-all"} & set(args):
         print(usage())
@@ -100,7 +98,6 @@ class ParsedSearch:
     folder: Path
 
     def go(self) -> int:
-        """Run the trials and show the results, or submit them; return the exit status."""
         if self.options.launcher == "slurm":
             return self.submit()
         e = self.experiment
@@ -127,7 +124,6 @@ class ParsedSearch:
         return 0 if self.best(search.study) else 1
 
     def submit(self) -> int:
-        """Submit an array of jobs that run the trials; return the exit status."""
         with held(self.folder):  # else the jobs that run it would be taken for dead
             search = SlurmSearch(self.folder, self.options.parallel, sys.executable, self.options.slurm)
         path = Path(f"{search.file}.sh")
@@ -144,7 +140,6 @@ class ParsedSearch:
         return [sys.executable, "-P", "-m", "jsrl.cli.run_child", str(os.getpid()), *args, *own]
 
     def args(self, values: dict[str, str]) -> list[str]:
-        """Return the arguments of `jsrl run` for some values."""
         varied = [arg for option, value in values.items() for arg in (f"--{option}", value)]
         return [self.name, *cli.spelled(self.experiment, load(self.name)), *varied]
 
@@ -156,7 +151,6 @@ class ParsedSearch:
         return "jsrl run " + shlex.join(self.args({r.option: r.text(first.params[r.option]) for r in self.ranges}))
 
     def show(self, study: Any) -> None:
-        """Print the table and the best trial's command; write the page."""
         command = self.best(study)
         (self.folder / PAGE).write_text(page(f"{self.name}: {self.folder.name}", study, self.ranges, command))
         table = rows(study, self.ranges)
@@ -250,9 +244,6 @@ def checked_space(asked: cli.CommandLine, default: Experiment) -> list[Range]:
 
     Args:
       asked: the command line. default: the experiment without its options.
-
-    Raises:
-      ConfigError: an unknown option, an invalid value, or nothing that could be compared.
     """
     experiment, options = asked.experiment, asked.run
     if not experiment.evaluator.enabled:
@@ -292,7 +283,6 @@ def range_text(r: Range) -> str:
 
 
 def make_folder(root: Path, experiment: str, name: str | None) -> Path:
-    """Make the folder of a new search."""
     if name is not None and not re.fullmatch(r"[\w.+=,-]+", name):
         raise ConfigError(f"{name!r} cannot name a search: use letters, digits and _ . + = , - (no slashes).")
     folder = root / experiment / (name or time.strftime("%Y%m%d-%H%M%S"))

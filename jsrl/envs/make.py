@@ -41,7 +41,7 @@ GYMNASIUM_GAME = (
 )
 # makers of vectors, imported where an environment needs one
 ADAPTERS = {
-    "probe": "jsrl.envs.probes:make_probe",
+    "probe": "jsrl.games.probes:make_probe",
     "envpool": "jsrl.envs.adapters.envpool:make_pool",
     "atari": "jsrl.envs.adapters.atari:make_atari",
     "pettingzoo": "jsrl.envs.adapters.pettingzoo:make_pettingzoo",
@@ -178,6 +178,7 @@ def import_modules(config: EnvConfig) -> None:
         import_target(target)
     scheme = config.id.partition(":")[0]
     if scheme == "probe":
+        import_module(PROBES)
         return
     if scheme in SUITES:
         import_suite(config)

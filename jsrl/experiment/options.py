@@ -216,24 +216,9 @@ def options_of(value: Any, prefix: str = "", offered: bool = True) -> dict[str, 
 
 
 def field_texts(cls: type) -> dict[str, str]:
-    """Return the help text of each field: of `option`, or of its entry under `Attributes:` in the docstring."""
-    entries = _attribute_entries(inspect.getdoc(cls) or "")
-    return entries | {f.name: f.metadata["help"] for f in dataclasses.fields(cls) if "help" in f.metadata}
-
-
-def _attribute_entries(doc: str) -> dict[str, str]:
-    """Read `name, other: text` and `name: text. other: text.` entries of an Attributes section."""
-    _, found, section = doc.partition("Attributes:")
-    if not found:
-        return {}
-    flat = " ".join(section.split())
-    pattern = re.compile(r"(?:(?<=^)|(?<=[.)] ))((?:[a-z_]+(?:, )?)+): ")
-    pieces = pattern.split(flat)
-    texts: dict[str, str] = {}
-    for names, text in zip(pieces[1::2], pieces[2::2], strict=False):
-        for name in names.split(", "):
-            texts[name] = text.strip()
-    return texts
+    """Return the help text of each field; one that a subclass gives another default keeps its text."""
+    bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
+    return {f.name: f.metadata["help"] for base in bases for f in dataclasses.fields(base) if "help" in f.metadata}
 
 
 def nearest(name: str, options: dict[str, Option]) -> list[str]:

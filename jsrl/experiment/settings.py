@@ -17,6 +17,7 @@ from jsrl.fields import (
     PositiveFinite,
     PositiveFloat,
     PositiveInt,
+    PositiveUnitFloat,
     Range,
     UnitFloat,
     option,
@@ -93,7 +94,7 @@ class LearnerConfig:
     threads: PositiveInt | None = option(None, "CPU threads that the learner computes with; None: one per core. "
         "Results depend on it, so that a deterministic run keeps the number of its first start, for all of its "
         "workers.")
-    memory_share: Annotated[float, Range(gt=0, le=1)] = option(0.6, "Share of the accelerator's memory for the learner "
+    memory_share: PositiveUnitFloat = option(0.6, "Share of the accelerator's memory for the learner "
         "if other workers use the accelerator as well.")
 
 

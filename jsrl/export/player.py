@@ -346,7 +346,6 @@ def _check_operations(program: dict) -> None:
 
 
 def describe(contract: dict) -> str:
-    """Return what a policy reads and returns, one line each."""
     lines = [f"{contract['format']} {contract['format_version']}, from {contract['origin']}"]
     for kind, title in (("inputs", "input"), ("state", "state"), ("outputs", "output")):
         for port in contract[kind]:

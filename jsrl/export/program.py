@@ -100,7 +100,6 @@ class Trace:
         return number
 
     def size(self, size: Any) -> int:
-        """Return a size as a number; -k for k batches."""
         if not jax.export.is_symbolic_dim(size):
             return int(size)
         times = size // self._batch
@@ -202,7 +201,6 @@ class _Writer:
         self._names.update(zip(eqn.outputs, made if isinstance(made, list) else [made], strict=True))
 
     def node(self, op: str, read: list[str], **attributes: Any) -> str:
-        """Append a node; return the name of its result."""
         return self.many(op, read, 1, **attributes)[0]
 
     def many(self, op: str, read: list[str], count: int, **attributes: Any) -> list[str]:
@@ -212,7 +210,6 @@ class _Writer:
         return made
 
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
-        """Return the name of a new constant."""
         name = f"c{len(self.constants)}"
         self.constants[name] = np.array(value, dtype, order="C")
         return name
@@ -236,11 +233,9 @@ class _Writer:
         return self._trace.values[number].dtype
 
     def known(self, number: int) -> np.ndarray | None:
-        """Return a constant's array; None: it is computed."""
         return np.asarray(self._trace.constants[number]) if number in self._trace.constants else None
 
     def size(self, size: Any) -> int:
-        """Return a size as in `shape`."""
         return self._trace.size(size)
 
     def reshaped(self, read: str, shape: Sequence[int]) -> str:

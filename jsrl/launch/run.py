@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jsrl.envs.spaces import spec_notes
 from jsrl.errors import ConfigError
@@ -32,9 +32,8 @@ from jsrl.launch.graph_file import (
     write_graph,
 )
 from jsrl.launch.hooks import Hooks, load_hooks, load_values
-from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.interrupts import Stopped, remembered
-from jsrl.launch.launcher import Hosts, Launcher
+from jsrl.launch.launcher import ALONE, Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
 from jsrl.launch.machine import accelerators, threads_obstacle
 from jsrl.launch.memory_folder import check_memory, check_shared_memory, own_memory_folder
@@ -79,6 +78,7 @@ PARTS = {
     "serial": "jsrl.launch.serial:SerialRun",
     "processes": "jsrl.launch.controller:Controller",
     "local": "jsrl.launch.local.launcher:Local",
+    "needs": "jsrl.launch.hosts.needs:needs_of",
     "check_recordings": "jsrl.launch.recording_plan:check_recordings",
     "begin_record": "jsrl.launch.recording_plan:begin_record",
 }
@@ -198,7 +198,7 @@ def made_folder(
     return folder, starts
 
 
-def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
+def train(plan: Plan, session: Session, launcher: Launcher | None) -> Result:
     """Run a plan to its end, in several processes or in this one."""
     session.begin()
     try:
@@ -254,8 +254,8 @@ def undone_unless_begun(folder: RunFolder, resumed: bool, made: Sequence[Path]) 
         raise
 
 
-def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
-    """Return the launcher (None: processes of this host), after checking the address that streams bind.
+def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher | None:
+    """Return the launcher (processes of this host by default; None in a serial run), after checking the address that streams bind.
 
     Raises:
       ConfigError: the experiment starts no workers, or binds no address of this host. MissingExtra: it compresses
@@ -266,7 +266,9 @@ def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
     check_address(experiment)
     if experiment.compress:
         lz4_block()
-    return launcher or part_of_run("local")()
+    if launcher is None and experiment.where.has_processes:
+        return cast(Launcher, part_of_run("local")())
+    return launcher
 
 
 def check_starts_workers(experiment: Experiment) -> None:
@@ -285,7 +287,7 @@ def ready_plan(
     memory_folder: Path,
     starts: Mapping[str, StartPoint],
     graph: Edit | None,
-    launcher: Launcher,
+    launcher: Launcher | None,
     *,
     resumed: bool,
     show: Callable[..., None],
@@ -337,7 +339,7 @@ def ready_plan(
     return plan
 
 
-def placing(launcher: Launcher, folder: RunFolder) -> Callable[[Plan], Hosts]:
+def placing(launcher: Launcher | None, folder: RunFolder) -> Callable[[Plan], Hosts]:
     """Return what asks the launcher for the hosts of a plan's workers; the run shows meanwhile that it is alive."""
 
     def is_stopped() -> bool:
@@ -345,8 +347,10 @@ def placing(launcher: Launcher, folder: RunFolder) -> Callable[[Plan], Hosts]:
         return is_asked_to_stop(folder.path, ProcessIdentity.own())
 
     def place(alone: Plan) -> Hosts:
+        if launcher is None:
+            return ALONE
         try:
-            return launcher.place(alone.graph, needs_of(alone), is_stopped)
+            return launcher.place(alone.graph, part_of_run("needs")(alone), is_stopped)
         finally:
             note_alive(folder.path)
 

@@ -45,7 +45,6 @@ class Table:
         return ' class="text"' if column in self.words else ""
 
     def text(self) -> str:
-        """Return it as lines of text."""
         table = (self.head, *self.rows)
         widths = [max(len(row[column]) for row in table) for column in range(len(self.head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]

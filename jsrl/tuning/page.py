@@ -25,7 +25,6 @@ def best_first(study: Any) -> list[Any]:
 
 
 def rows(study: Any, ranges: Sequence[Range]) -> list[list[str]]:
-    """Return the table: a line of titles, and one for each trial that counts."""
     table = [["trial", "score", "", *(r.option for r in ranges), "seconds"]]
     for trial in best_first(study):
         values = [r.text(trial.params[r.option]) for r in ranges]
@@ -44,7 +43,6 @@ def _spread(trial: Any) -> str:
 
 
 def text_table(table: Sequence[Sequence[str]], most: int = 20) -> str:
-    """Return the first lines of a table as text."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     shown = table[: most + 1]
     lines = ["  ".join(w.rjust(n) for w, n in zip(row, widths, strict=True)).rstrip() for row in shown]

@@ -117,11 +117,6 @@ def test_dueling_values_average_to_the_value_stream():
         (DQNConfig, {"network": RECURRENT}, "r2d2"),
         (R2D2Config, {"network": NETWORK}, "dqn"),
         (R2D2Config, {"burn_in": -1}, "burn_in"),
-        (R2D2Config, {"ladder_alpha": float("inf")}, "ladder_alpha is inf; give a finite number"),
-        (DQNConfig, {"value_max": float("inf")}, "value_max is inf; give a finite number"),
-        (DQNConfig, {"adam_eps": -1.0}, "adam_eps must be positive"),
-        (DQNConfig, {"huber_delta": 0.0}, "huber_delta must be positive"),
-        (DQNConfig, {"total_updates": 0}, "total_updates must be at least 1, got 0"),
     ],
 )
 def test_invalid_configs_are_refused(config, options, message):

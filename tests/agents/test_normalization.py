@@ -189,6 +189,7 @@ def test_popart_keeps_raw_outputs_where_the_mean_is_far_from_0():
 
 
 def test_popart_keeps_raw_outputs():
+    merge, rescale = jax.jit(norm.merge_value_moments), jax.jit(norm.rescale_head, static_argnums=1)
     rng = np.random.default_rng(1)
     weights = {
         "params": {
@@ -198,9 +199,9 @@ def test_popart_keeps_raw_outputs():
     }
     weights = jax.tree.map(jnp.float32, weights)
     features = rng.normal(size=(16, 4)).astype(np.float32)
-    old = norm.merge_value_moments(norm.init_value_moments(), np.full((3,), 4.0) + np.arange(3), np.ones(3))
-    new = norm.merge_value_moments(old, 1000.0 * rng.normal(size=50).astype(np.float32), np.ones(50))
-    rescaled = norm.rescale_head(weights, ("params", "head"), old, new)
+    old = merge(norm.init_value_moments(), np.full((3,), 4.0) + np.arange(3), np.ones(3))
+    new = merge(old, 1000.0 * rng.normal(size=50).astype(np.float32), np.ones(50))
+    rescaled = rescale(weights, ("params", "head"), old, new)
 
     def raw(moments, weights):
         head = weights["params"]["head"]

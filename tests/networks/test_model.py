@@ -248,8 +248,6 @@ class Unshaped(nn.Module):
         ({"torso": "nature"}, VECTOR, "unknown network torso 'nature'; did you mean 'nature_cnn'"),
         ({"core": "gruu"}, VECTOR, "did you mean gru"),
         ({"activation": "tan"}, VECTOR, "did you mean tanh"),
-        ({"hidden": (64, 0)}, VECTOR, "hidden is \\(64, 0\\); each size must be at least 1"),
-        ({"log_std_init": float("nan")}, VECTOR, "log_std_init is nan; expected a number"),
         ({"torso": "nature_cnn"}, VECTOR, "needs an image"),
         ({"torso": "nature_cnn"}, MIXED, "at least 36 x 36"),
         ({"precision": "bfloat"}, VECTOR, "did you mean bfloat16"),
