@@ -255,7 +255,7 @@ def undone_unless_begun(folder: RunFolder, resumed: bool, made: Sequence[Path]) 
 
 
 def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher | None:
-    """Return the launcher (processes of this host by default; None in a serial run), after checking the address that streams bind.
+    """Return the launcher (by default processes of this host, none in a serial run), after checking the address of streams.
 
     Raises:
       ConfigError: the experiment starts no workers, or binds no address of this host. MissingExtra: it compresses
