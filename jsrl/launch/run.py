@@ -325,7 +325,8 @@ def ready_plan(
     if resumed:
         check_players(folder.path, folders)
         check_initial(plan.experiment, folder.path, folders)
-    if any(part.experiment.recording is not None for part in plan.policies.values()):
+    parts = [part.experiment for part in plan.policies.values()]
+    if any(e.recording is not None or getattr(e.agent, "needs_recording", False) for e in parts):
         part_of_run("check_recordings")(plan, show)
     if resumed:
         begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
