@@ -22,6 +22,7 @@ from jsrl.experiment.options import (
     RunOptions,
     differences,
     nearest,
+    option_lines,
     options_of,
 )
 from jsrl.experiment.settings import AUTO
@@ -256,7 +257,7 @@ def read(kind: Any, text: str) -> Any:
                 return int(number) if number.is_integer() else number
             except (ValueError, OverflowError):
                 continue
-        if is_sequence(each) and "," in text:
+        if is_sequence(each) and ("," in text or str not in alternatives(kind)):
             return _sequence(each, [text])
         if isinstance(each, type) and issubclass(each, enum.Enum) and text in each.__members__:
             return each[text]
@@ -327,6 +328,13 @@ def _respelled(error: InvalidValue, owner: type, name: str, texts: Mapping[str, 
     except ValueError:
         shown = repr(text)
     return ConfigError(f"--{option} is {shown}; {error.wanted}")
+
+
+def help_of(usage: str, about: str | None, options: Any, names: Collection[str] | None = None) -> str:
+    """Return the help of a command with options of its own, beside those of an experiment. names: which; None: all."""
+    own = [option for name, option in options_of(options).items() if names is None or name in names]
+    lines = [usage, "", *(about or "").splitlines(), "", *(line for option in own for line in option_lines(option))]
+    return "\n".join([*lines, "", "Every option of `jsrl run NAME` that belongs to the experiment may be given, too."])
 
 
 def spelled(experiment: Experiment, default: Experiment) -> list[str]:

@@ -117,7 +117,6 @@ def _settings(groups: Mapping[str, Sequence[Run]]) -> str:
 
 
 def _runs(runs: Sequence[Run]) -> str:
-    """Return a line for each run: how it ended, its env steps, its score."""
     scored, rows = with_score(runs), list[Sequence[str]]()
     metric = score_of(scored) if scored else ""
     for run in runs:
