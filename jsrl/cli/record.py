@@ -27,7 +27,7 @@ from jsrl.launch.recording_plan import begin_record
 from jsrl.launch.schemas import make_schemas
 from jsrl.metrics.metrics import Meter
 from jsrl.policy import Policy, load_players
-from jsrl.recordings.recordings import MANIFEST, Source, read_manifest
+from jsrl.recordings.recordings import MANIFEST, read_manifest
 from jsrl.runs.runs import RunFolder, split_tag
 from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
@@ -130,7 +130,7 @@ def record_policy(
     max_steps = played[0].experiment.evaluator.max_steps
     e = _recorded(played[0].experiment, folder, num_envs, rollout_length)
     schemas = make_schemas(e, played[0].spec, learns=False)
-    begin_record(e, schemas, Source(name, seed, "sampled" if sampled else "greedy"))
+    begin_record(e, schemas, name, seed, "sampled" if sampled else "greedy")
     meter, warnings = Meter(ACTOR.prefix), list[str]()
     limits: dict[str, Any] = {"limit_bytes": limit_mb * 2**20, "wait": True}
     writer = RecordingWriter(folder, NAME, schemas.trajectory, meter=meter, warn=warnings.append, **limits)

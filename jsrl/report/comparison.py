@@ -192,7 +192,7 @@ def scores_table(runs: Sequence[Run], key: str) -> tuple[Table, list[str]]:
     notes += [UNEQUAL] if unequal else []
     notes += repeated_seeds(runs)
     notes += [test] if (test := difference_text(runs, key)) else []
-    head = ("experiment", "seeds", "env steps", "mean [95%]", "interquartile mean [95%]", "lowest", "highest")
+    head = ("experiment", "seeds", "env steps", "mean [95%]", "IQM [95%]", "lowest", "highest")
     return Table(head, rows, "numbers"), notes
 
 

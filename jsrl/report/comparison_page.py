@@ -31,8 +31,8 @@ CURVES = (
     ("Env steps per second taken by actors", "actor/env_steps_per_s"),
 )
 NOTE = (
-    "Thin: each seed. Thick: their mean, from 4 seeds on the interquartile mean, up to the end of the shortest; around it "
-    "its 95% t interval."
+    "Thin: each seed. Thick: their mean, from 4 seeds on the interquartile mean (IQM), up to the end of the shortest; around "
+    "it its 95% t interval."
 )
 
 
