@@ -26,10 +26,10 @@ from jsrl.agents.check import check_agent
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import command_line
+from jsrl.cli.command_line import check_needs
 from jsrl.cli.experiments import load, take_name
 from jsrl.cli.main import COMMANDS, DEV
 from jsrl.cli.main import main as jsrl_command
-from jsrl.cli.needs import check_needs
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.extend import check_graph, make_graph

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser, show_error
+from jsrl.cli.command_line import check_used
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.needs import check_used
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.report.page import Table
 from jsrl.tuning.space import Trial

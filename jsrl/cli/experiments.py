@@ -8,13 +8,14 @@ import importlib.util
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import jsrl
 import jsrl.configs
+from jsrl.cli.arguments import Parser
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.fields import InvalidValue
@@ -156,3 +157,15 @@ def take_name(arguments: list[str]) -> str | None:
         if near and not follows:
             raise ConfigError(f"there is no experiment {arg!r}; did you mean {near[0]}?")
     return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    Parser(prog="jsrl list", description=__doc__).parse_args(arguments)
+    print(listing())
+    return 0
+
+
+def listing() -> str:
+    found = summaries()
+    width = max(map(len, found))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in found.items())

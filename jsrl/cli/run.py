@@ -13,11 +13,10 @@ from typing import Any
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import show_error, user_path
-from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
+from jsrl.cli.command_line import check_needs
+from jsrl.cli.experiments import listing, load, summaries, take_name, use_working_directory
 from jsrl.cli.hosts import launcher_of
-from jsrl.cli.list import listing
 from jsrl.cli.main import LOADING, shown
-from jsrl.cli.needs import check_needs
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help

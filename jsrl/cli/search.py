@@ -24,17 +24,18 @@ from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.slurm import need_sbatch, submitted
 from jsrl.errors import ConfigError, JsrlError, TrialsFailed, counted
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import Option, SlurmOptions, option_lines, options_of
+from jsrl.experiment.options import Option, SlurmOptions, options_of
 from jsrl.field_names import suggesting
 from jsrl.fields import option
 from jsrl.launch.hosts.slurm import SlurmSearch, search_script
 from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
 from jsrl.tuning.child import Lines
-from jsrl.tuning.page import best_first, page, rows, text_table
+from jsrl.tuning.page import best_first, page, trials_table
 from jsrl.tuning.ranges import Range, parse_space
 from jsrl.tuning.study import RUNS, Search, SearchOptions, Setup, held, require_optuna
 
+MOST_TRIALS = 20  # in the table
 FILE, PAGE = "search.json", "search.html"  # in the folder of a search
 ON_RESUME = {"resume", "trials", "parallel", "part", "launcher"}
 WHERE = ("launcher", "slurm", "part")  # options of a command, which a search does not keep
@@ -51,20 +52,10 @@ class SearchCommand(SearchOptions):
     slurm: SlurmOptions = dataclasses.field(default_factory=SlurmOptions)
 
 
-def usage() -> str:
-    lines = [
-        "usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]",
-        "",
-        *(__doc__ or "").splitlines(),
-    ]
-    lines += ["", *(line for option in options_of(SearchCommand()).values() for line in option_lines(option))]
-    return "\n".join([*lines, "", "Every option of `jsrl run NAME` that belongs to the experiment may be given, too."])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     if not args or {"-h", "--help", "--help-all"} & set(args):
-        print(usage())
+        print(cli.help_of("usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]", __doc__, SearchCommand()))
         return 0
     use_working_directory()
     try:
@@ -137,7 +128,7 @@ class ParsedSearch:
         args = self.args(values)
         cli.parse(args[1:], load(self.name))
         own = ["--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
-        return [sys.executable, "-P", "-m", "jsrl.cli.run_child", str(os.getpid()), *args, *own]
+        return [sys.executable, "-P", "-m", "jsrl.cli.child", str(os.getpid()), *args, *own]
 
     def args(self, values: dict[str, str]) -> list[str]:
         varied = [arg for option, value in values.items() for arg in (f"--{option}", value)]
@@ -153,8 +144,8 @@ class ParsedSearch:
     def show(self, study: Any) -> None:
         command = self.best(study)
         (self.folder / PAGE).write_text(page(f"{self.name}: {self.folder.name}", study, self.ranges, command))
-        table = rows(study, self.ranges)
-        print("\n" + text_table(table) if len(table) > 1 else "\nno trial has ended yet")
+        table = trials_table(study, self.ranges)
+        print(f"\n{table.text(MOST_TRIALS)}" if table.rows else "\nno trial has ended yet")
         print(f"\npage: {self.folder / PAGE}")
         if command:
             print(f"to repeat the best trial: {command}")

@@ -34,7 +34,7 @@ OWN = (
     *("tune", "tune-minutes", "launcher", "slurm", "ray", "print"),
 )
 ON_RESUME = {"resume", "jobs", "display", "runs-dir", "detach"}
-CHILD = (sys.executable, "-P", "-m", "jsrl.cli.run_child")
+CHILD = (sys.executable, "-P", "-m", "jsrl.cli.child")
 POLL_S, STOP_LOOK_S, LEAVE_S = 0.1, 1.0, 5.0
 
 

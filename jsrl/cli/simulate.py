@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser, show_error, user_path
+from jsrl.cli.command_line import check_used
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError, counted
 from jsrl.experiment import Experiment

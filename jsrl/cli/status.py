@@ -302,5 +302,4 @@ def table(folders: Sequence[Path]) -> str:
             continue
         rows.append((row.state == RUNS, (RunFolder(path).name, row.state, *row.cells)))
     rows.sort(key=lambda row: not row[0])
-    shown = Table(TITLES, [cells for _, cells in rows[:MOST_RUNS]]).text()
-    return shown + (f"\n(and {len(rows) - MOST_RUNS} older)" if len(rows) > MOST_RUNS else "")
+    return Table(TITLES, [cells for _, cells in rows]).text(MOST_RUNS)

@@ -25,6 +25,8 @@ from jsrl.fields import (
 from jsrl.types import EITHER, FRESH, REPLAY
 
 AUTO: Final = "auto"
+JOINED = ("--listen", "--hosts", "--launcher ray")  # hosts join by these
+ANY_HOSTS = (*JOINED, "--launcher slurm without --seeds")
 Niceness = Annotated[int, Range(ge=0, le=19)]
 
 
@@ -58,7 +60,7 @@ class InferenceConfig:
     max_wait_s: NonNegativeFinite = option(0.0, "Seconds to wait for more requests after the first; 0: batch what has "
         "arrived.")
     device: str = option("auto", "Where servers act: auto (served: the learner's device; apart: its own), cpu, or an "
-        "index such as gpu:1.")
+        "index such as gpu:1.", needs=("--placement served", "--placement apart"))
     threads: PositiveInt = option(1, "CPU threads that a server computes with.")
     shared: bool = option(False, "With several policies: the same servers act for all of them, in fewer processes; "
         "false: each policy has its own.")

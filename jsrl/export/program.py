@@ -248,6 +248,8 @@ class _Writer:
         """Repeat an array of shape `inner` along its axes of size 1."""
         # 1 leaves an axis as it is, so that the batch's size is only read where the array has none
         sizes = [1 if size == own else size for size, own in zip(shape, inner, strict=True)]
+        if all(size == 1 for size in sizes):
+            return read
         if min(sizes, default=1) >= 0:
             return self.node("Expand", [read, self.constant(sizes)])
         batch = self.node("Shape", [self._first], start=0, end=1)
@@ -279,7 +281,8 @@ def _broadcast(w: _Writer, eqn: Equation, read: list[str]) -> str:
     inner, shape = [1] * len(w.shape(eqn.outputs[0])), w.shape(eqn.outputs[0])
     for axis, size in zip(eqn.params["broadcast_dimensions"], w.shape(eqn.inputs[0]), strict=True):
         inner[axis] = size
-    return w.expanded(w.reshaped(read[0], inner), inner, shape)
+    apart = read[0] if tuple(inner) == w.shape(eqn.inputs[0]) else w.reshaped(read[0], inner)
+    return w.expanded(apart, inner, shape)
 
 
 def _iota(w: _Writer, eqn: Equation, read: list[str]) -> str:

@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import pprint
+import re
 import sys
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
@@ -24,6 +25,7 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.references.importing import (
     CAPTURED,
+    ITSELF,
     MAIN_MODULES,
     importable_target,
     is_importable,
@@ -32,10 +34,10 @@ from jsrl.references.importing import (
     refuse,
     why_not_importable,
 )
+from jsrl.references.reference import encoded
 from jsrl.references.source_index import SourceIndex, Statement, is_type_expression, plain_function, used_names
 
 MODULE_NAMES = {"__name__", "__doc__", "__builtins__", "__spec__", "__package__", "__loader__", "__annotations__"}
-ITSELF = f"{CAPTURED}itself"  # stands in values for the module, until its text gives it a name
 DECODER = "_jsrl_value"  # in the module: from_json
 
 
@@ -67,45 +69,22 @@ class Capture:
         self.folder = pathlib.Path(folder)
         self._entries: dict[str, Entry] = {}
         self._indexes: dict[int, SourceIndex] = {}
-        self._module = ""
 
     # -- public interface -------------------------------------------------------------------------------------------------
 
-    def add(self, thing: Any, path: str = "") -> None:
-        """Take the source of a function or class, and of everything that it uses.
+    def target(self, thing: Any, path: str = "") -> str:
+        """Take the source of a function or class, and of everything that it uses; return "ITSELF:qualname".
 
         Args:
           path: name for messages, such as `agent.network`.
+
+        Raises:
+          ConfigError: it, or something it uses, cannot be rebuilt; the message names the variable and a solution.
         """
-        self.take(thing, path)
-
-    def write(self) -> None:
-        """Write what was added into `folder`."""
-        definitions = "\n".join(sorted(entry.text for entry in self._entries.values()))
-        self._module = f"{CAPTURED}{hashlib.sha256(definitions.encode()).hexdigest()[:12]}"
-        path = self.folder / f"{self._module}.py"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{os.getpid()}.tmp")
-            partial.write_text(module_text(self._entries).replace(ITSELF, self._module), encoding="utf-8")
-            partial.replace(path)
-        except OSError as error:
-            raise ConfigError(
-                f"captured source cannot be written to {path}: {error}. Choose a folder that can be written."
-            ) from error
-
-    def target(self, thing: Any, path: str = "") -> str:
-        """Return the "module:qualname" of an added and written function or class."""
-        return f"{self._module}:{self._find(thing)[0]}"
-
-    # -- taking definitions -------------------------------------------------------------------------------------------
-
-    def take(self, thing: Any, path: str) -> str:
-        """Take the definition that contains `thing`; return its dotted name."""
         name, namespace = self._find(thing)
         if name:
             self._need(name.split(".")[0], namespace, path, thing)
-            return name
+            return f"{ITSELF}:{name}"
         reason = why_not_importable(thing)
         if reason is not None:
             raise refuse(path, thing, *reason)
@@ -113,6 +92,24 @@ class Capture:
             raise _wrapped(thing, path)
         redefined = f"is not what `{thing.__qualname__}` is in {thing.__module__} now (it was defined again since)"
         raise refuse(path, thing, redefined, "use the new one, or give the two different names")
+
+    def write(self) -> str:
+        """Write what was taken into `folder`, and return the module's name; ITSELF stands for it in the targets."""
+        definitions = "\n".join(sorted(entry.text for entry in self._entries.values()))
+        module = f"{CAPTURED}{hashlib.sha256(definitions.encode()).hexdigest()[:12]}"
+        path = self.folder / f"{module}.py"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}.tmp")
+            partial.write_text(module_text(self._entries).replace(ITSELF, module), encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            raise ConfigError(
+                f"captured source cannot be written to {path}: {error}. Choose a folder that can be written."
+            ) from error
+        return module
+
+    # -- taking definitions -------------------------------------------------------------------------------------------
 
     def _find(self, thing: Any) -> tuple[str, dict[str, Any]]:
         """Return the dotted name of `thing` in a script or notebook, and its namespace; or ("", {})."""
@@ -206,20 +203,18 @@ class Capture:
 
     def _value(self, entry: Entry, path: str) -> None:
         """Take a value; those of definitions come after them."""
-        from jsrl.references.reference import encoded
-
-        named = _Named(self)
         if type(entry.value) is object:  # a sentinel
             written = "object()"
         else:
-            tree = encoded(entry.value, named, path)
+            tree = encoded(entry.value, self, path)
             written = repr(tree)
             if '"$' in json.dumps(tree):  # more than plain JSON
                 written = f"{DECODER}({pprint.pformat(tree, width=110, sort_dicts=False)})"
                 imported = f"from jsrl.references.reference import from_json as {DECODER}"
                 self._entries[DECODER] = Entry(DECODER, None, imported, "import")
-        entry.text, entry.early = f"{entry.name} = {written}", named.names
-        entry.order = entry.order if named.names else (0, 0)
+        entry.text = f"{entry.name} = {written}"
+        entry.early = set(re.findall(rf"'{ITSELF}:(\w+)", written))
+        entry.order = entry.order if entry.early else (0, 0)
         self._entries[entry.name] = entry
 
     def _source(self, name: str, value: Any, statement: Statement, namespace: dict[str, Any], path: str) -> None:
@@ -255,19 +250,6 @@ class Capture:
                 self._entries[key] = entry
                 uses = used_names(extra.text, future)
                 entry.early = {used for used in uses.early | uses.late if self._need(used, namespace, path, value)}
-
-
-class _Named:
-    """Takes the definitions that a value names, for the module itself; `names`: of them."""
-
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-        self.names: set[str] = set()
-
-    def target(self, thing: Any, path: str) -> str:
-        dotted = self._capture.take(thing, path)
-        self.names.add(dotted.split(".")[0])
-        return f"{ITSELF}:{dotted}"
 
 
 # -- the module -------------------------------------------------------------------------------------------------------

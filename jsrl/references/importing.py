@@ -23,6 +23,7 @@ from jsrl.errors import ConfigError
 
 MAIN_MODULES = ("__main__", "__mp_main__")
 CAPTURED = "jsrl_captured_"  # begins the names of modules with the definitions of a script or notebook
+ITSELF = f"{CAPTURED}itself"  # stands for such a module in targets, until its text gives it a name
 
 
 def _split(target: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import json
 import logging
 import math
 import pathlib
@@ -23,7 +24,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jsrl.errors import ConfigError
-from jsrl.references.importing import import_target, importable_target, init_fields, nearest, refuse, why_not_importable
+from jsrl.references.importing import (
+    ITSELF,
+    import_target,
+    importable_target,
+    init_fields,
+    nearest,
+    refuse,
+    why_not_importable,
+)
 
 if TYPE_CHECKING:
     from jsrl.references.capture import Capture
@@ -46,17 +55,15 @@ def to_json(value: Any, capture: Capture | None = None, path: str = "") -> Any:
         in one call, so that they get into one module.
       path: name of the tree for messages, such as `agent`.
     """
-    if capture is not None:
-        added = _Encoder(capture, collecting=True)
-        added.encode(value, path, 0)
-        if added.captured:
-            capture.write()
-    return _Encoder(capture, collecting=False).encode(value, path, 0)
+    tree = encoded(value, capture, path)
+    if capture is None or ITSELF not in (text := json.dumps(tree)):
+        return tree
+    return json.loads(text.replace(ITSELF, capture.write()))
 
 
-def encoded(value: Any, names: Any, path: str) -> Any:
-    """Return a value as JSON, with what `names.target(thing, path)` returns for definitions that cannot be imported."""
-    return _Encoder(names, collecting=False).encode(value, path, 0)
+def encoded(value: Any, capture: Capture | None, path: str) -> Any:
+    """Return a value as JSON; the module of captured definitions is ITSELF."""
+    return _Encoder(capture).encode(value, path, 0)
 
 
 def is_equal(one: Any, other: Any) -> bool:
@@ -68,12 +75,10 @@ def is_equal(one: Any, other: Any) -> bool:
 
 
 class _Encoder:
-    """One walk over a tree; the first of two walks only passes definitions to the capture."""
+    """One walk over a tree."""
 
-    def __init__(self, capture: Capture | None, collecting: bool) -> None:
+    def __init__(self, capture: Capture | None) -> None:
         self._capture = capture
-        self._collecting = collecting
-        self.captured = False
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -158,10 +163,6 @@ class _Encoder:
             home = f"is defined in {getattr(thing, '__module__', '')}, which no other process can import"
             reason = home, "move the definition to a module of its own and import it there"
             raise refuse(path, thing, *(why_not_importable(thing) or reason))
-        self.captured = True
-        if self._collecting:
-            self._capture.add(thing, path)
-            return ""
         return self._capture.target(thing, path)
 
 

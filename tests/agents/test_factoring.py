@@ -121,8 +121,8 @@ def test_mixer_equals_the_paper() -> None:
 def test_utilities_hardly_matter_at_first(size: int) -> None:
     """Whatever the size of the state: else QMIX does not learn cooperative navigation (its state has 57 numbers)."""
     mixer, state, utilities = MonotonicMixer(), jax.random.normal(jax.random.key(1), (64, size)), jnp.zeros((64, 3))
-    weights = mixer.init(jax.random.key(0), utilities, state)
-    derivative = jax.grad(lambda u: jnp.sum(mixer.apply(weights, u, state)))(utilities)
+    weights = jax.jit(mixer.init)(jax.random.key(0), utilities, state)
+    derivative = jax.jit(jax.grad(lambda u: jnp.sum(mixer.apply(weights, u, state))))(utilities)
     assert derivative.min() > 0.0 and derivative.mean() < 0.02
 
 

@@ -37,10 +37,10 @@ def split_in_four(x):
 
 
 def test_merging_updates_equals_numpy_over_all_unmasked_rows():
-    moments, seen = norm.init_moments(SPEC), []
+    moments, seen, merge = norm.init_moments(SPEC), [], jax.jit(norm.merge_moments)
     for seed in range(4):
         observation, mask = draw(seed)
-        moments = norm.merge_moments(moments, observation, mask)
+        moments = merge(moments, observation, mask)
         seen.append(observation["state"][mask > 0].astype(np.float64))
     rows = np.concatenate(seen)
     assert moments["state"].count == len(rows)
@@ -50,7 +50,7 @@ def test_merging_updates_equals_numpy_over_all_unmasked_rows():
 
 def test_bytes_are_normalized_and_images_flags_integers_and_masks_are_not():
     observation, mask = draw(0)
-    moments = norm.merge_moments(norm.init_moments(SPEC), observation, mask)
+    moments = jax.jit(norm.merge_moments)(norm.init_moments(SPEC), observation, mask)
     normal = norm.normalize(moments, observation)
     for name in ("image", "flags", "token", "action_mask"):
         assert moments[name] == () and normal[name] is observation[name]
@@ -67,11 +67,12 @@ def test_outliers_are_clipped_at_ten_standard_deviations():
 
 
 def test_no_unmasked_row_changes_nothing():
-    observation, mask = draw(0)
-    start = norm.merge_moments(norm.init_moments(SPEC), observation, mask)
-    same = norm.merge_moments(start, draw(1)[0], np.zeros_like(mask))
+    (observation, mask), merge = draw(0), jax.jit(norm.merge_moments)
+    start = merge(norm.init_moments(SPEC), observation, mask)
+    same = merge(start, draw(1)[0], np.zeros_like(mask))
     jax.tree.map(np.testing.assert_array_equal, start, same)
-    values = norm.merge_value_moments(norm.init_value_moments(), observation["state"][..., 0], np.zeros_like(mask))
+    merge_values = jax.jit(norm.merge_value_moments)
+    values = merge_values(norm.init_value_moments(), observation["state"][..., 0], np.zeros_like(mask))
     jax.tree.map(np.testing.assert_array_equal, values, norm.init_value_moments())
 
 

@@ -95,7 +95,8 @@ def test_action_values_read_the_normalised_core():
     assert set(weights) == {"torso", "core", "core_norm", "head"}
     weights = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), weights)
     weights["core_norm"]["bias"][:], weights["head"]["advantage"]["kernel"][:] = 1.0, 1.0
-    values, core = network.apply(weights, make_rows(VECTOR, 2, 3), np.zeros((2, 3), bool), network.initial_core(3))
+    rows = make_rows(VECTOR, 2, 3)
+    values, core = jax.jit(network.apply)(weights, rows, np.zeros((2, 3), bool), network.initial_core(3))
     np.testing.assert_array_equal(values, 8.0)
     np.testing.assert_array_equal(core, 0.0)  # its state is not normalised
 

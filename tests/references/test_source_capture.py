@@ -407,7 +407,7 @@ def test_interactive_code_has_no_source(folder):
     code = (
         "from jsrl.references.capture import Capture\ndef f(): pass\nclass C: pass\n"
         "for thing in f, C:\n"
-        "    try: Capture('captured').add(thing)\n"
+        "    try: Capture('captured').target(thing)\n"
         "    except Exception as error: print(type(error).__name__, error)\n"
     )
     said = folder.python("-c", code)

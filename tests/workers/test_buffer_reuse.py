@@ -24,7 +24,7 @@ from jsrl.parallel import data_parallel
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId, Request
 from jsrl.transport.samples.local import aligned_zeros
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import NullReporter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import random
 import select
 import signal
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
+from jsrl.fields import NonNegativeFinite, PositiveFinite, PositiveInt, UnitFloat, option
 from jsrl.launch.graph_file import graph_of
 from jsrl.launch.local.outside import ObservedRun, ObservedWorker
 from jsrl.linux import memory_folder
@@ -33,40 +34,26 @@ METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
 FLOWING = 3  # trajectories of each sample stream that arrive after a replacement before the run counts as recovered
 
 
+@suggesting
 @dataclass(frozen=True)
 class ChaosSettings:
-    """Settings of a storm.
+    """Settings of a storm."""
 
-    Attributes:
-      storm_s: its longest duration. faults: after so many it ends; None: it lasts as long. calm_s: before it, to measure
-        the undisturbed throughput. every_s: mean time between faults.
-      kinds: of workers to hit; None: all whose kind allows it. Each of these workers is hit once, in random order, before
-        one is hit again.
-      pauses: share of faults that stop a process instead of killing it. hangs: share that
-        stop only its main thread, so that it is alive and does nothing. seed: of the storm.
-      patience_s: time within which a run must recover from a fault.
-      flood_s: between calm and storm, with unauthorised messages and no other fault; the messages continue during the storm.
-    """
-
-    storm_s: float = 60.0
-    calm_s: float = 10.0
-    every_s: float = 5.0
-    kinds: tuple[str, ...] | None = None
-    pauses: float = 0.25
-    hangs: float = 0.0
-    seed: int = 0
-    patience_s: float = 60.0
-    flood_s: float = 10.0
-    faults: int | None = None
-
-    def __post_init__(self) -> None:
-        positive = ("storm_s", "every_s", "patience_s")
-        for name in (*positive, "calm_s", "flood_s", "pauses", "hangs"):
-            value = getattr(self, name)
-            share = name in ("pauses", "hangs")
-            if not 0 <= value < math.inf or (value == 0 and name in positive) or (value > 1 and share):
-                expected = "0 to 1" if share else f"{'above 0' if name in positive else '0 or more'}, and finite"
-                raise ConfigError(f"--{name.replace('_', '-')} is {value:g}, expected {expected}.")
+    # fmt: off
+    storm_s: PositiveFinite = option(60.0, "Seconds during which faults are injected.")
+    calm_s: NonNegativeFinite = option(10.0, "Seconds without faults before that, to measure the undisturbed throughput.")
+    flood_s: NonNegativeFinite = option(10.0, "Seconds between calm and storm with unauthorised messages and no other "
+        "fault; the messages continue during the storm.")
+    every_s: PositiveFinite = option(5.0, "Mean seconds between a recovery and the next fault.")
+    kinds: tuple[str, ...] | None = option(None, "Kinds of workers to hit, such as actor,learner; none: all whose kind "
+        "allows it. Each of these workers is hit once, in random order, before one is hit again.")
+    pauses: UnitFloat = option(0.25, "Share of faults that stop a process instead of killing it.")
+    hangs: UnitFloat = option(0.0, "Share of faults that stop only the main thread, so that the process is alive and does "
+        "nothing.")
+    storm_seed: int = option(0, "Seed of the faults.")
+    patience_s: PositiveFinite = option(60.0, "Seconds within which the run must recover from a fault.")
+    faults: PositiveInt | None = option(None, "The storm ends after so many faults; none: it lasts as long as it may.")
+    # fmt: on
 
 
 class ChaosRun:
@@ -89,7 +76,7 @@ class ChaosRun:
     ) -> None:
         self._settings, self._runs_dir, self._run_name = settings, runs_dir, run_name
         self._intruder = stranger
-        self._rng = random.Random(settings.seed)
+        self._rng = random.Random(settings.storm_seed)
         self.card = ScoreCard()
         self._popen = subprocess.Popen(command)
         self._seen = ObservedRun(self._popen.pid)

@@ -26,7 +26,7 @@ from jsrl.references.importing import spawn_environment
 from jsrl.tools.simulation.times import Cost, EnvTimes, ParamsTimes, Updates, fit
 from jsrl.transport.base import Request
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.transports import bind_params, connect_params
 from jsrl.types import EnvSpec, GameSpec, Trajectory, Tree, make_version, map_tree, spec_for_one, with_columns, zeros
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.learner.build_updater import checked, learner_devices, own_update

@@ -34,7 +34,6 @@ from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import CommandDone, Games, Lease, Scores
-from jsrl.runs.files import write_json
 from jsrl.runs.standings import LEARNS, StandingsTable
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION
@@ -46,7 +45,6 @@ AGAIN_S = 2.0  # time after which an unconfirmed command is sent again
 WAIT_S = 0.002  # between checks for messages
 
 
-FILE = "standings.json"
 MOST = 100  # rated players besides the latest ones: the newest
 CHARTED = 8  # players with metrics of their own: those that learn, and the best
 PERIOD_S = 5.0  # between two ratings, which take a while for many players
@@ -82,17 +80,10 @@ class Standings:
             if (games[best] > 0).any():
                 rates = points[best][games[best] > 0] / games[best][games[best] > 0]
                 self._metrics |= {"win_rate_mean": float(rates.mean()), "win_rate_least": float(rates.min())}
-        table = {
-            "players": [str(player) for player in players],
-            "points": points,
-            "games": games,
-            "elo": elo,
-            "elo_ci95": elo - low,
-        }
+        table = StandingsTable(tuple(map(str, players)), elo, elo - low, points, games).ranked()
         with contextlib.suppress(OSError):  # a full disk: the run continues without a table
-            self._folder.mkdir(exist_ok=True)
-            write_json(self._folder / FILE, table)
-        return StandingsTable(tuple(table["players"]), elo, elo - low, points, games).ranked()
+            table.write(self._folder)
+        return table
 
 
 def by_player(table: StandingsTable) -> dict[str, float]:

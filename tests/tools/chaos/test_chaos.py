@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import strangers
-from jsrl.cli.chaos import check_args
+from jsrl.cli.chaos import checked
 from jsrl.errors import ConfigError
 from jsrl.launch.local.outside import HungProcess
 from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, Flood, InjectedFault, ScoreCard, run_command
@@ -108,7 +108,7 @@ def test_report_card_passes_only_if_games_are_consistent() -> None:
 )
 def test_runs_without_actor_processes_are_refused(words: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        check_args(words)
+        checked(words[0], words[1:])
 
 
 def test_workers_that_a_run_can_do_without_are_hit_only_if_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,9 @@ def test_restarts_are_enabled_unless_the_user_disables_them(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_short_chaos_run(tmp_path: Path) -> None:
     command = over_drive(["counting", "--deadlines.silence-s", "1.5"], tmp_path, "storm")
-    settings = ChaosSettings(storm_s=5.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, seed=3)
+    settings = ChaosSettings(
+        storm_s=5.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, storm_seed=3
+    )
     card = ChaosRun(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
     assert {fault.worker for fault in card.faults} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
@@ -146,7 +148,7 @@ def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
     """Each worker is killed once; the other learner survives, and games, payoffs and frozen players stay consistent."""
     command = over_drive(["dueling", "--deadlines.silence-s", "5"], tmp_path, "storm")
     kinds = ("actor", "director", "learner")
-    settings = ChaosSettings(storm_s=60.0, calm_s=1.0, every_s=0.5, kinds=kinds, pauses=0.0, seed=1, faults=4)
+    settings = ChaosSettings(storm_s=60.0, calm_s=1.0, every_s=0.5, kinds=kinds, pauses=0.0, storm_seed=1, faults=4)
     card = ChaosRun(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
     assert sorted(fault.worker for fault in card.faults) == ["actor-0", "director", "learner", "learner-hunter"]
@@ -218,7 +220,7 @@ def test_chaos_with_forked_actors(tmp_path: Path, way: str) -> None:
     command = over_drive(options, tmp_path, "storm", hangs=True)
     shares = {"kill": (0.0, 0.0), "pause": (1.0, 0.0), "hang": (0.0, 1.0)}[way]
     settings = ChaosSettings(
-        storm_s=4.0, calm_s=0.5, every_s=0.5, kinds=("actor",), pauses=shares[0], hangs=shares[1], seed=3
+        storm_s=4.0, calm_s=0.5, every_s=0.5, kinds=("actor",), pauses=shares[0], hangs=shares[1], storm_seed=3
     )
     card = ChaosRun(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
