@@ -101,7 +101,7 @@ class Lease(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     id: Count
-    session: Count = msgspec.field(name="life")  # the name in snapshots of directors
+    session: Count
     players: list[tuple[int, int]]
     learns: list[bool]
     task: Any = None
