@@ -33,8 +33,10 @@ class BCConfig:
     """Hyperparameters of behaviour cloning.
 
     Attributes:
-      learning_rate: learning rate of Adam.
-      schedule: learning rate over time: `constant`, or `linear` to 0 at update `total_updates`.
+      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
+      learning_rate: learning rate of the optimizer.
+      schedule: learning rate over time: `constant`, `linear` to 0 at update `total_updates`, or an optax schedule: a factory
+        called with (learning_rate, total_updates), such as optax:cosine_decay_schedule.
       total_updates: updates of the whole run; filled in by Experiment.
       max_grad_norm: clip the gradient to this global norm; None: no clipping.
       loss: `log_prob`: minus the log-probability of the recorded action; `mse`: half the squared distance to the most
@@ -48,8 +50,9 @@ class BCConfig:
     learns_from: ClassVar[str] = EITHER
     needs_recording: ClassVar[bool] = True
 
+    optimizer: Any = "adam"
     learning_rate: float = 1e-3
-    schedule: ac.Schedule = "constant"
+    schedule: Any = "constant"
     total_updates: int | None = field(default=None, metadata=IN_PYTHON)
     max_grad_norm: float | None = None
     loss: Literal["log_prob", "mse"] = "log_prob"
@@ -94,7 +97,7 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
     if config.loss == "mse" and not isinstance(spec.action, Continuous):
         raise ConfigError(f"loss='mse' needs continuous actions, {spec.name} has {spec.action!r}; use 'log_prob'")
     parts = Components(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action))
-    optimizer = ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
+    optimizer = ac.make_optimizer(config.optimizer, eps=1e-8, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
         weights, _ = parts.network.init(key)

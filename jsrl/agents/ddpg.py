@@ -25,7 +25,8 @@ class DDPGConfig:
     """Hyperparameters of DDPG.
 
     Attributes:
-      learning_rate: learning rate of Adam for the policy. critic_learning_rate: that of the critic; None: learning_rate.
+      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
+      learning_rate: learning rate of the policy. critic_learning_rate: that of the critic; None: learning_rate.
       max_grad_norm: clip each gradient to this global norm; None: no clipping.
       gamma: discount factor.
       tau: share of the online networks in each step of the target networks; 1 replaces them.
@@ -40,6 +41,7 @@ class DDPGConfig:
     learns_from: ClassVar[str] = REPLAY
     usual_replay: ClassVar[dict[str, Any]] = off.USUAL_REPLAY
 
+    optimizer: Any = "adam"
     learning_rate: float = 3e-4
     critic_learning_rate: float | None = None
     max_grad_norm: float | None = None

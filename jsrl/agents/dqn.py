@@ -38,8 +38,9 @@ class DQNConfig:
     """Hyperparameters of DQN.
 
     Attributes:
-      learning_rate: learning rate of Adam. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this global
-        norm; None: no clipping.
+      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
+      learning_rate: learning rate of the optimizer. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this
+        global norm; None: no clipping.
       gamma: discount factor.
       tau: share of the online network in each step of the target network; 1 replaces it.
       target_period: updates between steps of the target network.
@@ -64,6 +65,7 @@ class DQNConfig:
     }  # fmt: skip
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
+    optimizer: Any = "adam"
     learning_rate: float = 1e-4
     adam_eps: float = 1e-8
     max_grad_norm: float | None = 10.0
@@ -129,7 +131,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
     options: Any = {"dueling": config.dueling, "num_atoms": config.num_atoms}
     network = value_network(config.network, agent_spec, **options)
     parts = Components(config, network, jnp.linspace(config.value_min, config.value_max, config.num_atoms))
-    optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+    optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
         moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()

@@ -9,7 +9,7 @@ Differs: losses are means over the unmasked rows of all devices, not sums (so le
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import chex
 import jax
@@ -37,10 +37,11 @@ class IMPALAConfig:
 
     Attributes:
       learning_rate: learning rate of the optimizer.
-      schedule: learning rate over time: `constant`, or `linear` to 0 at update `total_updates`.
+      schedule: learning rate over time: `constant`, `linear` to 0 at update `total_updates`, or an optax schedule: a factory
+        called with (learning_rate, total_updates), such as optax:cosine_decay_schedule.
       total_updates: updates of the whole run; filled in by Experiment.
-      optimizer: adam, sgd or rmsprop. optimizer_eps: epsilon of the optimizer. max_grad_norm: clip the gradient to this
-        global norm; None: no clipping.
+      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
+      optimizer_eps: epsilon of the first three. max_grad_norm: clip the gradient to this global norm; None: no clipping.
       gamma: discount factor. vtrace_lambda: trace decay of V-trace.
       rho_clip: ceiling of the importance ratio rho. c_clip: ceiling of the importance ratio c.
       value_loss: mse (half the squared error) or huber. huber_delta: error at which the Huber loss becomes linear.
@@ -60,9 +61,9 @@ class IMPALAConfig:
     )  # fmt: skip
 
     learning_rate: float = 6e-4
-    schedule: ac.Schedule = "constant"
+    schedule: Any = "constant"
     total_updates: int | None = field(default=None, metadata=IN_PYTHON)
-    optimizer: ac.OptimizerName = "rmsprop"
+    optimizer: Any = "rmsprop"
     optimizer_eps: float = 1e-5
     max_grad_norm: float | None = 0.5
     gamma: float = 0.99

@@ -207,6 +207,7 @@ def check_learning(config: Any) -> None:
     """
     for name in ("learning_rate", "critic_learning_rate", "adam_eps", "huber_delta"):
         ac.check_positive(name, getattr(config, name, None))
+    ac.check_factory("optimizer", config.optimizer, ac.OPTIMIZERS)
     ac.check_range("gamma", config.gamma, 0, 1)
     ac.check_range("max_grad_norm", config.max_grad_norm, 1e-12)
     ac.check_range("tau", config.tau, 1e-8, 1)

@@ -42,10 +42,11 @@ class PPOConfig:
 
     Attributes:
       learning_rate: learning rate of the optimizer.
-      schedule: learning rate over time: `constant`, or `linear` to 0 at update `total_updates`.
+      schedule: learning rate over time: `constant`, `linear` to 0 at update `total_updates`, or an optax schedule: a factory
+        called with (learning_rate, total_updates), such as optax:cosine_decay_schedule.
       total_updates: updates of the whole run; filled in by Experiment.
-      optimizer: adam, sgd or rmsprop. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this global norm;
-        None: no clipping.
+      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
+      adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this global norm; None: no clipping.
       gamma: discount factor. gae_lambda: trace decay of GAE or V-trace.
       returns: advantages and value targets by `gae` or `vtrace`.
       clip_ratio: clip range of the probability ratio. dual_clip: bound of the loss for negative advantages (> 1); None:
@@ -80,9 +81,9 @@ class PPOConfig:
     scores_rows: ClassVar[bool] = True
 
     learning_rate: float = 3e-4
-    schedule: ac.Schedule = "constant"
+    schedule: Any = "constant"
     total_updates: int | None = field(default=None, metadata=IN_PYTHON)
-    optimizer: ac.OptimizerName = "adam"
+    optimizer: Any = "adam"
     adam_eps: float = 1e-5
     max_grad_norm: float | None = 0.5
     gamma: float = 0.99

@@ -39,8 +39,9 @@ class R2D2Config:
     """Hyperparameters of R2D2.
 
     Attributes:
-      learning_rate: learning rate of Adam. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this global
-        norm; None: no clipping.
+      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
+      learning_rate: learning rate of the optimizer. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this
+        global norm; None: no clipping.
       gamma: discount factor. n_step: most rows of an n-step return.
       burn_in: first rows of each window that only update the recurrent state; the others are trained on.
       tau: share of the online network in each step of the target network; 1 replaces it.
@@ -60,6 +61,7 @@ class R2D2Config:
     learns_from: ClassVar[str] = REPLAY
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
+    optimizer: Any = "adam"
     learning_rate: float = 1e-4
     adam_eps: float = 1e-3
     max_grad_norm: float | None = 40.0
@@ -147,7 +149,7 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
     agent_spec = ac.one_agent(spec)
     parts = Components(config, value_network(config.network, agent_spec, dueling=config.dueling))
     network = parts.network
-    optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+    optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
         moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()

@@ -39,7 +39,8 @@ class SACConfig:
     """Hyperparameters of SAC.
 
     Attributes:
-      learning_rate: learning rate of Adam for the policy.
+      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
+      learning_rate: learning rate of the policy.
       critic_learning_rate: that of the critics; None: learning_rate.
       temperature_learning_rate: that of the temperature; None: learning_rate.
       max_grad_norm: clip each gradient to this global norm; None: no clipping.
@@ -63,6 +64,7 @@ class SACConfig:
     usual_replay: ClassVar[dict[str, Any]] = off.USUAL_REPLAY
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
+    optimizer: Any = "adam"
     learning_rate: float = 3e-4
     critic_learning_rate: float | None = None
     temperature_learning_rate: float | None = None
@@ -371,4 +373,4 @@ def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Ch
 
 
 def _optimizer(config: SACConfig) -> optax.GradientTransformation:
-    return ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
+    return ac.make_optimizer(config.optimizer, eps=1e-8, max_grad_norm=config.max_grad_norm)

@@ -35,7 +35,8 @@ class TD3Config:
     """Hyperparameters of TD3.
 
     Attributes:
-      learning_rate: learning rate of Adam for the policy. critic_learning_rate: that of the critics; None: learning_rate.
+      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
+      learning_rate: learning rate of the policy. critic_learning_rate: that of the critics; None: learning_rate.
       max_grad_norm: clip each gradient to this global norm; None: no clipping.
       gamma: discount factor.
       tau: share of the online networks in each step of the target networks; 1 replaces them.
@@ -55,6 +56,7 @@ class TD3Config:
     usual_replay: ClassVar[dict[str, Any]] = off.USUAL_REPLAY
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
+    optimizer: Any = "adam"
     learning_rate: float = 3e-4
     critic_learning_rate: float | None = None
     max_grad_norm: float | None = None
@@ -116,7 +118,7 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
     box = off.action_box(agent_spec)
     policy_net = policy_network(config.network, agent_spec, deterministic=True)
     critic_net = critic_network(config.network, agent_spec, num_critics=config.num_critics)
-    optimizer = ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
+    optimizer = ac.make_optimizer(config.optimizer, eps=1e-8, max_grad_norm=config.max_grad_norm)
     parts = Components(config, policy_net, critic_net, box, optimizer)
 
     def init(key: Array) -> AgentState:

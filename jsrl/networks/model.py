@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,7 +51,8 @@ class NetworkConfig:
       torso: auto, mlp, nature_cnn, impala_resnet, entities, a flax module, or its `module:Class`. auto reads images by
         nature_cnn, or by impala_resnet where they are smaller than 36 pixels, and all else by an mlp. entities is attention
         over sets of entities (jsrl.networks.entities). A module maps observations [..., *shape] to features [..., F]; given by
-        name, it needs no arguments.
+        name, it needs no arguments. A module of flax.nnx is given as its class or a functools.partial of it, which is called
+        with `rngs`.
       hidden: layer sizes of the MLP that reads all leaves that are not images. activation: of the layers of that MLP.
       entities: what the torso `entities` reads; its `hidden` are the size of an embedding and of the layers after it.
       core: recurrent core: none, gru or lstm. core_size: units of the core. core_norm: layer normalisation of the
@@ -302,12 +304,17 @@ def check_features(config: NetworkConfig, spec: EnvSpec) -> None:
 
 
 def _own_torso(torso: Any, given: Any) -> nn.Module:
-    if isinstance(torso, type) and issubclass(torso, nn.Module):
+    made = torso.func if isinstance(torso, partial) else torso
+    nnx: Any = sys.modules.get("flax.nnx")  # 0.4 s to import; who wrote such a class has
+    if nnx is not None and isinstance(made, type) and issubclass(made, nnx.Module):
+        torso = nnx.bridge.ToLinen(torso)
+    elif isinstance(torso, type) and issubclass(torso, nn.Module):
         torso = torso()
     if not isinstance(torso, nn.Module):
         raise ConfigError(
-            f"torso {given!r} is {type(torso).__name__}, not a flax.linen module that maps observations [..., *shape] to "
-            f"features [..., F]; pass a module, its class, module:Class, or one of {', '.join(get_args(TorsoName))}"
+            f"torso {given!r} is {type(torso).__name__}, not a flax.linen or flax.nnx module that maps observations "
+            f"[..., *shape] to features [..., F]; pass a module of linen, a class, module:Class, or one of "
+            f"{', '.join(get_args(TorsoName))}"
         )
     return torso.clone(parent=None, name=None)
 
