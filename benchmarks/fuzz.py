@@ -41,11 +41,16 @@ from jsrl.errors import CodecError, JsrlError, StreamTimeout
 from jsrl.runs.control import ControlServer
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout
-from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.handshake import Hello, hello_of_producer
-from jsrl.transport.params.transports import bind_params, connect_params
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import (
+    bind_inference,
+    bind_params,
+    bind_samples,
+    connect_inference,
+    connect_params,
+    connect_samples,
+)
 from jsrl.transport.wire.codec import PROTOCOL_VERSION, Limits, decode, encode
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec

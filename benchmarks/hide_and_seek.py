@@ -26,10 +26,10 @@ import mujoco
 import numpy as np
 
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.game import HideAndSeek
-from jsrl.envs.hide_and_seek.settings import SUBSTEPS, settings_of
-from jsrl.envs.hide_and_seek.worlds import build_world
 from jsrl.envs.make import make_game
+from jsrl.games.hide_and_seek.game import HideAndSeek
+from jsrl.games.hide_and_seek.settings import SUBSTEPS, settings_of
+from jsrl.games.hide_and_seek.worlds import build_world
 
 ALONE = {"n_hiders": 1, "n_seekers": 1}
 CASES = {  # name -> scenario, options, the budget of a decision in microseconds

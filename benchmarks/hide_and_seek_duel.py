@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.game import ACTIONS, HideAndSeek
 from jsrl.envs.make import make_game
+from jsrl.games.hide_and_seek.game import ACTIONS, HideAndSeek
 from jsrl.policy import Policy, load_players, load_policy, policies_in
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore

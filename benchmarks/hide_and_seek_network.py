@@ -25,9 +25,9 @@ import numpy as np
 
 from jsrl.agents.distributions import distribution
 from jsrl.configs.hide_and_seek_srl import NETWORK
-from jsrl.envs.hide_and_seek.game import ACTIONS
-from jsrl.envs.hide_and_seek.observations import observation_spec
-from jsrl.envs.hide_and_seek.settings import settings_of
+from jsrl.games.hide_and_seek.game import ACTIONS
+from jsrl.games.hide_and_seek.observations import observation_spec
+from jsrl.games.hide_and_seek.settings import settings_of
 from jsrl.networks.kernels.products import Precision
 from jsrl.networks.model import actor_critic
 from jsrl.types import EnvSpec

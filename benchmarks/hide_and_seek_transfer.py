@@ -24,15 +24,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.optimize import minimize
 
 from jsrl.configs.hide_and_seek_league import config
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.game import TASKS, HideAndSeek
-from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.make import make_game
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.experiment import Experiment, PolicyConfig
+from jsrl.games.hide_and_seek.game import TASKS, HideAndSeek
+from jsrl.games.hide_and_seek.settings import settings_of
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import Policy, load_policy
@@ -141,6 +140,8 @@ def memories(policy: Policy, env: EnvConfig, episodes: int, seed: int) -> tuple[
 
 def classify(states: np.ndarray, counts: np.ndarray, tested: int) -> dict[str, float]:
     """Fit a linear classifier [F] -> count; return its share of right answers for the last `tested` ones."""
+    from scipy.optimize import minimize
+
     scale = states[:-tested].std(axis=0)
     inputs = (states - states[:-tested].mean(axis=0)) / np.where(scale > 1e-6, scale, 1.0)
     inputs = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)

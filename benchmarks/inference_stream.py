@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.inference.transports import bind_inference, connect_inference
-from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.transports import bind_inference, bind_params, connect_inference, connect_params
 from jsrl.types import ArraySpec
 
 ROWS = 16

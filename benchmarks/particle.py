@@ -26,7 +26,7 @@ import numpy as np
 
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.particle.tasks import TASKS
+from jsrl.games.particle.tasks import TASKS
 from jsrl.types import Discrete
 
 DRAWN = 100  # vectors of actions, drawn beforehand

@@ -31,7 +31,7 @@ from jsrl.replay.host.rows import rows_shape, windows_spec
 from jsrl.replay.host.tree import HostTree
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker

@@ -35,7 +35,7 @@ import numpy as np
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.memory.allocator import reuse_freed_memory
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, zeros
 
 TIMEOUT_S = 30.0

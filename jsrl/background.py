@@ -37,10 +37,11 @@ from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import from_json, to_json
 from jsrl.runs.curves import Scores
 from jsrl.runs.files import read_json, write_json
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, in_command
 from jsrl.runs.state import ask_to_stop, has_snapshot, read_best, read_state
 
 LOOK_S = 0.1  # between looks at a run that is starting
+SNAPSHOT_S = 30.0  # a wait for the first snapshot
 SCORES_S = 0.5  # between looks for new scores
 SOURCE, REQUEST, BEGUN, OUTCOME = "source", "request.json", "begun.json", "outcome.json"
 
@@ -206,12 +207,18 @@ class BackgroundRun(RunData):
         return self.wait()
 
     def policy(self, tag: str = "", policy: str = "") -> Any:
-        """Return a policy of the run to act with: the best one so far, before the first score the newest; see `load_policy`.
+        """Return a policy of the run to act with: the best one so far, else the newest; see `load_policy`.
+
+        It waits up to 30 s for the first snapshot.
 
         Raises:
           ConfigError: there is no such tag or policy, or no snapshot yet.
         """
-        return super().policy(tag or ("best" if read_best(self.folder) else "latest"), policy)
+        deadline = time.monotonic() + SNAPSHOT_S
+        while not (best := read_best(self.folder)) and not has_snapshot(self.folder):
+            if self._pause(LOOK_S) or time.monotonic() > deadline:
+                break
+        return super().policy(tag or ("best" if best else "latest"), policy)
 
     def _pause(self, timeout: float | None) -> bool:
         """Wait for the end of the run; return whether it has ended."""
@@ -233,7 +240,7 @@ class BackgroundRun(RunData):
         what = state.name if self.is_running else f"ended ({state.result.get('ended', 'killed')})"
         total = moment.get("total_env_steps") if self.is_running else None
         of = f" of {total:,}" if total else ""
-        return f"BackgroundRun({RunFolder(self.folder).name}: {what}, {steps:,}{of} env steps, in {self.folder})"
+        return f"BackgroundRun({in_command(self.folder)}: {what}, {steps:,}{of} env steps)"
 
 
 # -- the child --------------------------------------------------------------------------------------------------------

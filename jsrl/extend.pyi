@@ -74,6 +74,7 @@ from jsrl.errors import UnknownPolicy as UnknownPolicy
 from jsrl.errors import VideoError as VideoError
 from jsrl.errors import WorkerDied as WorkerDied
 from jsrl.experiment.building import build_agent as build_agent
+from jsrl.fields import option as option
 from jsrl.graph.check import check as check_graph  # noqa: F401  (under another name)
 from jsrl.graph.drawing import draw as draw
 from jsrl.graph.graph import Graph as Graph

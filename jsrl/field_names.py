@@ -13,10 +13,6 @@ from jsrl.fields import check_fields, is_decoding
 T = TypeVar("T")
 
 
-# Metadata of a field that few change: a config in Python sets it, the command line has no option for it.
-IN_PYTHON = {"in_python": True}
-
-
 class Elsewhere(NamedTuple):
     """What other libraries call an option: Stable-Baselines3 and its zoo, CleanRL, RLlib, Sample Factory, Tianshou.
 

@@ -54,6 +54,7 @@ NonNegativeFloat = Annotated[float, Range(ge=0)]
 NonNegativeFinite = Annotated[float, Range(ge=0, lt=math.inf)]
 FiniteFloat = Annotated[float, Range(gt=-math.inf, lt=math.inf)]
 UnitFloat = Annotated[float, Range(ge=0, le=1)]
+PositiveUnitFloat = Annotated[float, Range(gt=0, le=1)]
 
 UNREADABLE = "a value that only a config in Python can give"
 _DECODING = contextvars.ContextVar("decoding", default=False)

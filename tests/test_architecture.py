@@ -69,7 +69,7 @@ HEAVY = "{m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib', 'flax',
 LIGHT = (
     "import jsrl.workers.actor.worker, jsrl.workers.actor.build, jsrl.workers.__main__",
     "import jsrl.envs.make; jsrl.envs.make.make_spec(jsrl.envs.make.EnvConfig('CartPole-v1'))",
-    "import jsrl.transport.samples.transports, jsrl.transport.inference.transports, jsrl.transport.params.transports",
+    "import jsrl.transport.transports, jsrl.transport.transports, jsrl.transport.transports",
     "import jsrl.runs.control, jsrl.metrics.metrics, jsrl.runs.names, jsrl.runs.runs",
     "import jsrl.experiment, jsrl.references.reference, jsrl.references.capture",
     "import jsrl.workers.replay.worker, jsrl.workers.learner.batching",
@@ -91,8 +91,8 @@ from jsrl.envs.make import make_spec
 from jsrl.experiment import Experiment
 from jsrl.references.reference import from_json, to_json
 from jsrl.transport.base import InferenceSpec, Reply
-from jsrl.transport.inference.transports import bind_inference
-from jsrl.transport.samples.transports import bind_samples
+from jsrl.transport.transports import bind_inference
+from jsrl.transport.transports import bind_samples
 from jsrl.transport.stream import End, Peer, Stream
 from jsrl.types import ArraySpec, make_trajectory_spec
 from jsrl.workers.jobs import Job, Schemas

@@ -29,7 +29,7 @@ from jsrl.launch.hosts.layout import lay_out
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.simulation.outcome import CORES, ENVIRONMENTS, INFERENCE, INTO, OUT, UPDATES
+from jsrl.tools.simulation.outcome import CORES, ENVIRONMENTS, INFERENCE, INTO, OUT, UPDATES
 from jsrl.tuning.trial import Limits, Progress
 from tests.launch.hosts.agents import Agent, namespaces
 

@@ -36,11 +36,11 @@ from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, VideoConfig
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.runs.provenance import environment_facts
-from jsrl.simulation.calibration import Measured, fitted
-from jsrl.simulation.outcome import simulate
-from jsrl.simulation.system import Sizes, System, lay_out_on
-from jsrl.simulation.times import Cost, EnvTimes, ServiceTimes, fit
-from jsrl.simulation.timing import time_acting
+from jsrl.tools.simulation.calibration import Measured, fitted
+from jsrl.tools.simulation.outcome import simulate
+from jsrl.tools.simulation.system import Sizes, System, lay_out_on
+from jsrl.tools.simulation.times import Cost, EnvTimes, ServiceTimes, fit
+from jsrl.tools.simulation.timing import time_acting
 
 RESULTS = Path(__file__).parents[1] / "results"
 WORLDS, ACTING, STREAMS = (RESULTS / f"{name}.json" for name in ("hide_and_seek", "hide_and_seek_times", "capacity"))

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.launch.hosts.facts import HostFacts
-from jsrl.simulation.outcome import Outcome, lag_quantile, simulate
-from jsrl.simulation.system import ActorPart, Sizes, System
-from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
+from jsrl.tools.simulation.outcome import Outcome, lag_quantile, simulate
+from jsrl.tools.simulation.system import ActorPart, Sizes, System
+from jsrl.tools.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
 
 TRAINERS = 32
 ENV_S, ACT_S, TRAIN_S, INFER_S = 0.0085, 0.0237, 67e-6, 122e-6

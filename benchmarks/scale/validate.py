@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.scale.layouts import LAYOUTS, WORKS, Layout, experiment, experiment_of, hosts_of, place
-from jsrl.simulation.calibration import (
+from jsrl.tools.simulation.calibration import (
     INLINE,
     SERVED,
     Measured,
@@ -42,13 +42,11 @@ from jsrl.simulation.calibration import (
     updating_sizes,
     variants,
 )
-from jsrl.simulation.environments import time_environments
-from jsrl.simulation.outcome import CORES, Outcome, name_bottleneck, simulate
-from jsrl.simulation.params import time_params
-from jsrl.simulation.speed import beside_loop
-from jsrl.simulation.system import lay_out_on
-from jsrl.simulation.times import EnvTimes, ParamsTimes, ServiceTimes, Updates
-from jsrl.simulation.timing import time_acting, time_updates
+from jsrl.tools.simulation.outcome import CORES, Outcome, name_bottleneck, simulate
+from jsrl.tools.simulation.speed import beside_loop
+from jsrl.tools.simulation.system import lay_out_on
+from jsrl.tools.simulation.times import EnvTimes, ParamsTimes, ServiceTimes, Updates
+from jsrl.tools.simulation.timing import time_acting, time_environments, time_params, time_updates
 from jsrl.tuning.trial import Limits
 from jsrl.tuning.trial import measure as try_out
 

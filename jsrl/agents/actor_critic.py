@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +20,13 @@ from jsrl.references.importing import import_target
 from jsrl.types import Array, ArraySpec, Continuous, EnvSpec, Trajectory, Tree, map_tree, named_leaves, spread
 
 OPTIMIZERS, SCHEDULES = ("adam", "sgd", "rmsprop"), ("constant", "linear")
+OPTIMIZER_HELP = (
+    f"{', '.join(OPTIMIZERS)}, or a factory of an optax optimizer, called with the learning rate: optax:lamb."
+)
+SCHEDULE_HELP = (
+    "learning rate over time: `constant`, `linear` to 0 at update `total_updates`, or a factory of an optax schedule, called "
+    "with (learning_rate, total_updates): optax:cosine_decay_schedule."
+)
 
 
 class Weights(NamedTuple):
@@ -178,7 +184,7 @@ def make_optimizer(optimizer: Any, *, eps: float, max_grad_norm: float | None) -
             return optax.chain(clip, optax.scale_by_rms(decay=0.99, eps=eps))
         case "sgd":
             return optax.chain(clip, optax.identity())
-    factory = _factory("optimizer", optimizer, "learning_rate")
+    factory = _factory("optimizer", optimizer, OPTIMIZERS, "learning_rate")
 
     def with_rate(learning_rate: Array) -> optax.GradientTransformation:
         return optax.chain(clip, factory(learning_rate))
@@ -186,8 +192,12 @@ def make_optimizer(optimizer: Any, *, eps: float, max_grad_norm: float | None) -
     return optax.inject_hyperparams(with_rate)(learning_rate=0.0)
 
 
-def _factory(what: str, given: Any, *names: str) -> Callable[..., Any]:
+def _factory(what: str, given: Any, choices: tuple[str, ...], *names: str) -> Callable[..., Any]:
     """Return an optax factory, given as such or as `module:NAME`, that is called with the named values."""
+    if not callable(given) and ":" not in str(given):
+        raise ConfigError(
+            f"unknown {what} {given!r}; choose one of {', '.join(choices)}, or module:NAME of an optax factory"
+        )
     factory = import_target(given) if isinstance(given, str) else given
 
     def call(*values: Any) -> Any:
@@ -217,7 +227,7 @@ def learning_rate_at(base: float, schedule: Any, total_updates: int | None, upda
             "give it."
         )
     if schedule != "linear":
-        at = _factory("schedule", schedule, "learning_rate", "total_updates")(base, total_updates)
+        at = _factory("schedule", schedule, SCHEDULES, "learning_rate", "total_updates")(base, total_updates)
         return jnp.asarray(at(updates), jnp.float32)
     return base * jnp.clip(1.0 - updates / float(total_updates), 0.0, 1.0)  # an int above 2^31 overflows
 
@@ -244,98 +254,3 @@ def explained_variance(target: Array, value: Array, mask: Array, axis_name: str 
         return masked_mean(jnp.square(x - masked_mean(x, mask, axis_name)), mask, axis_name)
 
     return 1.0 - variance(target - value) / jnp.maximum(variance(target), 1e-8)
-
-
-# -- checks of configs ------------------------------------------------------------------------------------------------
-
-
-def check_range(name: str, value: float | None, low: float, high: float | None = None) -> None:
-    """Check that low <= value <= high (None: off, or no upper bound).
-
-    Raises:
-      ConfigError: it does not hold; the message gives the value.
-    """
-    _check_number(name, value)
-    if value is None or (low <= value and (high is None or value <= high)):
-        return
-    raise ConfigError(f"{name} must be at least {low}" + (f" and at most {high}" if high else "") + f", got {value}")
-
-
-def check_positive(name: str, value: float | None) -> None:
-    """Check that 0 < value < infinity (None: off).
-
-    Raises:
-      ConfigError: it does not hold; the message gives the value.
-    """
-    _check_number(name, value)
-    if value is not None and not 0 < value < float("inf"):
-        raise ConfigError(f"{name} must be positive and finite, got {value}")
-
-
-def check_finite(name: str, value: float | None) -> None:
-    """Check that a value is not infinite or NaN (None: off).
-
-    Raises:
-      ConfigError: it is; the message gives the value.
-    """
-    _check_number(name, value)
-    if value is not None and not math.isfinite(value):
-        raise ConfigError(f"{name} is {value}; give a finite number")
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, str):  # YAML reads 3e-4 as a text
-        raise ConfigError(f"{name} is {value!r}, a text; expected a number")
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Check that value is one of the choices.
-
-    Raises:
-      ConfigError: it is not; the message lists them.
-    """
-    if value not in choices:
-        raise ConfigError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
-
-
-def check_factory(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Check that value is one of the choices, `module:NAME` or callable.
-
-    Raises:
-      ConfigError: it is not; the message lists them.
-    """
-    if value not in choices and not callable(value) and ":" not in str(value):
-        raise ConfigError(
-            f"unknown {name} {value!r}; choose one of {', '.join(choices)}, or module:NAME of an optax factory"
-        )
-
-
-def check_optimization(config: Any) -> None:
-    """Check the fields that every actor-critic config has.
-
-    Raises:
-      ConfigError: an invalid value; the message names it and the valid ones.
-    """
-    check_steps(config)
-    check_finite("value_coef", config.value_coef)
-    check_range("value_coef", config.value_coef, 0)
-    for name in ("adam_eps", "optimizer_eps", "huber_delta"):
-        check_positive(name, getattr(config, name, None))
-    check_range("gamma", config.gamma, 0, 1)
-
-
-def check_steps(config: Any) -> None:
-    """Check the fields of gradient steps and of the entropy bonus, which behaviour cloning has as well.
-
-    Raises:
-      ConfigError: an invalid value; the message names it and the valid ones.
-    """
-    check_positive("learning_rate", config.learning_rate)
-    check_range("max_grad_norm", config.max_grad_norm, 1e-12)
-    check_finite("entropy_coef", config.entropy_coef)  # below 0 is a penalty
-    check_factory("schedule", config.schedule, SCHEDULES)
-    check_factory("optimizer", config.optimizer, OPTIMIZERS)
-    if config.schedule == "linear" and config.total_updates is not None and config.total_updates < 1:
-        raise ConfigError(
-            f"schedule='linear' needs total_updates >= 1 (where the rate reaches 0), got {config.total_updates}"
-        )

@@ -8,7 +8,7 @@ Differs: a recurrent policy reads each window from a fresh core, because the rec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -22,7 +22,8 @@ from jsrl.agents.devices import Mean, mean_gradient
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.rows import acting_mask
 from jsrl.errors import ConfigError
-from jsrl.field_names import IN_PYTHON, suggesting
+from jsrl.field_names import suggesting
+from jsrl.fields import FiniteFloat, PositiveFinite, PositiveFloat, PositiveInt, option
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import EITHER, Array, Continuous, EnvSpec, Trajectory, Tree
 
@@ -30,44 +31,27 @@ from jsrl.types import EITHER, Array, Continuous, EnvSpec, Trajectory, Tree
 @suggesting
 @dataclass(frozen=True)
 class BCConfig:
-    """Hyperparameters of behaviour cloning.
-
-    Attributes:
-      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
-      learning_rate: learning rate of the optimizer.
-      schedule: learning rate over time: `constant`, `linear` to 0 at update `total_updates`, or an optax schedule: a factory
-        called with (learning_rate, total_updates), such as optax:cosine_decay_schedule.
-      total_updates: updates of the whole run; filled in by Experiment.
-      max_grad_norm: clip the gradient to this global norm; None: no clipping.
-      loss: `log_prob`: minus the log-probability of the recorded action; `mse`: half the squared distance to the most
-        likely action (continuous actions only).
-      entropy_coef: weight of the entropy bonus.
-      normalize_observations: normalise observations, except images and flags, by running moments of the recorded rows.
-      network: options of the network (its value function is not trained).
-    """
+    """Hyperparameters of behaviour cloning."""
 
     factory: ClassVar[str] = "jsrl.agents.bc:bc"
     learns_from: ClassVar[str] = EITHER
     needs_recording: ClassVar[bool] = True
 
-    optimizer: Any = "adam"
-    learning_rate: float = 1e-3
-    schedule: Any = "constant"
-    total_updates: int | None = field(default=None, metadata=IN_PYTHON)
-    max_grad_norm: float | None = None
-    loss: Literal["log_prob", "mse"] = "log_prob"
-    entropy_coef: float = 0.0
-    normalize_observations: bool = False
-    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
-        ac.check_steps(self)
-        ac.check_choice("loss", self.loss, ("log_prob", "mse"))
+    # fmt: off
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(1e-3, "learning rate.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
+    total_updates: PositiveInt | None = option(None, "updates of the whole run; filled in by "
+        "Experiment.", in_python=True)
+    max_grad_norm: PositiveFloat | None = option(None, "clip the gradient to this global norm; None: no clipping.")
+    loss: Literal["log_prob", "mse"] = option("log_prob", "`log_prob`: minus the log-probability of the recorded "
+        "action; `mse`: half the squared distance to the most likely action (continuous actions only).")
+    entropy_coef: FiniteFloat = option(0.0, "weight of the entropy bonus.")
+    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments "
+        "of the recorded rows.")
+    network: NetworkConfig = option(help="options of the network (its value function is not "
+        "trained).", factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
+    # fmt: on
 
 
 class Components(NamedTuple):

@@ -11,7 +11,7 @@ of each episode and kept in a core for acting alone, because `act` does not know
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -26,7 +26,17 @@ from jsrl.agents.devices import Mean
 from jsrl.agents.losses import ValueLoss, value_loss
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.errors import ConfigError
-from jsrl.field_names import IN_PYTHON, suggesting
+from jsrl.field_names import suggesting
+from jsrl.fields import (
+    FiniteFloat,
+    NonNegativeFinite,
+    PositiveFinite,
+    PositiveFloat,
+    PositiveInt,
+    PositiveUnitFloat,
+    UnitFloat,
+    option,
+)
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
 from jsrl.types import REPLAY, Array, EnvSpec, Trajectory, Tree
@@ -35,28 +45,7 @@ from jsrl.types import REPLAY, Array, EnvSpec, Trajectory, Tree
 @suggesting
 @dataclass(frozen=True)
 class DQNConfig:
-    """Hyperparameters of DQN.
-
-    Attributes:
-      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
-      learning_rate: learning rate of the optimizer. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this
-        global norm; None: no clipping.
-      gamma: discount factor.
-      tau: share of the online network in each step of the target network; 1 replaces it.
-      target_period: updates between steps of the target network.
-      double: double Q-learning: the online network chooses the action that the target network values.
-      dueling: separate streams for state value and advantages.
-      num_atoms: 1, or the number of atoms of the value distribution (C51). value_min: lowest atom. value_max: highest
-        atom.
-      loss: huber or mse, half the squared error (one atom). huber_delta: error at which the Huber loss becomes linear.
-      exploration: `linear`: epsilon falls from 1 to `epsilon` over `exploration_updates`; `ladder`: an episode is played
-        with epsilon^(1 + ladder_alpha x), x uniform in [0, 1] (1 before the first update).
-      epsilon: final epsilon (linear), or base of the ladder. ladder_alpha: exponent of the ladder.
-      exploration_updates: updates until the final epsilon; None: a tenth of the run's.
-      total_updates: updates of the whole run; filled in by Experiment.
-      normalize_observations: normalise observations, except images and flags, by running moments of the sampled rows.
-      network: options of the network; feed-forward.
-    """
+    """Hyperparameters of DQN."""
 
     factory: ClassVar[str] = "jsrl.agents.dqn:dqn"
     learns_from: ClassVar[str] = REPLAY
@@ -65,42 +54,39 @@ class DQNConfig:
     }  # fmt: skip
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
-    optimizer: Any = "adam"
-    learning_rate: float = 1e-4
-    adam_eps: float = 1e-8
-    max_grad_norm: float | None = 10.0
-    gamma: float = 0.99
-    tau: float = 1.0
-    target_period: int = 1000
-    double: bool = True
-    dueling: bool = True
-    num_atoms: int = 1
-    value_min: float = -10.0
-    value_max: float = 10.0
-    loss: ValueLoss = "huber"
-    huber_delta: float = 1.0
-    exploration: Literal["linear", "ladder"] = "linear"
-    epsilon: float = 0.05
-    exploration_updates: int | None = None
-    ladder_alpha: float = 7.0
-    total_updates: int | None = field(default=None, metadata=IN_PYTHON)
-    normalize_observations: bool = False
-    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden=(128, 128), activation="relu"))
+    # fmt: off
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(1e-4, "learning rate.")
+    adam_eps: PositiveFinite = option(1e-8, "epsilon of Adam.")
+    max_grad_norm: PositiveFloat | None = option(10.0, "clip the gradient to this global norm; None: no clipping.")
+    gamma: UnitFloat = option(0.99, "discount factor.")
+    tau: PositiveUnitFloat = option(1.0, "share of the online network in each step of the target network; 1 replaces "
+        "it.")
+    target_period: PositiveInt = option(1000, "updates between steps of the target network.")
+    double: bool = option(True, "double Q-learning: the online network chooses the action that the target network "
+        "values.")
+    dueling: bool = option(True, "separate streams for state value and advantages.")
+    num_atoms: PositiveInt = option(1, "1, or the number of atoms of the value distribution (C51).")
+    value_min: FiniteFloat = option(-10.0, "lowest atom.")
+    value_max: FiniteFloat = option(10.0, "highest atom.")
+    loss: ValueLoss = option("huber", "huber or mse, half the squared error (one atom).")
+    huber_delta: PositiveFinite = option(1.0, "error at which the Huber loss becomes linear.")
+    exploration: Literal["linear", "ladder"] = option("linear", "`linear`: epsilon falls from 1 to `epsilon` over "
+        "`exploration_updates`; `ladder`: an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1] "
+        "(1 before the first update).")
+    epsilon: UnitFloat = option(0.05, "final epsilon (linear), or base of the ladder.")
+    exploration_updates: PositiveInt | None = option(None, "updates until the final epsilon; None: a tenth of the "
+        "run's.")
+    ladder_alpha: NonNegativeFinite = option(7.0, "exponent of the ladder.")
+    total_updates: PositiveInt | None = option(None, "updates of the whole run; filled in by "
+        "Experiment.", in_python=True)
+    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments "
+        "of the sampled rows.")
+    network: NetworkConfig = option(help="options of the network; "
+        "feed-forward.", factory=lambda: NetworkConfig(hidden=(128, 128), activation="relu"))
+    # fmt: on
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
-        off.check_learning(self)
-        ac.check_range("epsilon", self.epsilon, 0, 1)
-        ac.check_range("exploration_updates", self.exploration_updates, 1)
-        ac.check_range("num_atoms", self.num_atoms, 1)
-        ac.check_choice("exploration", self.exploration, ("linear", "ladder"))
-        ac.check_choice("loss", self.loss, ("mse", "huber"))
-        ac.check_finite("value_min", self.value_min)
-        ac.check_finite("value_max", self.value_max)
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"value_min must be below value_max, got {self.value_min} and {self.value_max}")
         if self.network.core != "none":

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores
 from jsrl.agents.seats import as_dict, team_rows, team_size, team_vector
 from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
+from jsrl.fields import PositiveInt
 from jsrl.networks.model import ActorCritic, actor_critic
 from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree
 
@@ -48,16 +49,11 @@ class HAPPOConfig(MAPPOConfig):
     factory: ClassVar[str] = "jsrl.agents.happo:happo"
     joins_seats: ClassVar[bool] = True  # the seats of an environment are one column of a batch
 
-    num_epochs: int = 5
-    rewards: str = "team"
+    num_epochs: PositiveInt = 5
+    rewards: Literal["own", "team"] = "team"
     agent_ids: bool = False
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
         super().__post_init__()
         if self.critic != "central":
             raise ConfigError("critic='own', but HAPPO's seats share one advantage; leave it out, or use ippo")

@@ -8,7 +8,7 @@ Differs: losses are means over the unmasked rows of all devices, not sums (so le
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import chex
@@ -25,7 +25,17 @@ from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, value_loss
 from jsrl.agents.returns import Rows, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
-from jsrl.field_names import IN_PYTHON, suggesting
+from jsrl.field_names import suggesting
+from jsrl.fields import (
+    FiniteFloat,
+    NonNegativeFinite,
+    NonNegativeFloat,
+    PositiveFinite,
+    PositiveFloat,
+    PositiveInt,
+    UnitFloat,
+    option,
+)
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
 
@@ -33,25 +43,7 @@ from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
 @suggesting
 @dataclass(frozen=True)
 class IMPALAConfig:
-    """Hyperparameters of IMPALA.
-
-    Attributes:
-      learning_rate: learning rate of the optimizer.
-      schedule: learning rate over time: `constant`, `linear` to 0 at update `total_updates`, or an optax schedule: a factory
-        called with (learning_rate, total_updates), such as optax:cosine_decay_schedule.
-      total_updates: updates of the whole run; filled in by Experiment.
-      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
-      optimizer_eps: epsilon of the first three. max_grad_norm: clip the gradient to this global norm; None: no clipping.
-      gamma: discount factor. vtrace_lambda: trace decay of V-trace.
-      rho_clip: ceiling of the importance ratio rho. c_clip: ceiling of the importance ratio c.
-      value_loss: mse (half the squared error) or huber. huber_delta: error at which the Huber loss becomes linear.
-      value_coef: weight of the value loss; that of a library with the whole squared error is half as large.
-      entropy_coef: weight of the entropy bonus.
-      normalize_advantages: scale advantages to mean 0 and std 1 over the unmasked rows of all devices.
-      normalize_observations: normalise observations, except images and flags, by running moments.
-      normalize_values: normalise the value function by PopArt.
-      network: options of the network.
-    """
+    """Hyperparameters of IMPALA."""
 
     factory: ClassVar[str] = "jsrl.agents.impala:impala"
     learns_from: ClassVar[str] = FRESH
@@ -60,36 +52,29 @@ class IMPALAConfig:
         "learning_rate", "gamma", "vtrace_lambda", "rho_clip", "c_clip", "value_coef", "entropy_coef", "max_grad_norm",
     )  # fmt: skip
 
-    learning_rate: float = 6e-4
-    schedule: Any = "constant"
-    total_updates: int | None = field(default=None, metadata=IN_PYTHON)
-    optimizer: Any = "rmsprop"
-    optimizer_eps: float = 1e-5
-    max_grad_norm: float | None = 0.5
-    gamma: float = 0.99
-    vtrace_lambda: float = 1.0
-    rho_clip: float = 1.0
-    c_clip: float = 1.0
-    value_loss: ValueLoss = "mse"
-    huber_delta: float = 10.0
-    value_coef: float = 0.5
-    entropy_coef: float = 0.01
-    normalize_advantages: bool = False
-    normalize_observations: bool = False
-    normalize_values: bool = False
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
-        ac.check_optimization(self)
-        ac.check_range("vtrace_lambda", self.vtrace_lambda, 0, 1)
-        ac.check_range("rho_clip", self.rho_clip, 1e-6)
-        ac.check_range("c_clip", self.c_clip, 0)
-        ac.check_choice("value_loss", self.value_loss, ("mse", "huber"))
+    # fmt: off
+    learning_rate: PositiveFinite = option(6e-4, "learning rate of the optimizer.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
+    total_updates: PositiveInt | None = option(None, "updates of the whole run; filled in by "
+        "Experiment.", in_python=True)
+    optimizer: Any = option("rmsprop", ac.OPTIMIZER_HELP)
+    optimizer_eps: PositiveFinite = option(1e-5, "epsilon of the optimizer.")
+    max_grad_norm: PositiveFloat | None = option(0.5, "clip the gradient to this global norm; None: no clipping.")
+    gamma: UnitFloat = option(0.99, "discount factor.")
+    vtrace_lambda: UnitFloat = option(1.0, "trace decay of V-trace.")
+    rho_clip: PositiveFloat = option(1.0, "ceiling of the importance ratio rho.")
+    c_clip: NonNegativeFloat = option(1.0, "ceiling of the importance ratio c.")
+    value_loss: ValueLoss = option("mse", "mse (half the squared error) or huber.")
+    huber_delta: PositiveFinite = option(10.0, "error at which the Huber loss becomes linear.")
+    value_coef: NonNegativeFinite = option(0.5, "weight of the value loss; that of a library with the whole squared "
+        "error is half as large.")
+    entropy_coef: FiniteFloat = option(0.01, "weight of the entropy bonus.")
+    normalize_advantages: bool = option(False, "scale advantages to mean 0 and std 1 over the unmasked rows of all "
+        "devices.")
+    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments.")
+    normalize_values: bool = option(False, "normalise the value function by PopArt.")
+    network: NetworkConfig = option(help="options of the network.", factory=NetworkConfig)
+    # fmt: on
 
 
 class Components(NamedTuple):

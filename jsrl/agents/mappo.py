@@ -11,8 +11,8 @@ Differs: values are normalised by PopArt, which keeps the value function's outpu
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,15 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.seats import numbered, numbered_spec, own_size, own_vector, size, state_vector
 from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
+from jsrl.fields import (
+    FiniteFloat,
+    NonNegativeFinite,
+    NonNegativeFloat,
+    PositiveFinite,
+    PositiveFloat,
+    PositiveInt,
+    option,
+)
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import VALUE_ONLY, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
 
@@ -33,42 +42,32 @@ CENTRAL = "central"  # the observation leaf that the critic reads
 @suggesting
 @dataclass(frozen=True)
 class MAPPOConfig(PPOConfig):
-    """Hyperparameters of MAPPO and IPPO: those of PPO, with the paper's values, and these.
-
-    Attributes:
-      critic: central (MAPPO): the value function reads the global state, or all seats' observations where the environment has
-        no state. own (IPPO): each seat's observation.
-      rewards: each seat learns from its `own` reward, or from that of the `team`: the mean over the seats of the group, as in
-        VDN and QMIX.
-      agent_ids: the policy reads the number of its seat, so that seats that share it may act differently.
-      critic_network: options of the value function's network; its core is none.
-    """
+    """Hyperparameters of MAPPO and IPPO: those of PPO, with the paper's values, and these."""
 
     factory: ClassVar[str] = "jsrl.agents.mappo:mappo"
 
-    learning_rate: float = 7e-4
-    max_grad_norm: float | None = 10.0
-    value_clip: float | None = 0.2
+    learning_rate: PositiveFinite = 7e-4
+    max_grad_norm: PositiveFloat | None = 10.0
+    value_clip: NonNegativeFloat | None = 0.2
     value_loss: ValueLoss = "huber"
-    value_coef: float = 1.0
-    entropy_coef: float = 0.01
-    num_epochs: int = 10
-    num_minibatches: int = 1
+    value_coef: NonNegativeFinite = 1.0
+    entropy_coef: FiniteFloat = 0.01
+    num_epochs: PositiveInt = 10
+    num_minibatches: PositiveInt = 1
     normalize_values: bool = True
-    critic: str = "central"
-    rewards: str = "own"
-    agent_ids: bool = True
-    critic_network: NetworkConfig = field(default_factory=NetworkConfig)
+    # fmt: off
+    critic: Literal["central", "own"] = option("central", "central (MAPPO): the value function reads the global state, "
+        "or all seats' observations where the environment has no state. own (IPPO): each seat's observation.")
+    rewards: Literal["own", "team"] = option("own", "each seat learns from its `own` reward, or from that of the "
+        "`team`: the mean over the seats of the group, as in VDN and QMIX.")
+    agent_ids: bool = option(True, "the policy reads the number of its seat, so that seats that share it may act "
+        "differently.")
+    critic_network: NetworkConfig = option(help="options of the value function's network; its core is "
+        "none.", factory=NetworkConfig)
+    # fmt: on
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
         super().__post_init__()
-        ac.check_choice("critic", self.critic, ("central", "own"))
-        ac.check_choice("rewards", self.rewards, ("own", "team"))
         if self.critic_network.core != "none":
             raise ConfigError(
                 f"critic_network.core is {self.critic_network.core!r}; the value function of MAPPO has no recurrent state. "

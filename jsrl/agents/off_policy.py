@@ -199,27 +199,6 @@ def every(
     return jax.lax.cond(updates % period == 0, step, lambda kept: (kept, reported), state)
 
 
-def check_learning(config: Any) -> None:
-    """Check the fields that every off-policy config has.
-
-    Raises:
-      ConfigError: an invalid value; the message names it and the valid ones.
-    """
-    for name in ("learning_rate", "critic_learning_rate", "adam_eps", "huber_delta"):
-        ac.check_positive(name, getattr(config, name, None))
-    ac.check_factory("optimizer", config.optimizer, ac.OPTIMIZERS)
-    ac.check_range("gamma", config.gamma, 0, 1)
-    ac.check_range("max_grad_norm", config.max_grad_norm, 1e-12)
-    ac.check_range("tau", config.tau, 1e-8, 1)
-    ac.check_range("target_period", getattr(config, "target_period", None), 1)
-    ac.check_range("policy_delay", getattr(config, "policy_delay", None), 1)
-    ac.check_range("total_updates", getattr(config, "total_updates", None), 1)
-    ac.check_range("target_noise_clip", getattr(config, "target_noise_clip", None), 0)
-    for name in ("ladder_alpha", "exploration_noise", "target_noise"):
-        ac.check_range(name, getattr(config, name, None), 0)
-        ac.check_finite(name, getattr(config, name, None))
-
-
 # -- bounded actions --------------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,8 @@ episode's end are masked, never trained on; `target_kl` also skips the step whos
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import chex
 import jax
@@ -30,7 +30,18 @@ from jsrl.agents.minibatches import chunked, flat, minibatches_of, plan_minibatc
 from jsrl.agents.returns import Rows, gae, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.errors import ConfigError, nearest_divisors
-from jsrl.field_names import IN_PYTHON, suggesting
+from jsrl.field_names import suggesting
+from jsrl.fields import (
+    FiniteFloat,
+    NonNegativeFinite,
+    NonNegativeFloat,
+    PositiveFinite,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+    UnitFloat,
+    option,
+)
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
 
@@ -38,39 +49,7 @@ from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
 @suggesting
 @dataclass(frozen=True)
 class PPOConfig:
-    """Hyperparameters of PPO.
-
-    Attributes:
-      learning_rate: learning rate of the optimizer.
-      schedule: learning rate over time: `constant`, `linear` to 0 at update `total_updates`, or an optax schedule: a factory
-        called with (learning_rate, total_updates), such as optax:cosine_decay_schedule.
-      total_updates: updates of the whole run; filled in by Experiment.
-      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
-      adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this global norm; None: no clipping.
-      gamma: discount factor. gae_lambda: trace decay of GAE or V-trace.
-      returns: advantages and value targets by `gae` or `vtrace`.
-      clip_ratio: clip range of the probability ratio. dual_clip: bound of the loss for negative advantages (> 1); None:
-        off.
-      value_clip: clip range of the change of the value function, in units of its (normalised) output; None: off.
-      value_loss: mse (half the squared error) or huber. huber_delta: error at which the Huber loss becomes linear.
-      value_coef: weight of the value loss; that of a library with the whole squared error is half as large.
-      entropy_coef: weight of the entropy bonus.
-      num_epochs: passes over the rows of a batch.
-      num_minibatches: gradient steps per pass, or auto, as many as leave 64 rows in each. Feed-forward networks shuffle
-        rows; recurrent ones keep sequences together and shuffle environments.
-      chunk_length: rows of the sequences that recurrent networks learn from; minibatches shuffle these chunks. Gradients end
-        at the edges; each chunk begins with the state that the core has there before the first gradient step. It divides
-        the rows of a trajectory. None: whole trajectories.
-      values: values of rows before the first gradient step are computed by the `learner` (a forward pass over the batch),
-        or by `acting` (the actors send them, which saves that pass; equal where the policy lag is 0). `acting` needs
-        `returns` gae, a feed-forward network and no normalize_values.
-      normalize_advantages: scale advantages to mean 0 and std 1 over the unmasked rows of all devices, once per update.
-      normalize_observations: normalise observations, except images and flags, by running moments.
-      normalize_values: normalise the value function by PopArt.
-      target_kl: skip the update's remaining gradient steps once approx_kl exceeds this on average over devices; None:
-        off.
-      network: options of the network.
-    """
+    """Hyperparameters of PPO."""
 
     factory: ClassVar[str] = "jsrl.agents.ppo:ppo"
     learns_from: ClassVar[str] = FRESH
@@ -80,31 +59,46 @@ class PPOConfig:
     )  # fmt: skip
     scores_rows: ClassVar[bool] = True
 
-    learning_rate: float = 3e-4
-    schedule: Any = "constant"
-    total_updates: int | None = field(default=None, metadata=IN_PYTHON)
-    optimizer: Any = "adam"
-    adam_eps: float = 1e-5
-    max_grad_norm: float | None = 0.5
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    returns: Literal["gae", "vtrace"] = "gae"
-    clip_ratio: float = 0.2
-    dual_clip: float | None = None
-    value_clip: float | None = None
-    value_loss: ValueLoss = "mse"
-    huber_delta: float = 10.0
-    value_coef: float = 0.5
-    entropy_coef: float = 0.0
-    num_epochs: int = 4
-    num_minibatches: int | Literal["auto"] = 4
-    chunk_length: int | None = None
-    values: Literal["learner", "acting"] = "learner"
-    normalize_advantages: bool = True
-    normalize_observations: bool = False
-    normalize_values: bool = False
-    target_kl: float | None = None
-    network: NetworkConfig = field(default_factory=NetworkConfig)
+    # fmt: off
+    learning_rate: PositiveFinite = option(3e-4, "learning rate of the optimizer.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
+    total_updates: PositiveInt | None = option(None, "updates of the whole run; filled in by "
+        "Experiment.", in_python=True)
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    adam_eps: PositiveFinite = option(1e-5, "epsilon of Adam.")
+    max_grad_norm: PositiveFloat | None = option(0.5, "clip the gradient to this global norm; None: no clipping.")
+    gamma: UnitFloat = option(0.99, "discount factor.")
+    gae_lambda: UnitFloat = option(0.95, "trace decay of GAE or V-trace.")
+    returns: Literal["gae", "vtrace"] = option("gae", "advantages and value targets by `gae` or `vtrace`.")
+    clip_ratio: PositiveFloat = option(0.2, "clip range of the probability ratio.")
+    dual_clip: Annotated[float, Range(ge=1)] | None = option(None, "bound of the loss for negative advantages (> 1); "
+        "None: off.")
+    value_clip: NonNegativeFloat | None = option(None, "clip range of the change of the value function, in units of "
+        "its (normalised) output; None: off.")
+    value_loss: ValueLoss = option("mse", "mse (half the squared error) or huber.")
+    huber_delta: PositiveFinite = option(10.0, "error at which the Huber loss becomes linear.")
+    value_coef: NonNegativeFinite = option(0.5, "weight of the value loss; that of a library with the whole squared "
+        "error is half as large.")
+    entropy_coef: FiniteFloat = option(0.0, "weight of the entropy bonus.")
+    num_epochs: PositiveInt = option(4, "passes over the rows of a batch.")
+    num_minibatches: PositiveInt | Literal["auto"] = option(4, "gradient steps per pass, or auto, as many as leave 64 "
+        "rows in each. Feed-forward networks shuffle rows; recurrent ones keep sequences together and shuffle "
+        "environments.")
+    chunk_length: PositiveInt | None = option(None, "rows of the sequences that recurrent networks learn from; "
+        "minibatches shuffle these chunks. Gradients end at the edges; each chunk begins with the state that the core "
+        "has there before the first gradient step. It divides the rows of a trajectory. None: whole trajectories.")
+    values: Literal["learner", "acting"] = option("learner", "values of rows before the first gradient step are "
+        "computed by the `learner` (a forward pass over the batch), or by `acting` (the actors send them, which saves "
+        "that pass; equal where the policy lag is 0). `acting` needs `returns` gae, a feed-forward network and no "
+        "normalize_values.")
+    normalize_advantages: bool = option(True, "scale advantages to mean 0 and std 1 over the unmasked rows of all "
+        "devices, once per update.")
+    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments.")
+    normalize_values: bool = option(False, "normalise the value function by PopArt.")
+    target_kl: NonNegativeFloat | None = option(None, "skip the update's remaining gradient steps once approx_kl "
+        "exceeds this on average over devices; None: off.")
+    network: NetworkConfig = option(help="options of the network.", factory=NetworkConfig)
+    # fmt: on
 
     def check_batch(self, rows: int, columns: int) -> None:
         """Check that the minibatches divide a device's batch [rows, columns].
@@ -127,24 +121,6 @@ class PPOConfig:
             )
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
-        ac.check_optimization(self)
-        ac.check_range("gae_lambda", self.gae_lambda, 0, 1)
-        ac.check_range("clip_ratio", self.clip_ratio, 1e-6)
-        ac.check_range("num_epochs", self.num_epochs, 1)
-        if self.num_minibatches != "auto":
-            ac.check_range("num_minibatches", self.num_minibatches, 1)
-        ac.check_range("chunk_length", self.chunk_length, 1)
-        ac.check_range("dual_clip", self.dual_clip, 1)
-        ac.check_range("value_clip", self.value_clip, 0)
-        ac.check_range("target_kl", self.target_kl, 0)
-        ac.check_choice("returns", self.returns, ("gae", "vtrace"))
-        ac.check_choice("value_loss", self.value_loss, ("mse", "huber"))
-        ac.check_choice("values", self.values, ("learner", "acting"))
         if self.chunk_length is not None and self.network.core == "none":
             raise ConfigError(
                 f"chunk_length={self.chunk_length} is for recurrent networks, and network.core is 'none'; leave it out"

@@ -14,11 +14,11 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jsrl.agents import actor_critic as ac
 from jsrl.agents.base import Agent
 from jsrl.agents.factoring import MakeMixing, Mixing, factored_dqn, factored_r2d2
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig
 from jsrl.field_names import suggesting
+from jsrl.fields import PositiveFinite, PositiveInt, option
 from jsrl.networks.mixers import MonotonicMixer
 from jsrl.networks.model import weights_of
 from jsrl.types import EnvSpec
@@ -27,56 +27,25 @@ from jsrl.types import EnvSpec
 @suggesting
 @dataclass(frozen=True)
 class QMIXConfig(VDNConfig):
-    """Hyperparameters of QMIX: those of VDN, and these.
-
-    Attributes:
-      mixer_embedding: hidden units of the mixer. mixer_hidden: hidden units of the networks that make its weights.
-    """
+    """Hyperparameters of QMIX: those of VDN, and these."""
 
     factory: ClassVar[str] = "jsrl.agents.qmix:qmix"
 
-    learning_rate: float = 2e-4  # with 5e-4 values may diverge
-    mixer_embedding: int = 32
-    mixer_hidden: int = 64
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
-        super().__post_init__()
-        _check_mixer(self)
+    learning_rate: PositiveFinite = 2e-4  # with 5e-4 values may diverge
+    mixer_embedding: PositiveInt = option(32, "hidden units of the mixer.")
+    mixer_hidden: PositiveInt = option(64, "hidden units of the networks that make its weights.")
 
 
 @suggesting
 @dataclass(frozen=True)
 class RecurrentQMIXConfig(RecurrentVDNConfig):
-    """Hyperparameters of QMIX with a recurrent network: those of recurrent VDN, and these.
-
-    Attributes:
-      mixer_embedding: hidden units of the mixer. mixer_hidden: hidden units of the networks that make its weights.
-    """
+    """Hyperparameters of QMIX with a recurrent network: those of recurrent VDN, and these."""
 
     factory: ClassVar[str] = "jsrl.agents.qmix:recurrent_qmix"
 
-    learning_rate: float = 2e-4
-    mixer_embedding: int = 32
-    mixer_hidden: int = 64
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
-        super().__post_init__()
-        _check_mixer(self)
-
-
-def _check_mixer(config: QMIXConfig | RecurrentQMIXConfig) -> None:
-    ac.check_range("mixer_embedding", config.mixer_embedding, 1)
-    ac.check_range("mixer_hidden", config.mixer_hidden, 1)
+    learning_rate: PositiveFinite = 2e-4
+    mixer_embedding: PositiveInt = option(32, "hidden units of the mixer.")
+    mixer_hidden: PositiveInt = option(64, "hidden units of the networks that make its weights.")
 
 
 def qmix(config: QMIXConfig, spec: EnvSpec) -> Agent:

@@ -11,7 +11,7 @@ and kept in the core, because `act` does not know the number of its actor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -28,6 +28,16 @@ from jsrl.agents.returns import Rows, n_step_returns
 from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
+from jsrl.fields import (
+    NonNegativeFinite,
+    NonNegativeInt,
+    PositiveFinite,
+    PositiveFloat,
+    PositiveInt,
+    PositiveUnitFloat,
+    UnitFloat,
+    option,
+)
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
 from jsrl.types import ACTING, REPLAY, Array, EnvSpec, Trajectory, Tree
@@ -36,51 +46,39 @@ from jsrl.types import ACTING, REPLAY, Array, EnvSpec, Trajectory, Tree
 @suggesting
 @dataclass(frozen=True)
 class R2D2Config:
-    """Hyperparameters of R2D2.
-
-    Attributes:
-      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
-      learning_rate: learning rate of the optimizer. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this
-        global norm; None: no clipping.
-      gamma: discount factor. n_step: most rows of an n-step return.
-      burn_in: first rows of each window that only update the recurrent state; the others are trained on.
-      tau: share of the online network in each step of the target network; 1 replaces it.
-      target_period: updates between steps of the target network.
-      double: double Q-learning: the online network chooses the action that the target network values.
-      dueling: separate streams for state value and advantages.
-      rescale_values: learn h(value), h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000, in place of clipped rewards.
-      priority_max_share: weight eta of the largest |error| in a window's priority; the rest is the weight of the mean.
-      epsilon: an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1]. ladder_alpha: exponent of the
-        ladder.
-      random_start: play uniformly random actions until the first update is published.
-      normalize_observations: normalise observations, except images and flags, by running moments of the sampled rows.
-      network: options of the network; recurrent.
-    """
+    """Hyperparameters of R2D2."""
 
     factory: ClassVar[str] = "jsrl.agents.r2d2:r2d2"
     learns_from: ClassVar[str] = REPLAY
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
-    optimizer: Any = "adam"
-    learning_rate: float = 1e-4
-    adam_eps: float = 1e-3
-    max_grad_norm: float | None = 40.0
-    gamma: float = 0.997
-    n_step: int = 5
-    burn_in: int = 40
-    tau: float = 1.0
-    target_period: int = 2500
-    double: bool = True
-    dueling: bool = True
-    rescale_values: bool = True
-    priority_max_share: float = 0.9
-    epsilon: float = 0.4
-    ladder_alpha: float = 7.0
-    random_start: bool = True
-    normalize_observations: bool = False
-    network: NetworkConfig = field(
-        default_factory=lambda: NetworkConfig(hidden=(128,), activation="relu", core="lstm", core_size=256)
-    )
+    # fmt: off
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(1e-4, "learning rate.")
+    adam_eps: PositiveFinite = option(1e-3, "epsilon of Adam.")
+    max_grad_norm: PositiveFloat | None = option(40.0, "clip the gradient to this global norm; None: no clipping.")
+    gamma: UnitFloat = option(0.997, "discount factor.")
+    n_step: PositiveInt = option(5, "most rows of an n-step return.")
+    burn_in: NonNegativeInt = option(40, "first rows of each window that only update the recurrent state; the others "
+        "are trained on.")
+    tau: PositiveUnitFloat = option(1.0, "share of the online network in each step of the target network; 1 replaces "
+        "it.")
+    target_period: PositiveInt = option(2500, "updates between steps of the target network.")
+    double: bool = option(True, "double Q-learning: the online network chooses the action that the target network "
+        "values.")
+    dueling: bool = option(True, "separate streams for state value and advantages.")
+    rescale_values: bool = option(True, "learn h(value), h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000, in place of "
+        "clipped rewards.")
+    priority_max_share: UnitFloat = option(0.9, "weight eta of the largest |error| in a window's priority; the rest is "
+        "the weight of the mean.")
+    epsilon: UnitFloat = option(0.4, "an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1].")
+    ladder_alpha: NonNegativeFinite = option(7.0, "exponent of the ladder.")
+    random_start: bool = option(True, "play uniformly random actions until the first update is published.")
+    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments "
+        "of the sampled rows.")
+    network: NetworkConfig = option(help="options of the network; "
+        "recurrent.", factory=lambda: NetworkConfig(hidden=(128,), activation="relu", core="lstm", core_size=256))
+    # fmt: on
 
     @property
     def usual_replay(self) -> dict[str, Any]:
@@ -91,16 +89,6 @@ class R2D2Config:
         }  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
-        off.check_learning(self)
-        ac.check_range("n_step", self.n_step, 1)
-        ac.check_range("burn_in", self.burn_in, 0)
-        ac.check_range("priority_max_share", self.priority_max_share, 0, 1)
-        ac.check_range("epsilon", self.epsilon, 0, 1)
         if self.network.core == "none":
             raise ConfigError("r2d2 is recurrent, got a network with core='none'; choose gru or lstm, or use dqn")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -28,6 +28,7 @@ from jsrl.agents.losses import entropy_excess
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.split import make_split
 from jsrl.field_names import suggesting
+from jsrl.fields import FiniteFloat, PositiveFinite, PositiveFloat, PositiveInt, PositiveUnitFloat, UnitFloat, option
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
 from jsrl.types import REPLAY, Array, Discrete, EnvSpec, Trajectory, Tree
@@ -36,63 +37,36 @@ from jsrl.types import REPLAY, Array, Discrete, EnvSpec, Trajectory, Tree
 @suggesting
 @dataclass(frozen=True)
 class SACConfig:
-    """Hyperparameters of SAC.
-
-    Attributes:
-      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
-      learning_rate: learning rate of the policy.
-      critic_learning_rate: that of the critics; None: learning_rate.
-      temperature_learning_rate: that of the temperature; None: learning_rate.
-      max_grad_norm: clip each gradient to this global norm; None: no clipping.
-      gamma: discount factor.
-      tau: share of the critics in each step of the target critics; 1 replaces them.
-      target_period: updates between steps of the target critics.
-      num_critics: number of critics; the smallest value counts.
-      policy_delay: updates of the critics per update of policy and temperature.
-      temperature: weight alpha of the entropy, at the start, or fixed where learn_temperature is false.
-      learn_temperature: learn alpha so that the entropy reaches target_entropy.
-      target_entropy: target of the entropy in nats. None: minus the number of action dimensions (of tanh(u) on [-1, 1]),
-        or for discrete actions 0.5 log(number of actions). With an action mask the target of each row is scaled by
-        log(legal actions) / log(actions).
-      random_start: play uniformly random actions until the first update is published.
-      normalize_observations: normalise observations, except images and flags, by running moments of the sampled rows.
-      network: options of the policy's network and of each critic's.
-    """
+    """Hyperparameters of SAC."""
 
     factory: ClassVar[str] = "jsrl.agents.sac:sac"
     learns_from: ClassVar[str] = REPLAY
     usual_replay: ClassVar[dict[str, Any]] = off.USUAL_REPLAY
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
-    optimizer: Any = "adam"
-    learning_rate: float = 3e-4
-    critic_learning_rate: float | None = None
-    temperature_learning_rate: float | None = None
-    max_grad_norm: float | None = None
-    gamma: float = 0.99
-    tau: float = 0.005
-    target_period: int = 1
-    num_critics: int = 2
-    policy_delay: int = 1
-    temperature: float = 1.0
-    learn_temperature: bool = True
-    target_entropy: float | None = None
-    random_start: bool = True
-    normalize_observations: bool = False
-    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
-        off.check_learning(self)
-        ac.check_range("num_critics", self.num_critics, 1)
-        ac.check_range("temperature", self.temperature, 1e-8)
-        ac.check_range("temperature_learning_rate", self.temperature_learning_rate, 1e-12)
-        for name in ("temperature", "temperature_learning_rate", "target_entropy"):
-            ac.check_finite(name, getattr(self, name))
+    # fmt: off
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(3e-4, "learning rate of the policy.")
+    critic_learning_rate: PositiveFinite | None = option(None, "that of the critics; None: learning_rate.")
+    temperature_learning_rate: PositiveFinite | None = option(None, "that of the temperature; None: learning_rate.")
+    max_grad_norm: PositiveFloat | None = option(None, "clip each gradient to this global norm; None: no clipping.")
+    gamma: UnitFloat = option(0.99, "discount factor.")
+    tau: PositiveUnitFloat = option(0.005, "share of the critics in each step of the target critics; 1 replaces them.")
+    target_period: PositiveInt = option(1, "updates between steps of the target critics.")
+    num_critics: PositiveInt = option(2, "number of critics; the smallest value counts.")
+    policy_delay: PositiveInt = option(1, "updates of the critics per update of policy and temperature.")
+    temperature: PositiveFinite = option(1.0, "weight alpha of the entropy, at the start, or fixed where "
+        "learn_temperature is false.")
+    learn_temperature: bool = option(True, "learn alpha so that the entropy reaches target_entropy.")
+    target_entropy: FiniteFloat | None = option(None, "target of the entropy in nats. None: minus the number of action "
+        "dimensions (of tanh(u) on [-1, 1]), or for discrete actions 0.5 log(number of actions). With an action mask "
+        "the target of each row is scaled by log(legal actions) / log(actions).")
+    random_start: bool = option(True, "play uniformly random actions until the first update is published.")
+    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments "
+        "of the sampled rows.")
+    network: NetworkConfig = option(help="options of the policy's network and of each "
+        "critic's.", factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
+    # fmt: on
 
 
 class Components(NamedTuple):

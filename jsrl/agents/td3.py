@@ -9,7 +9,7 @@ Differs: n-step windows where replay gives them; random actions are played until
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -24,6 +24,16 @@ from jsrl.agents.devices import Mean, normal_columns
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.split import make_split
 from jsrl.field_names import suggesting
+from jsrl.fields import (
+    NonNegativeFinite,
+    NonNegativeFloat,
+    PositiveFinite,
+    PositiveFloat,
+    PositiveInt,
+    PositiveUnitFloat,
+    UnitFloat,
+    option,
+)
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
 from jsrl.types import REPLAY, Array, EnvSpec, Trajectory, Tree
@@ -32,54 +42,35 @@ from jsrl.types import REPLAY, Array, EnvSpec, Trajectory, Tree
 @suggesting
 @dataclass(frozen=True)
 class TD3Config:
-    """Hyperparameters of TD3.
-
-    Attributes:
-      optimizer: adam, sgd, rmsprop, or a factory of an optax optimizer called with the learning rate, such as optax:lamb.
-      learning_rate: learning rate of the policy. critic_learning_rate: that of the critics; None: learning_rate.
-      max_grad_norm: clip each gradient to this global norm; None: no clipping.
-      gamma: discount factor.
-      tau: share of the online networks in each step of the target networks; 1 replaces them.
-      target_period: updates of the policy between steps of the target networks.
-      num_critics: number of critics; the smallest value counts in targets.
-      policy_delay: updates of the critics per update of the policy and the targets.
-      exploration_noise: standard deviation of the noise on played actions, as a share of half the action's range.
-      target_noise: standard deviation of the noise on the target policy's actions, in the same unit.
-      target_noise_clip: largest noise on the target policy's actions, in the same unit.
-      random_start: play uniformly random actions until the first update is published.
-      normalize_observations: normalise observations, except images and flags, by running moments of the sampled rows.
-      network: options of the policy's network and of each critic's.
-    """
+    """Hyperparameters of TD3."""
 
     factory: ClassVar[str] = "jsrl.agents.td3:td3"
     learns_from: ClassVar[str] = REPLAY
     usual_replay: ClassVar[dict[str, Any]] = off.USUAL_REPLAY
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
-    optimizer: Any = "adam"
-    learning_rate: float = 3e-4
-    critic_learning_rate: float | None = None
-    max_grad_norm: float | None = None
-    gamma: float = 0.99
-    tau: float = 0.005
-    target_period: int = 1
-    num_critics: int = 2
-    policy_delay: int = 2
-    exploration_noise: float = 0.1
-    target_noise: float = 0.2
-    target_noise_clip: float = 0.5
-    random_start: bool = True
-    normalize_observations: bool = False
-    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
-        off.check_learning(self)
-        ac.check_range("num_critics", self.num_critics, 1)
+    # fmt: off
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(3e-4, "learning rate of the policy.")
+    critic_learning_rate: PositiveFinite | None = option(None, "that of the critics; None: learning_rate.")
+    max_grad_norm: PositiveFloat | None = option(None, "clip each gradient to this global norm; None: no clipping.")
+    gamma: UnitFloat = option(0.99, "discount factor.")
+    tau: PositiveUnitFloat = option(0.005, "share of the online networks in each step of the target networks; 1 "
+        "replaces them.")
+    target_period: PositiveInt = option(1, "updates of the policy between steps of the target networks.")
+    num_critics: PositiveInt = option(2, "number of critics; the smallest value counts in targets.")
+    policy_delay: PositiveInt = option(2, "updates of the critics per update of the policy and the targets.")
+    exploration_noise: NonNegativeFinite = option(0.1, "standard deviation of the noise on played actions, as a share "
+        "of half the action's range.")
+    target_noise: NonNegativeFinite = option(0.2, "standard deviation of the noise on the target policy's actions, in "
+        "the same unit.")
+    target_noise_clip: NonNegativeFloat = option(0.5, "largest noise on the target policy's actions, in the same unit.")
+    random_start: bool = option(True, "play uniformly random actions until the first update is published.")
+    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments "
+        "of the sampled rows.")
+    network: NetworkConfig = option(help="options of the policy's network and of each "
+        "critic's.", factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
+    # fmt: on
 
 
 class Components(NamedTuple):

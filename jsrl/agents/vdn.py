@@ -18,6 +18,7 @@ from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.factoring import Mixing, check_mixed, factored_dqn, factored_r2d2
 from jsrl.agents.r2d2 import R2D2Config
 from jsrl.field_names import suggesting
+from jsrl.fields import PositiveFinite, PositiveFloat, PositiveInt, UnitFloat, option
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import EnvSpec
 
@@ -25,11 +26,7 @@ from jsrl.types import EnvSpec
 @suggesting
 @dataclass(frozen=True)
 class VDNConfig(DQNConfig):
-    """Hyperparameters of VDN: those of DQN, and this.
-
-    Attributes:
-      agent_ids: the network reads the number of the seat, so that seats that share it may act differently.
-    """
+    """Hyperparameters of VDN: those of DQN, and this."""
 
     factory: ClassVar[str] = "jsrl.agents.vdn:vdn"
     usual_replay: ClassVar[dict[str, Any]] = {
@@ -37,17 +34,15 @@ class VDNConfig(DQNConfig):
     }  # fmt: skip
     rewards: ClassVar[str] = "team"  # it learns from the mean reward of its seats
 
-    learning_rate: float = 5e-4
-    target_period: int = 200
+    learning_rate: PositiveFinite = 5e-4
+    target_period: PositiveInt = 200
     dueling: bool = False
-    agent_ids: bool = True
+    # fmt: off
+    agent_ids: bool = option(True, "the network reads the number of the seat, so that seats that share it may act "
+        "differently.")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
         super().__post_init__()
         check_mixed(self)
 
@@ -55,25 +50,24 @@ class VDNConfig(DQNConfig):
 @suggesting
 @dataclass(frozen=True)
 class RecurrentVDNConfig(R2D2Config):
-    """Hyperparameters of VDN with a recurrent network: those of R2D2, and this.
-
-    Attributes:
-      agent_ids: the network reads the number of the seat, so that seats that share it may act differently.
-    """
+    """Hyperparameters of VDN with a recurrent network: those of R2D2, and this."""
 
     factory: ClassVar[str] = "jsrl.agents.vdn:recurrent_vdn"
     rewards: ClassVar[str] = "team"  # it learns from the mean reward of its seats
 
-    learning_rate: float = 5e-4
-    max_grad_norm: float | None = 10.0
-    gamma: float = 0.99
-    target_period: int = 200
+    learning_rate: PositiveFinite = 5e-4
+    max_grad_norm: PositiveFloat | None = 10.0
+    gamma: UnitFloat = 0.99
+    target_period: PositiveInt = 200
     dueling: bool = False
     rescale_values: bool = False
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(hidden=(64,), activation="relu", core="gru", core_size=64)
     )
-    agent_ids: bool = True
+    # fmt: off
+    agent_ids: bool = option(True, "the network reads the number of the seat, so that seats that share it may act "
+        "differently.")
+    # fmt: on
 
     @property
     def usual_replay(self) -> dict[str, Any]:

@@ -37,5 +37,4 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{printable(f'{self.prog}: {message}; {hint}')}\n")
 
     def add_runs_dir(self) -> None:
-        """Add --runs-dir."""
         self.add_argument("--runs-dir", type=user_path, default="runs", help="folder of all runs (default: runs)")

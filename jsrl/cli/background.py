@@ -28,9 +28,6 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
     Args:
       name: of the experiment; None: the options resume a run. args: the rest of the command line. asked: the parsed
         command line.
-
-    Raises:
-      ConfigError: an option cannot be combined with it.
     """
     options = asked.run
     if options.plan or options.launcher == "slurm":
@@ -42,7 +39,8 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
         sys.executable,
         "-P",
         "-m",
-        "jsrl.cli.background_child",
+        "jsrl.cli.child",
+        "0",
         *([name] if name else []),
         *without(args, OWN),
         *more,

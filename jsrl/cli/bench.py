@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser, show_error
+from jsrl.cli.command_line import check_used
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.needs import check_used
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.report.page import Table
 from jsrl.tuning.space import Trial
@@ -25,7 +25,6 @@ TITLES = ("placement", "env steps/s", "range", "policy lag", "first update s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print a table; return the exit status."""
     parser = Parser(
         prog="jsrl dev bench",
         usage="%(prog)s NAME [--option value ...]",
@@ -54,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _speeds(args: list[str], seconds: float, repetitions: int) -> dict[str, list[Trial]]:
-    """Return the measurements by placement."""
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")

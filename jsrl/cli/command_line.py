@@ -16,12 +16,15 @@ import jsrl
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, numbers
 from jsrl.experiment.automatic import with_replays
+from jsrl.experiment.checks import leaves_host
 from jsrl.experiment.options import (
     ABSENT,
     Option,
     RunOptions,
     differences,
+    either,
     nearest,
+    option_lines,
     options_of,
 )
 from jsrl.experiment.settings import AUTO
@@ -29,6 +32,7 @@ from jsrl.field_names import elsewhere
 from jsrl.fields import InvalidValue, alternatives, check_value, is_sequence, type_hints, type_text
 
 RUN_OPTIONS = RunOptions()
+NEW = {"run-name", "overwrite"}  # options of a new run
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,7 @@ def read(kind: Any, text: str) -> Any:
                 return int(number) if number.is_integer() else number
             except (ValueError, OverflowError):
                 continue
-        if is_sequence(each) and "," in text:
+        if is_sequence(each) and ("," in text or str not in alternatives(kind)):
             return _sequence(each, [text])
         if isinstance(each, type) and issubclass(each, enum.Enum) and text in each.__members__:
             return each[text]
@@ -327,6 +331,56 @@ def _respelled(error: InvalidValue, owner: type, name: str, texts: Mapping[str, 
     except ValueError:
         shown = repr(text)
     return ConfigError(f"--{option} is {shown}; {error.wanted}")
+
+
+def check_needs(asked: CommandLine) -> None:
+    """Refuse options without those that they need, and those that another option makes void."""
+    if "num-hosts" in asked.given and asked.run.hosts:
+        raise ConfigError(
+            f"--num-hosts is given, but --hosts {asked.run.hosts} names the hosts; leave out --num-hosts. --min-hosts N "
+            "starts the run when N of them have joined."
+        )
+    if asked.run.resume and (wrong := sorted(asked.given & NEW)):
+        raise ConfigError(
+            f"--{wrong[0]} is for a new run, but --resume continues {asked.run.resume} in its own folder; leave one of "
+            "them out. (--init-from RUN@TAG begins a new run with the params of another.)"
+        )
+    present, known = _present(asked), options_of(asked.experiment) | options_of(asked.run)
+    for name in sorted(asked.given):
+        needs = known[name].needs
+        if needs and not present & set(needs):
+            raise ConfigError(f"--{name} is given, but it needs {either(needs)}; add that, or leave out --{name}.")
+
+
+def check_used(asked: CommandLine, used: Collection[str], command: str) -> None:
+    """Refuse options of `jsrl run` that another command does not use.
+
+    Args:
+      asked: its command line. used: those that it uses. command: its name.
+    """
+    of_run = options_of(RUN_OPTIONS).keys()
+    if unused := sorted((asked.given & of_run) - set(used)):
+        raise ConfigError(f"--{unused[0]} has no effect on jsrl {command}; leave it out.")
+
+
+def _present(asked: CommandLine) -> set[str]:
+    options, e = asked.run, asked.experiment
+    switches = ("listen", "hosts", "hosts-file", "tune", "plan", "seeds")
+    found = {f"--{name}" for name in switches if getattr(options, name.replace("-", "_"))}
+    found.add(f"--launcher {options.launcher}")
+    found |= {f"--placement {e.placement}"} | {f"--placement {policy.placement}" for policy in e.policies.values()}
+    if e.placement == "auto" or options.tune:  # decided later
+        found.add("--placement served")
+    if options.launcher == "slurm" and not options.seeds:
+        found.add("--launcher slurm without --seeds")
+    return found | ({"--encrypt", "--bind"} if leaves_host(e) else set())
+
+
+def help_of(usage: str, about: str | None, options: Any, names: Collection[str] | None = None) -> str:
+    """Return the help of a command with options of its own, beside those of an experiment. names: which; None: all."""
+    own = [option for name, option in options_of(options).items() if names is None or name in names]
+    lines = [usage, "", *(about or "").splitlines(), "", *(line for option in own for line in option_lines(option))]
+    return "\n".join([*lines, "", "Every option of `jsrl run NAME` that belongs to the experiment may be given, too."])
 
 
 def spelled(experiment: Experiment, default: Experiment) -> list[str]:

@@ -9,7 +9,6 @@ from jsrl.cli.main import DEV, load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Execute one of the commands; return its exit status."""
     args = list(sys.argv[2:] if arguments is None else arguments)
     if not args or args[0] in ("-h", "--help"):
         lines = (f"  {name:<14} {text}" for name, text in DEV.items())

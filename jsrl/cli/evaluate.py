@@ -12,13 +12,13 @@ import dataclasses
 import json
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jsrl.cli import command_line, play
 from jsrl.cli.arguments import Parser, show_error, user_path
-from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import shown
 from jsrl.cli.report import check_folder
@@ -33,9 +33,10 @@ from jsrl.policy import act_together, load_players, stream_of
 from jsrl.runs.runs import split_tag
 from jsrl.workers.play import EpisodeCounts, rest_of
 
+LIVE_S, LINES_S = 0.2, 30.0  # between two counts on a terminal, and elsewhere
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate and print the score."""
     parser = _parser()
     words, env_words = split_options(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
@@ -124,11 +125,7 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def environment_with(experiment: Experiment, words: Sequence[str]) -> EnvConfig:
-    """Return the evaluation environment of an experiment with further options.
-
-    Raises:
-      ConfigError: there is no such option, or it changes the rewards that are reported.
-    """
+    """Return the evaluation environment of an experiment with further options."""
     asked = command_line.parse(words, experiment)
     if wrong := asked.given & {"env.reward-scale", "env.reward-clip", "env.atari.episodic-life"}:
         raise ConfigError(f"--{min(wrong)} has no effect: evaluations play whole games and report raw rewards.")
@@ -187,7 +184,6 @@ def _against(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
 
 
 def _tournament(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
-    """Play all pairs; return the table."""
     players = options.tournament
     if len(players) == 1:
         run = players[0]
@@ -228,3 +224,29 @@ def _write(path: Path, facts: dict[str, Any]) -> None:
         path.write_text(f"{json.dumps(facts, indent=2)}\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}.") from error
+
+
+class Counting:
+    """Shows progress, after a short delay, so that short work shows nothing."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._live = stream, stream.isatty()
+        self._next_s = time.monotonic() + (LIVE_S if self._live else LINES_S)
+        self._shown = False
+        self.counted = ""  # the newest count
+
+    def show(self, what: str, number: int, of: int) -> None:
+        """Show that `number` of `of` are finished."""
+        self.counted = f"{what}: {number:,} of {of:,}"
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + (LIVE_S if self._live else LINES_S)
+        self._stream.write(f"\r\x1b[K{self.counted[:118]}" if self._live else f"{self.counted}\n")
+        self._stream.flush()
+        self._shown = True
+
+    def close(self) -> None:
+        if self._live and self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+        self._shown = False

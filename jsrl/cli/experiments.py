@@ -8,13 +8,14 @@ import importlib.util
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import jsrl
 import jsrl.configs
+from jsrl.cli.arguments import Parser
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.fields import InvalidValue
@@ -57,12 +58,7 @@ def _modules(package: str, *folders: Path) -> Iterator[tuple[str, tuple[str, Pat
 
 
 def load(name: str) -> Experiment:
-    """Return an experiment by its name.
-
-    Raises:
-      ConfigError: there is no such file here, its code fails, it has no function `config`, or the function returns something
-        else.
-    """
+    """Return an experiment by its name."""
     known = files()
     if name not in known:
         raise ConfigError(f"there is no experiment {name!r} here; go to the folder that has {FOLDER}/{name}.py.")
@@ -142,11 +138,7 @@ def summary(path: Path) -> str:
 
 
 def take_name(arguments: list[str]) -> str | None:
-    """Remove NAME from the arguments, at any position, and return it.
-
-    Raises:
-      ConfigError: there is no experiment of this name.
-    """
+    """Remove NAME from the arguments, at any position, and return it."""
     known = files()
     if arguments and not arguments[0].startswith("-"):
         name = arguments.pop(0)
@@ -165,3 +157,15 @@ def take_name(arguments: list[str]) -> str | None:
         if near and not follows:
             raise ConfigError(f"there is no experiment {arg!r}; did you mean {near[0]}?")
     return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    Parser(prog="jsrl list", description=__doc__).parse_args(arguments)
+    print(listing())
+    return 0
+
+
+def listing() -> str:
+    found = summaries()
+    width = max(map(len, found))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in found.items())

@@ -13,7 +13,6 @@ from jsrl.runs.runs import split_tag
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export and print the parity report."""
     parser = Parser(prog="jsrl export", description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument(

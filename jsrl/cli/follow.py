@@ -51,11 +51,7 @@ def follow_run(folder: RunFolder) -> None:
 
 
 def follow_group(group: Group) -> None:
-    """Show the running runs of a group, one after another, until none is left.
-
-    Raises:
-      ConfigError: none is running.
-    """
+    """Show the running runs of a group, one after another, until none is left."""
     shown = False
     while (folder := running_one(group)) is not None or read_state(group.path).is_running:
         if folder is not None:

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launcher | None]:
-    """Yield the launcher of the workers, if the options allow other hosts; None: processes of this host.
-
-    Raises:
-      ConfigError: this host cannot listen there, a host or JSRL_PORTS is invalid, or the experiment needs none.
-    """
+    """Yield the launcher of the workers, if the options allow other hosts; None: processes of this host."""
     if options.launcher != "local" and options.hosts is not None:
         raise ConfigError(f"--hosts cannot be combined with --launcher {options.launcher}; leave one of them out.")
     if options.listen is None and options.hosts is None and options.launcher == "local":
@@ -78,11 +74,7 @@ def notify(line: str) -> None:
 
 
 def engine_of(options: RunOptions, notify: Callable[[str], None]) -> tuple[Engine | None, str]:
-    """Return (the engine that starts the agents, IP address of this host); None: users start them.
-
-    Raises:
-      ConfigError: a host is invalid, cannot be resolved, or Ray has none.
-    """
+    """Return (the engine that starts the agents, IP address of this host); None: users start them."""
     if options.launcher == "ray":
         from jsrl.launch.hosts.ray import request_of
         from jsrl.launch.local.ray import Ray
@@ -104,11 +96,7 @@ def engine_of(options: RunOptions, notify: Callable[[str], None]) -> tuple[Engin
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Return (IP address, port) of `10.0.0.5` or `10.0.0.5:7000`; port 0: any.
-
-    Raises:
-      ConfigError: it is neither, or is a wildcard address.
-    """
+    """Return (IP address, port) of `10.0.0.5` or `10.0.0.5:7000`; port 0: any."""
     host, port = text, "0"
     if text.count(":") == 1 or "]:" in text:
         host, _, port = text.rpartition(":")
@@ -125,11 +113,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def source_address(hosts: str) -> str:
-    """Return this host's source IP address for packets to the first of some hosts.
-
-    Raises:
-      ConfigError: the host's name cannot be resolved.
-    """
+    """Return this host's source IP address for packets to the first of some hosts."""
     from jsrl.launch.local.facts import address_towards
     from jsrl.launch.local.ssh import resolved
 

@@ -18,7 +18,6 @@ from jsrl.errors import JsrlError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Join a run, and serve it until it ends; return the exit status."""
     parser = Parser(prog="jsrl join", description=__doc__)
     parser.add_argument(
         "key",
@@ -67,11 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def join(key: Path, name: str, patience_s: float, most: tuple[int, int] = (0, 0), drain_s: float = 30.0) -> int:
-    """Run the agent of this host, with at most `cores` cores and `memory_mb` MB of memory (0: all); see Agent.
-
-    Raises:
-      ConfigError: there is no key file in time, or it, the address in it, or JSRL_PORTS is invalid.
-    """
+    """Run the agent of this host, with at most `cores` cores and `memory_mb` MB of memory (0: all); see Agent."""
     from jsrl.launch.hosts.join_key import read_key
     from jsrl.launch.local.agent import Agent, agent_folder, check_address
     from jsrl.launch.memory_folder import own_memory_folder

@@ -18,7 +18,6 @@ LOOK_S, ASK_S = 0.2, 1.0  # intervals between checks of a log, and of the run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the end of a log, and new lines; return the exit status."""
     parser = run_parser("logs", __doc__)
     parser.add_argument(
         "worker", nargs="?", default=CONTROLLER, help="such as learner or actor-0 (default: controller)"
@@ -47,11 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def path_of(folder: RunFolder, worker: str) -> Path:
-    """Return the path of a worker's log.
-
-    Raises:
-      ConfigError: there is none; names the existing ones, and the host of a worker whose log is not here.
-    """
+    """Return the path of a worker's log."""
     names = log_names(folder.path)
     if worker in names:
         return log_path(folder.path, worker)

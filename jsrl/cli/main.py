@@ -51,6 +51,7 @@ DEV = {  # after `jsrl dev`
     "replay-update": "repeat the update of a failed run, and name the first operation that made a NaN",
 }
 
+FILES = {"list": "experiments"}  # of commands with another name than their file
 LOADING = "loading jsrl ..."
 
 
@@ -109,7 +110,7 @@ def _reader_has_gone() -> bool:
 def load(command: str) -> Any:
     """Return the module of a command."""
     with shown(LOADING):
-        return importlib.import_module(f"jsrl.cli.{command.replace('-', '_')}")
+        return importlib.import_module(f"jsrl.cli.{FILES.get(command, command.replace('-', '_'))}")
 
 
 @contextlib.contextmanager

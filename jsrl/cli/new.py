@@ -48,11 +48,7 @@ def jsrl_command() -> str:
 
 
 def write_project(folder: Path) -> list[Path]:
-    """Write the files of a new project, named by the last part of `folder`; return their paths.
-
-    Raises:
-      ConfigError: the name is not one of a Python module, or the folder exists and is not empty.
-    """
+    """Write the files of a new project, named by the last part of `folder`; return their paths."""
     there = folder.resolve()  # of `.` and `absent/..` as well
     name = there.name
     if keyword.iskeyword(name):

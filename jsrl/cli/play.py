@@ -92,11 +92,7 @@ class Window:
 
 
 def check_display() -> None:
-    """Check, before anything is loaded, that a window can be opened here.
-
-    Raises:
-      MissingExtra: pygame is not installed. ConfigError: this machine has no display.
-    """
+    """Check, before anything is loaded, that a window can be opened here."""
     if find_spec("pygame") is None:
         raise MissingExtra(f"a window needs pygame, which is not installed: {install_command('video')}")
     named = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))

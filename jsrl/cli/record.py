@@ -5,13 +5,51 @@ If several policies play, their first one is recorded. RUN@POLICY/TAG records an
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import use_working_directory
-from jsrl.cli.record_policy import record_policy
-from jsrl.errors import JsrlError, counted
-from jsrl.runs.runs import split_tag
+from jsrl.envs.base import VectorEnv, VectorGame
+from jsrl.envs.faults import endless_text
+from jsrl.envs.make import make
+from jsrl.errors import ConfigError, JsrlError, StreamTimeout, counted
+from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.experiment.policies import SEED_STRIDE
+from jsrl.experiment.settings import AUTO
+from jsrl.launch.recording_plan import begin_record
+from jsrl.launch.schemas import make_schemas
+from jsrl.metrics.metrics import Meter
+from jsrl.policy import Policy, load_players
+from jsrl.recordings.recordings import MANIFEST, read_manifest
+from jsrl.runs.runs import RunFolder, split_tag
+from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
+from jsrl.types import Trajectory, leaves, zeros
+from jsrl.workers.acting import Engine
+from jsrl.workers.actor.kind import KIND as ACTOR
+from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
+from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.actor.worker import Actor, ActorSettings
+from jsrl.workers.base import NullReporter
+from jsrl.workers.inline import InlineInference
+
+NAME = "record"
+
+
+class Recorded(NamedTuple):
+    """The result of a recording: seed, episodes, env steps and their mean return; text: its folder, and warnings."""
+
+    seed: int
+    episodes: int
+    env_steps: int
+    return_mean: float
+    text: str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,3 +90,166 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{recorded.env_steps:,} env steps, seed {recorded.seed}. {recorded.text}"
     )
     return 0
+
+
+def record_policy(
+    run: str,
+    folder: str | os.PathLike[str],
+    *,
+    tag: str = "best",
+    episodes: int = 100,
+    num_envs: int = 16,
+    rollout_length: int = 128,
+    seed: int | None = None,
+    sampled: bool = False,
+    limit_mb: int = 10_000,
+    runs_dir: str = "runs",
+) -> Recorded:
+    """Play a run's snapshot until `episodes` episodes have ended, and write every row to `folder`.
+
+    In environments with several policies all of them play, and the rows of one policy's seats are recorded. An actor plays,
+    as in a run; its params stay the same, and its trajectories go only to the recording.
+
+    Args:
+      run, tag, runs_dir: as for `load_policy`. folder: of the recording; an existing one of the same kind is extended.
+      num_envs, rollout_length: B and T of the trajectories.
+      seed: of environments and actions; None: 1, or the next one that the folder does not hold of this policy.
+      sampled: sample actions instead of taking the most likely ones. limit_mb: maximum size of the recording in MiB.
+
+    Raises:
+      ConfigError: there is no such run or tag. RecordingError, SpecMismatch: the folder holds something else.
+    """
+    _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed is {seed}; it must be 0 or more.")
+    folder = Path(folder).expanduser().absolute()  # an environment may change the working directory
+    name = f"{RunFolder.open(run, runs_dir).name}@{tag}"
+    held = read_manifest(folder).sources if (folder / MANIFEST).exists() else ()
+    seed = max((s.seed + 1 for s in held if s.name == name), default=1) if seed is None else seed
+    played = load_players(run, tag, runs_dir=runs_dir)
+    max_steps = played[0].experiment.evaluator.max_steps
+    e = _recorded(played[0].experiment, folder, num_envs, rollout_length)
+    schemas = make_schemas(e, played[0].spec, learns=False)
+    begin_record(e, schemas, name, seed, "sampled" if sampled else "greedy")
+    meter, warnings = Meter(ACTOR.prefix), list[str]()
+    limits: dict[str, Any] = {"limit_bytes": limit_mb * 2**20, "wait": True}
+    writer = RecordingWriter(folder, NAME, schemas.trajectory, meter=meter, warn=warnings.append, **limits)
+
+    def make_group() -> VectorEnv | VectorGame:
+        groups = {policy.view.group: policy.seats for policy in played if policy.view is not None}
+        return make(e.env, num_envs, seed, group=0, groups=groups or None)
+
+    settings = ActorSettings(rollout_length, poll_s=0.0, environment=str(e.env.id), mean_over=None)
+    facts = {"num_slots": num_envs, "sizes": [num_envs], "greedy": not sampled}
+    policies = [_acting(policy, number, e, seed, facts) for number, policy in enumerate(played)]
+    actor = Actor(NAME, settings, {0: make_group}, policies, NullReporter(), meter, writer)
+    actor.setup()
+    try:
+        return_mean, cut = _play(actor, episodes, rollout_length * num_envs, writer, max_steps * num_envs)
+    finally:
+        counts = actor.close()
+    if cut:
+        warnings.append(f"it was cut: {endless_text(played[0].spec.name, max_steps)}")
+    env_steps = writer.recorded * rollout_length * num_envs
+    return Recorded(seed, counts["episodes"], env_steps, return_mean, "; ".join([writer.summary, *warnings]))
+
+
+def _recorded(e: Experiment, folder: str | os.PathLike[str], num_envs: int, rollout_length: int) -> Experiment:
+    """Return an experiment as one serial actor that records to a folder."""
+    changes: dict[str, Any] = {"num_envs": num_envs, "batch_envs": None, "num_groups": 1, "num_actors": 1}
+    changes |= {"rollout_length": rollout_length, "placement": "serial", "env": e.evaluation_env}
+    e = dataclasses.replace(e, director=None, evaluator=EvaluatorConfig(enabled=False), stop_at_return=None)
+    return dataclasses.replace(e, **changes, learner=type(e.learner)(), replay=AUTO, recording=None, record=str(folder))
+
+
+def _acting(policy: Policy, number: int, e: Experiment, seed: int, facts: dict[str, Any]) -> ActingPolicy:
+    """Return a policy for an actor: the first one's rows are recorded, those of others are discarded."""
+    own = dataclasses.replace(e, agent=policy.experiment.agent)
+
+    def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
+        engine = Engine(policy.agent, policy.spec, seed=seed + SEED_STRIDE * number, policy=number, **facts)
+        params = FixedParams(policy.version, [np.array(leaf) for leaf in jax.tree.leaves(policy.params)])
+        schema = make_schemas(own, policy.spec, learns=False).trajectory
+        return InlineInference(engine, params, group_sizes), DiscardingProducer(schema)
+
+    return ActingPolicy(PolicySettings(number=number, view=policy.view), connect)
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1.")
+
+
+def _play(actor: Actor, episodes: int, rows: int, writer: RecordingWriter, limit: int) -> tuple[float, bool]:
+    """Step until enough episodes have ended and the trajectory with the last one's end is complete.
+
+    Returns:
+      Their mean return, and whether they were cut: no episode ended within `limit` env steps.
+    """
+    played = ended = since = 0
+    while writer.dropped == 0:
+        played += actor.step()
+        if played % rows == 0:
+            metrics, counts = actor.report()
+            if counts["episodes"] > ended:
+                ended, since = counts["episodes"], played
+            cut = played - since >= limit
+            if ended >= episodes or cut:
+                return metrics.get("actor/return_mean", float("nan")), cut
+    return float("nan"), False
+
+
+class FixedParams:
+    """A ParamsSubscriber whose params never change."""
+
+    def __init__(self, version: int, values: list[np.ndarray]) -> None:
+        self._newest: tuple[int, list[np.ndarray]] | None = (version, values)
+
+    def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
+        """Return the params the first time, then None."""
+        newest, self._newest = self._newest, None
+        return newest
+
+    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
+        """Refuse: there will be no newer params."""
+        raise StreamTimeout(f"params of {min_updates} updates were asked for, but a recorded policy does not learn.")
+
+    def close(self) -> None:
+        """Close."""
+
+
+class DiscardingProducer:
+    """A SampleProducer that discards its trajectories: one buffer, reused."""
+
+    def __init__(self, spec: Trajectory) -> None:
+        self._spec, self._trajectory, self._sequence = spec, zeros(spec), 0
+
+    def reserve(self, timeout_s: float) -> DiscardedBlock:
+        """Return the buffer, zero-filled."""
+        for leaf in leaves(self._trajectory):
+            leaf[...] = 0
+        self._sequence += 1
+        return DiscardedBlock(self._trajectory, self._sequence - 1)
+
+    def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
+        return self.reserve(timeout_s).commit(group)
+
+    def mark_lost(self, reason: str) -> None:
+        """Do nothing: there is no consumer."""
+
+    def close(self) -> None:
+        """Close."""
+
+
+class DiscardedBlock:
+    """Memory for one trajectory that is discarded."""
+
+    def __init__(self, trajectory: Trajectory, sequence: int) -> None:
+        self.trajectory, self._sequence = trajectory, sequence
+
+    def commit(self, group: int, origin: Origin | None = None) -> Entry:
+        return Entry(ProducerId(NAME, 0), group, self._sequence, origin)
+
+    def abandon(self) -> None:
+        """Do nothing."""

@@ -45,11 +45,7 @@ class Replay(NamedTuple):
 
 
 def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
-    """Repeat the failed update of a run; `policy`: name of a policy other than the first.
-
-    Raises:
-      ConfigError: there is no such run or policy, or none of its updates failed.
-    """
+    """Repeat the failed update of a run; `policy`: name of a policy other than the first."""
     import jax
 
     from jsrl.parallel import data_parallel
@@ -181,7 +177,6 @@ def report(replay: Replay) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Replay, and print; return the exit status."""
     parser = Parser(prog="jsrl dev replay-update", description=__doc__)
     parser.add_argument("run", help="a run folder, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
     parser.add_runs_dir()

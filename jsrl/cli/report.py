@@ -65,10 +65,6 @@ def _write(runs: Sequence[Run], options: argparse.Namespace) -> str:
 
 
 def check_folder(file: str | Path | None, option: str) -> None:
-    """Refuse a file (None: there is none) in a folder that does not exist.
-
-    Raises:
-      ConfigError: it does not; the message names the option that sets the file.
-    """
+    """Refuse a file (None: there is none) in a folder that does not exist."""
     if file is not None and not (folder := Path(file).absolute().parent).is_dir():
         raise ConfigError(f"there is no folder {folder}; make it, or give another file with {option}.")

@@ -13,11 +13,10 @@ from typing import Any
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import show_error, user_path
-from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
+from jsrl.cli.command_line import check_needs
+from jsrl.cli.experiments import listing, load, summaries, take_name, use_working_directory
 from jsrl.cli.hosts import launcher_of
-from jsrl.cli.list import listing
 from jsrl.cli.main import LOADING, shown
-from jsrl.cli.needs import check_needs
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
@@ -28,7 +27,6 @@ from jsrl.runs.groups import Group, find_group
 
 
 def usage() -> str:
-    """Return the usage line."""
     return "usage: jsrl run NAME [--option value ...]"
 
 
@@ -60,11 +58,7 @@ def resumed_group(arguments: Sequence[str]) -> Group | None:
 
 
 def run_missing(group: Group, args: Sequence[str], hooks: Sequence[Any]) -> int:
-    """Run the missing runs of a group.
-
-    Raises:
-      ConfigError: another option is given that would change its runs.
-    """
+    """Run the missing runs of a group."""
     from jsrl.cli.seeds import ON_RESUME, run_group
 
     asked = cli.parse(args, load(group.experiment))
@@ -150,7 +144,6 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
 
 
 def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
-    """Plan, or run."""
     with shown(LOADING):
         from jsrl.launch.run import run
         from jsrl.runs.process import ProcessIdentity
@@ -187,11 +180,7 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
 
 
 def settled_args(asked: cli.CommandLine) -> list[str]:
-    """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs.
-
-    Raises:
-      ConfigError: its runs cannot work; the message says what would.
-    """
+    """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs."""
     from jsrl.launch.plan import make_plan, settle
 
     experiment = fastest(asked)

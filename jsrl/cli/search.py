@@ -24,17 +24,18 @@ from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.slurm import need_sbatch, submitted
 from jsrl.errors import ConfigError, JsrlError, TrialsFailed, counted
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import Option, SlurmOptions, option_lines, options_of
+from jsrl.experiment.options import Option, SlurmOptions, options_of
 from jsrl.field_names import suggesting
 from jsrl.fields import option
 from jsrl.launch.hosts.slurm import SlurmSearch, search_script
 from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
 from jsrl.tuning.child import Lines
-from jsrl.tuning.page import best_first, page, rows, text_table
+from jsrl.tuning.page import best_first, page, trials_table
 from jsrl.tuning.ranges import Range, parse_space
 from jsrl.tuning.study import RUNS, Search, SearchOptions, Setup, held, require_optuna
 
+MOST_TRIALS = 20  # in the table
 FILE, PAGE = "search.json", "search.html"  # in the folder of a search
 ON_RESUME = {"resume", "trials", "parallel", "part", "launcher"}
 WHERE = ("launcher", "slurm", "part")  # options of a command, which a search does not keep
@@ -51,22 +52,10 @@ class SearchCommand(SearchOptions):
     slurm: SlurmOptions = dataclasses.field(default_factory=SlurmOptions)
 
 
-def usage() -> str:
-    """Return the help: the search's own options."""
-    lines = [
-        "usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]",
-        "",
-        *(__doc__ or "").splitlines(),
-    ]
-    lines += ["", *(line for option in options_of(SearchCommand()).values() for line in option_lines(option))]
-    return "\n".join([*lines, "", "Every option of `jsrl run NAME` that belongs to the experiment may be given, too."])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search, or continue a search; return the exit status."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     if not args or {"-h", "--help", "--help-all"} & set(args):
-        print(usage())
+        print(cli.help_of("usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]", __doc__, SearchCommand()))
         return 0
     use_working_directory()
     try:
@@ -100,7 +89,6 @@ class ParsedSearch:
     folder: Path
 
     def go(self) -> int:
-        """Run the trials and show the results, or submit them; return the exit status."""
         if self.options.launcher == "slurm":
             return self.submit()
         e = self.experiment
@@ -127,7 +115,6 @@ class ParsedSearch:
         return 0 if self.best(search.study) else 1
 
     def submit(self) -> int:
-        """Submit an array of jobs that run the trials; return the exit status."""
         with held(self.folder):  # else the jobs that run it would be taken for dead
             search = SlurmSearch(self.folder, self.options.parallel, sys.executable, self.options.slurm)
         path = Path(f"{search.file}.sh")
@@ -141,10 +128,9 @@ class ParsedSearch:
         args = self.args(values)
         cli.parse(args[1:], load(self.name))
         own = ["--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
-        return [sys.executable, "-P", "-m", "jsrl.cli.run_child", str(os.getpid()), *args, *own]
+        return [sys.executable, "-P", "-m", "jsrl.cli.child", str(os.getpid()), *args, *own]
 
     def args(self, values: dict[str, str]) -> list[str]:
-        """Return the arguments of `jsrl run` for some values."""
         varied = [arg for option, value in values.items() for arg in (f"--{option}", value)]
         return [self.name, *cli.spelled(self.experiment, load(self.name)), *varied]
 
@@ -156,11 +142,10 @@ class ParsedSearch:
         return "jsrl run " + shlex.join(self.args({r.option: r.text(first.params[r.option]) for r in self.ranges}))
 
     def show(self, study: Any) -> None:
-        """Print the table and the best trial's command; write the page."""
         command = self.best(study)
         (self.folder / PAGE).write_text(page(f"{self.name}: {self.folder.name}", study, self.ranges, command))
-        table = rows(study, self.ranges)
-        print("\n" + text_table(table) if len(table) > 1 else "\nno trial has ended yet")
+        table = trials_table(study, self.ranges)
+        print(f"\n{table.text(MOST_TRIALS)}" if table.rows else "\nno trial has ended yet")
         print(f"\npage: {self.folder / PAGE}")
         if command:
             print(f"to repeat the best trial: {command}")
@@ -250,9 +235,6 @@ def checked_space(asked: cli.CommandLine, default: Experiment) -> list[Range]:
 
     Args:
       asked: the command line. default: the experiment without its options.
-
-    Raises:
-      ConfigError: an unknown option, an invalid value, or nothing that could be compared.
     """
     experiment, options = asked.experiment, asked.run
     if not experiment.evaluator.enabled:
@@ -292,7 +274,6 @@ def range_text(r: Range) -> str:
 
 
 def make_folder(root: Path, experiment: str, name: str | None) -> Path:
-    """Make the folder of a new search."""
     if name is not None and not re.fullmatch(r"[\w.+=,-]+", name):
         raise ConfigError(f"{name!r} cannot name a search: use letters, digits and _ . + = , - (no slashes).")
     folder = root / experiment / (name or time.strftime("%Y%m%d-%H%M%S"))

@@ -34,16 +34,12 @@ OWN = (
     *("tune", "tune-minutes", "launcher", "slurm", "ray", "print"),
 )
 ON_RESUME = {"resume", "jobs", "display", "runs-dir", "detach"}
-CHILD = (sys.executable, "-P", "-m", "jsrl.cli.run_child")
+CHILD = (sys.executable, "-P", "-m", "jsrl.cli.child")
 POLL_S, STOP_LOOK_S, LEAVE_S = 0.1, 1.0, 5.0
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds of `0-4` or `1,5,9`.
-
-    Raises:
-      ConfigError: it is neither, or names a seed twice.
-    """
+    """Return the seeds of `0-4` or `1,5,9`."""
     try:
         if "-" in text:
             first, last = map(int, text.split("-"))
@@ -59,11 +55,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check(asked: cli.CommandLine) -> None:
-    """Refuse options that exclude several seeds.
-
-    Raises:
-      ConfigError: one is given.
-    """
     options = asked.run
     parse_seeds(options.seeds)
     if options.listen or options.hosts:
@@ -88,9 +79,6 @@ def new_group(name: str, args: Sequence[str], asked: cli.CommandLine, more: Call
     Args:
       name: of the experiment. args: the rest of the command line. asked: the parsed command line.
       more: returns further options of every run; called once nothing else is wrong.
-
-    Raises:
-      ConfigError: one of its folders exists and may not be overwritten, or is invalid.
     """
     options, seeds = asked.run, parse_seeds(asked.run.seeds)
     path = group_path(asked)
@@ -113,18 +101,12 @@ def new_group(name: str, args: Sequence[str], asked: cli.CommandLine, more: Call
 
 
 def group_path(asked: cli.CommandLine) -> Path:
-    """Return the folder of the group.
-
-    Raises:
-      ConfigError: its name is invalid as a folder.
-    """
     options, name = asked.run, asked.run.run_name or new_run_name()
     check_run_name(f"{name}-seed{max(parse_seeds(options.seeds))}")
     return Path(options.runs_dir).expanduser().absolute() / asked.experiment.name / name
 
 
 def remove(group: Group) -> None:
-    """Delete a group and its runs, as far as they exist."""
     for path in (group.path, *map(group.folder, group.seeds)):
         if path.exists():
             shutil.rmtree(path)
@@ -232,11 +214,7 @@ class Seeds:
 
 
 def run_group(group: Group, at_once: int, display: str, *, hidden: bool) -> int:
-    """Run the missing runs of a group, and print its table; return the exit status.
-
-    Raises:
-      ConfigError: it is running already, or its folder cannot be written.
-    """
+    """Run the missing runs of a group, and print its table; return the exit status."""
     new = not group.path.exists()
     made = [path for path in (group.path.parent, group.runs_dir) if not path.exists()]
     try:

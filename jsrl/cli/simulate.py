@@ -24,18 +24,17 @@ from typing import TYPE_CHECKING
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser, show_error, user_path
+from jsrl.cli.command_line import check_used
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError, counted
 from jsrl.experiment import Experiment
 
 if TYPE_CHECKING:
-    from jsrl.simulation.times import ServiceTimes
+    from jsrl.tools.simulation.times import ServiceTimes
 
 
 def parser() -> Parser:
-    """Return the parser of the options besides those of `jsrl run`."""
     made = Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -72,7 +71,6 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Calibrate or simulate; return the exit status."""
     own, args = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
     use_working_directory()
     try:
@@ -101,11 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(own: argparse.Namespace) -> None:
-    """Refuse numbers that no run can have, and files in folders that do not exist, before anything takes time.
-
-    Raises:
-      ConfigError: the message names the option.
-    """
+    """Refuse numbers that no run can have, and files in folders that do not exist, before anything takes time."""
     least = {"trial_seconds": 0.1, "seconds": 0.1, "fan_out": 0, "deaths_per_hour": 0, "restart_s": 0}
     for name, low in least.items():
         value = getattr(own, name)
@@ -118,7 +112,7 @@ def _check(own: argparse.Namespace) -> None:
 def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> None:
     """Write the service times of an experiment, or of a run."""
     from jsrl.launch.plan import settle
-    from jsrl.simulation.calibration import INLINE, SERVED, calibrate, from_run
+    from jsrl.tools.simulation.calibration import INLINE, SERVED, calibrate, from_run
 
     if own.run is not None:
         times = from_run(own.run, asked.run.runs_dir)
@@ -135,15 +129,15 @@ def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> Non
 
 def _warn(times: ServiceTimes) -> None:
     """Say that times were measured on a busy machine, if they were."""
-    from jsrl.simulation.speed import disturbed
+    from jsrl.tools.simulation.speed import disturbed
 
     if why := disturbed(times):
         print(f"warning: {why}.", file=sys.stderr)
 
 
 def _show_speed(path: Path) -> None:
-    from jsrl.simulation.speed import core_speed
-    from jsrl.simulation.times import read_times
+    from jsrl.tools.simulation.speed import core_speed
+    from jsrl.tools.simulation.times import read_times
 
     print(f'"core_speed": {core_speed(read_times(path)):.2f}  (this machine, over the one of {path})')
 
@@ -153,11 +147,11 @@ def _simulate(own: argparse.Namespace, experiment: Experiment, hosts: str, path:
     from jsrl.launch.hosts.facts import read_hosts
     from jsrl.launch.hosts.layout import layout_text
     from jsrl.launch.plan import settle
-    from jsrl.simulation.outcome import simulate
-    from jsrl.simulation.page import page, summary
-    from jsrl.simulation.speed import interval
-    from jsrl.simulation.system import lay_out_on
-    from jsrl.simulation.times import read_times
+    from jsrl.tools.simulation.outcome import simulate
+    from jsrl.tools.simulation.page import page, summary
+    from jsrl.tools.simulation.speed import interval
+    from jsrl.tools.simulation.system import lay_out_on
+    from jsrl.tools.simulation.times import read_times
 
     facts, times = read_hosts(hosts), read_times(path)
     experiment, chosen = settle(experiment)

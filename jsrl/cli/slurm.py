@@ -40,11 +40,7 @@ SUBMIT_S = 60.0
 
 
 def is_allocated(asked: CommandLine) -> bool:
-    """Return whether this is a Slurm job with other nodes, in which the run begins.
-
-    Raises:
-      ConfigError: an option has no effect there; the message names it.
-    """
+    """Return whether this is a Slurm job with other nodes, in which the run begins."""
     options = asked.run
     if options.print or options.seeds or not (nodes := other_nodes()):
         return False
@@ -62,9 +58,6 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
 
     Args:
       name: of the experiment. args: the rest of the command line. asked: the parsed command line.
-
-    Raises:
-      ConfigError: there is no Slurm here, it refused a job, it has a job of this run already, or an option excludes it.
     """
     options = asked.run
     refuse(name, options, ("resume", "listen", "hosts", "tune", "plan"))
@@ -94,11 +87,7 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
 
 
 def refuse(name: str | None, options: RunOptions, names: Sequence[str]) -> None:
-    """Refuse options that exclude --launcher slurm.
-
-    Raises:
-      ConfigError: one is given, or no experiment is named.
-    """
+    """Refuse options that exclude --launcher slurm."""
     wrong = [arg for arg in names if getattr(options, arg)]
     if wrong or name is None:
         raise ConfigError(
@@ -108,11 +97,6 @@ def refuse(name: str | None, options: RunOptions, names: Sequence[str]) -> None:
 
 
 def need_sbatch() -> None:
-    """Check that there is Slurm.
-
-    Raises:
-      ConfigError: there is none.
-    """
     if shutil.which("sbatch") is None:
         raise ConfigError(
             "there is no sbatch here; call this on a login node of the cluster, or add --print for the script."
@@ -120,11 +104,7 @@ def need_sbatch() -> None:
 
 
 def submitted(path: Path, script: str, commands: Sequence[Sequence[str]]) -> list[str]:
-    """Write a script and submit it; return sbatch's answer to each command.
-
-    Raises:
-      ConfigError: a command was refused; if it was the first, the script is deleted.
-    """
+    """Write a script and submit it; return sbatch's answer to each command."""
     path.write_text(script)
     outputs: list[str] = []
     for command in commands:
@@ -138,11 +118,7 @@ def submitted(path: Path, script: str, commands: Sequence[Sequence[str]]) -> lis
 
 
 def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
-    """Print the script of a group, or submit an array with a job for each seed that has no job and no intended end.
-
-    Raises:
-      ConfigError: as for `submit`; the group was submitted with other options, or would be overwritten while it has jobs.
-    """
+    """Print the script of a group, or submit an array with a job for each seed that has no job and no intended end."""
     options = asked.run
     check(asked)
     earlier = read_group(group_path(asked)) if options.run_name else None

@@ -109,7 +109,6 @@ def below(folder: Path) -> list[Path]:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as indented JSON."""
     return json.dumps(json_ready(value), indent=2)
 
 
@@ -167,7 +166,6 @@ def resume_command(folder: Path, state: RunState) -> str | None:
 
 
 def text(folder: RunFolder) -> str:
-    """Return the state of a run, as text."""
     state = read_state(folder.path)
     seen = moment(folder.path, state)
     lines = [
@@ -208,7 +206,6 @@ def headline(state: RunState) -> str:
 
 
 def progress(state: RunState, seen: DisplayState | None) -> str:
-    """Return the progress of a run."""
     if "env_steps" in state.result:
         r = state.result
         return (
@@ -305,5 +302,4 @@ def table(folders: Sequence[Path]) -> str:
             continue
         rows.append((row.state == RUNS, (RunFolder(path).name, row.state, *row.cells)))
     rows.sort(key=lambda row: not row[0])
-    shown = Table(TITLES, [cells for _, cells in rows[:MOST_RUNS]]).text()
-    return shown + (f"\n(and {len(rows) - MOST_RUNS} older)" if len(rows) > MOST_RUNS else "")
+    return Table(TITLES, [cells for _, cells in rows]).text(MOST_RUNS)

@@ -115,11 +115,7 @@ def revoke(folder: RunFolder, host: str) -> str:
 
 
 def cancel(job: str) -> str:
-    """Cancel a waiting job, and the jobs of its actor hosts; return what was done.
-
-    Raises:
-      ConfigError: Slurm refused.
-    """
+    """Cancel a waiting job, and the jobs of its actor hosts; return what was done."""
     name = ask("squeue", "-h", "-j", job, "-o", "%j")
     if ask("scancel", job) is None:
         raise ConfigError(f"Slurm did not cancel job {job}; look at squeue, or try scancel {job}.")
@@ -129,11 +125,7 @@ def cancel(job: str) -> str:
 
 
 def cancelled(group: Group) -> list[RunFolder]:
-    """Cancel the waiting jobs of a group in Slurm's queue; return the running runs, which must be stopped.
-
-    Raises:
-      ConfigError: no job waits and no run is running.
-    """
+    """Cancel the waiting jobs of a group in Slurm's queue; return the running runs, which must be stopped."""
     waiting = [job for job in group.jobs if ask("squeue", "-h", "-j", job, "-t", "PENDING", "-o", "%i")]
     for job in waiting:
         ask("scancel", "--state=PENDING", job)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser, show_error, user_path
+from jsrl.cli.command_line import check_used
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.tuning.advice import Measurements, advise
@@ -25,7 +25,6 @@ OF_TUNING = ("tune", "tune-minutes")  # options of `jsrl run` that a tuning uses
 
 
 def parser() -> Parser:
-    """Return the parser of the options besides those of `jsrl run`."""
     made = Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -56,7 +55,6 @@ def command(name: str, args: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tune, or give advice from a file; return the exit status."""
     own, args = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
     use_working_directory()
     try:

@@ -11,7 +11,6 @@ from jsrl.report.server import Server
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve the pages until Ctrl-C; return the exit status."""
     parser = Parser(prog="jsrl watch", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="folder of the runs (default: runs)")
     parser.add_argument("--port", type=int, default=8010, help="port on 127.0.0.1 (0: any that is free)")

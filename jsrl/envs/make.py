@@ -12,13 +12,11 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
-from jsrl.envs.adapters.pettingzoo import is_pettingzoo, make_pettingzoo
 from jsrl.envs.base import Episode, VectorEnv, VectorGame
 from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_module, split_wrapper
 from jsrl.envs.contract import CheckedVector
 from jsrl.envs.faults import in_making
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
-from jsrl.envs.probes import make_probe
 from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs, close_quietly
 from jsrl.envs.rows import slot_seeds
 from jsrl.envs.sync import SyncVectorEnv
@@ -41,6 +39,15 @@ GYMNASIUM_GAME = (
     ". The preprocessing of env.atari (grey stacked frames, no-ops, FIRE) does not apply here: these are Gymnasium's "
     "environments, with sticky actions of probability 0.25 unless env.kwargs sets repeat_action_probability"
 )
+# makers of vectors, imported where an environment needs one
+ADAPTERS = {
+    "probe": "jsrl.games.probes:make_probe",
+    "envpool": "jsrl.envs.adapters.envpool:make_pool",
+    "atari": "jsrl.envs.adapters.atari:make_atari",
+    "pettingzoo": "jsrl.envs.adapters.pettingzoo:make_pettingzoo",
+}
+# names of the base classes of PettingZoo's environments, also of those without `possible_agents`
+PETTINGZOO_BASES = ("ParallelEnv", "AECEnv")
 JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
 
@@ -127,25 +134,33 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
     scheme = config.id.partition(":")[0]
     if scheme == "probe":
         _refuse_wrappers(config)
-        return make_probe(config, num_envs, seed, group)
+        return adapter(scheme)(config, num_envs, seed, group)
     if scheme in SUITES:
         _refuse_wrappers(config)
         return cast(VectorEnv, make_by_scheme(config, num_envs, seed, group, groups))
     if scheme == "envpool" or config.backend == "envpool":
-        from jsrl.envs.adapters.envpool import make_pool
-
         _refuse_wrappers(config)
         _refuse_reseeding(config)
-        return make_pool(config, num_envs, seed, group)
+        return adapter("envpool")(config, num_envs, seed, group)
     config = without_module(config)
     if config.id.startswith("ALE/") and config.backend in ("auto", "native") and not config.wrappers:
-        from jsrl.envs.adapters.atari import make_atari
-
         _refuse_reseeding(config)
-        return make_atari(config, num_envs, seed, group)
+        return adapter("atari")(config, num_envs, seed, group)
     if ":" in config.id:
         return _from_factory(config, num_envs, seed, group, groups=groups)
     return _from_registry(config, num_envs, seed, group)
+
+
+def adapter(name: str) -> Callable[..., VectorEnv]:
+    """Return the function that makes vectors of one suite."""
+    return cast(Callable[..., VectorEnv], import_target(ADAPTERS[name]))
+
+
+def is_pettingzoo(factory: Any) -> bool:
+    """Return whether a factory is a class of environments in one of PettingZoo's forms."""
+    if not inspect.isclass(factory):
+        return False
+    return hasattr(factory, "possible_agents") or any(base.__name__ in PETTINGZOO_BASES for base in factory.__mro__)
 
 
 def make_spec(config: EnvConfig) -> EnvSpec | GameSpec:
@@ -163,6 +178,7 @@ def import_modules(config: EnvConfig) -> None:
         import_target(target)
     scheme = config.id.partition(":")[0]
     if scheme == "probe":
+        import_target(ADAPTERS[scheme])
         return
     if scheme in SUITES:
         import_suite(config)
@@ -242,7 +258,7 @@ def _from_factory(
     factory = factory or import_target(config.id)
     if is_pettingzoo(factory):
         _refuse_wrappers(config)
-        return cast(VectorEnv, make_pettingzoo(config, num_envs, seed, group, groups, factory=factory))
+        return adapter("pettingzoo")(config, num_envs, seed, group, groups, factory=factory)
     if not callable(factory):
         raise ConfigError(f"{config.id!r} is {type(factory).__name__}; expected a function or class to call")
     try:

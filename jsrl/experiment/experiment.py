@@ -20,6 +20,7 @@ from jsrl.experiment.checks import check, leaves_host, split_bind
 from jsrl.experiment.numbers import fitting_envs
 from jsrl.experiment.policies import PolicyConfig, Seed
 from jsrl.experiment.settings import (
+    ANY_HOSTS,
     AUTO,
     ActorConfig,
     DeadlineConfig,
@@ -97,7 +98,7 @@ class Experiment:
     encrypt: bool = option(False, "With transport zeromq: encrypted streams over TCP, even on loopback, instead of "
         "Unix sockets.")
     compress: bool = option(False, "Compress trajectories and requests that go over TCP (to other hosts) with LZ4, for "
-        "links slower than the cores.")
+        "links slower than the cores.", needs=(*ANY_HOSTS, "--encrypt", "--bind"))
     deterministic: bool = option(False, "Give the same bits with any placement and number of actors; num_groups must "
         "be the same. Groups are never merged, and are processed in order. Serial placement always does this, on a GPU "
         "up to rounding.")

@@ -9,16 +9,18 @@ import re
 import shutil
 import textwrap
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment.numbers import ALL, followed
-from jsrl.experiment.settings import AUTO
+from jsrl.experiment.settings import ANY_HOSTS, AUTO, JOINED
 from jsrl.field_names import elsewhere, suggesting
 from jsrl.fields import PositiveInt, option, type_hints
 from jsrl.references.reference import is_equal
+
+PLACED = (*ANY_HOSTS, "--hosts-file")
 
 
 # fmt: off
@@ -104,38 +106,38 @@ class RunOptions:
     plan: bool = option(False, "Print the workers, streams and memory of the run, and do not run; `--plan graph.svg` "
         "also draws them.")
     plan_file: str | None = option(None, "With --plan FILE.svg: that file.", in_python=True)
-    hosts_file: str | None = option(None, "With --plan: show on which hosts of this JSON file the workers would run; "
-        "the first entry is the host of `jsrl run`.")
+    hosts_file: str | None = option(None, "show on which hosts of this JSON file the workers would run; the first entry is "
+        "the host of `jsrl run`.", needs=("--plan",))
     listen: str | None = option(None, "Let other hosts run workers: IP address of this host, with a port or without, "
         "at which they join (`jsrl join`).")
-    num_hosts: int = option(1, "With --listen, --launcher slurm or --launcher ray: how many other hosts to wait for.")
-    min_hosts: int | None = option(None, "With --listen, --hosts or --launcher slurm: start when this many have "
-        "joined; others may come later (default: all).")
-    join_key: str | None = option(None, "With --listen, --hosts or --launcher ray: the key file that hosts join with "
-        "(default: RUNS_DIR/join-ADDRESS.key).")
+    num_hosts: int = option(1, "how many other hosts to wait for.",
+        needs=("--listen", "--launcher ray", "--launcher slurm without --seeds"))
+    min_hosts: int | None = option(None, "start when this many have joined; others may come later (default: "
+        "all).", needs=("--listen", "--hosts", "--launcher slurm without --seeds"))
+    join_key: str | None = option(None, "the key file that hosts join with (default: RUNS_DIR/join-ADDRESS.key).",
+        needs=JOINED)
     launcher: typing.Literal["local", "slurm", "ray"] = option("local", "slurm: submit a job for the controller and an "
         "array of num-hosts jobs for the actors, and return; inside a job of several nodes: run on these nodes. ray: "
         "Ray gives num-hosts nodes for the workers of a run that stays here.")
-    print: bool = option(False, "With --launcher slurm: print the script, and submit nothing.")
-    slurm: SlurmOptions = SlurmOptions()
-    ray: RayOptions = RayOptions()
+    print: bool = option(False, "print the script, and submit nothing.", needs=("--launcher slurm",))
+    slurm: SlurmOptions = option(SlurmOptions(), needs=("--launcher slurm",))
+    ray: RayOptions = option(RayOptions(), needs=("--launcher ray",))
     hosts: str | None = option(None, "Run workers on these hosts, such as a,b,me@10.0.0.7. They are reached by ssh, "
         "which must not ask for a password.")
-    keep_here: tuple[str, ...] = option((), "With other hosts: kinds of workers to keep on this host, such as "
-        "inference.")
-    learner_on: str | None = option(None, "With other hosts: the name of the host that trains (default: this one, or "
-        "if only others have GPUs, one of these).")
-    host_python: str | None = option(None, "With --hosts or --launcher ray: the Python interpreter there that has jsrl "
-        "(default: the path of this one).")
-    join_s: float = option(600.0, "With --listen, --hosts or --launcher ray: how long to wait for them, in seconds.")
+    keep_here: tuple[str, ...] = option((), "kinds of workers to keep on this host, such as inference.", needs=PLACED)
+    learner_on: str | None = option(None, "the name of the host that trains (default: this one, or if only others have "
+        "GPUs, one of these).", needs=PLACED)
+    host_python: str | None = option(None, "the Python interpreter there that has jsrl (default: the path of this one).",
+        needs=("--hosts", "--launcher ray"))
+    join_s: float = option(600.0, "how long to wait for them, in seconds.", needs=JOINED)
     seeds: str | None = option(None, "A run for each seed, such as 0-4 or 1,5,9, and one table; with --launcher slurm "
         "one array of jobs.")
-    jobs: PositiveInt = option(1, "With --seeds: how many run at once.")
+    jobs: PositiveInt = option(1, "how many run at once.", needs=("--seeds",))
     profile: str = option("auto", "Settings that a tuning found: auto (those of this machine and experiment, if any), "
         "none, or a file.")
     tune: bool = option(False, "Find this machine's fastest settings first, keep them as its profile, and run with "
         "them.")
-    tune_minutes: float = option(3.0, "With --tune: time for the tuning, in minutes.")
+    tune_minutes: float = option(3.0, "time for the tuning, in minutes.", needs=("--tune",))
 
 
 # fmt: on
@@ -171,13 +173,18 @@ CHAPTERS = {  # of the options without a part
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its name without dashes, type, default, help text, and whether the command line offers it."""
+    """One option: its name without dashes, type, default, help text, whether the command line offers it, and what it needs.
+
+    Attributes:
+      needs: it has an effect only with one of these options, such as `--hosts`.
+    """
 
     name: str
     kind: Any
     default: Any
     text: str
     offered: bool = True
+    needs: tuple[str, ...] = ()
 
 
 def offered_options(*values: Any) -> dict[str, Option]:
@@ -185,7 +192,7 @@ def offered_options(*values: Any) -> dict[str, Option]:
     return {name: option for value in values for name, option in options_of(value).items() if option.offered}
 
 
-def options_of(value: Any, prefix: str = "", offered: bool = True) -> dict[str, Option]:
+def options_of(value: Any, prefix: str = "", offered: bool = True, needs: tuple[str, ...] = ()) -> dict[str, Option]:
     """Return every option of a config value (a dataclass instance), by name.
 
     `offered`: the command line has those that it can read, and that are not `in_python`.
@@ -195,6 +202,7 @@ def options_of(value: Any, prefix: str = "", offered: bool = True) -> dict[str, 
     texts, hints = field_texts(cls), type_hints(cls)
     for field in dataclasses.fields(value):
         name = f"{prefix}{field.name.replace('_', '-')}"
+        needed = field.metadata.get("needs") or needs
         default, here = getattr(value, field.name), offered and not field.metadata.get("in_python")
         if hasattr(value, "buffer") and field.name == "replay":
             default = value.buffer
@@ -204,36 +212,21 @@ def options_of(value: Any, prefix: str = "", offered: bool = True) -> dict[str, 
         if (dataclasses.is_dataclass(default) and not isinstance(default, type) and hints[field.name] is not Any) or (
             field.name in ("agent", "director") and dataclasses.is_dataclass(default)
         ):
-            options |= options_of(default, f"{name}.", here)
+            options |= options_of(default, f"{name}.", here, needed)
         elif field.name == "policies" and isinstance(default, dict) and default:
             for policy, config in default.items():
                 options |= options_of(config, f"{name}.{policy.replace('_', '-')}.", here)
         else:
             kind = hints[field.name]
             here = here and field.name not in ("agent", "director", "policies")  # empty: only Python can give one
-            options[name] = Option(name, kind, default, texts.get(field.name, ""), here)
+            options[name] = Option(name, kind, default, texts.get(field.name, ""), here, needed)
     return options
 
 
 def field_texts(cls: type) -> dict[str, str]:
-    """Return the help text of each field: of `option`, or of its entry under `Attributes:` in the docstring."""
-    entries = _attribute_entries(inspect.getdoc(cls) or "")
-    return entries | {f.name: f.metadata["help"] for f in dataclasses.fields(cls) if "help" in f.metadata}
-
-
-def _attribute_entries(doc: str) -> dict[str, str]:
-    """Read `name, other: text` and `name: text. other: text.` entries of an Attributes section."""
-    _, found, section = doc.partition("Attributes:")
-    if not found:
-        return {}
-    flat = " ".join(section.split())
-    pattern = re.compile(r"(?:(?<=^)|(?<=[.)] ))((?:[a-z_]+(?:, )?)+): ")
-    pieces = pattern.split(flat)
-    texts: dict[str, str] = {}
-    for names, text in zip(pieces[1::2], pieces[2::2], strict=False):
-        for name in names.split(", "):
-            texts[name] = text.strip()
-    return texts
+    """Return the help text of each field; one that a subclass gives another default keeps its text."""
+    bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
+    return {f.name: f.metadata["help"] for base in bases for f in dataclasses.fields(base) if "help" in f.metadata}
 
 
 def nearest(name: str, options: dict[str, Option]) -> list[str]:
@@ -334,6 +327,8 @@ def _option_line(option: Option) -> str:
 
 def _explained(option: Option, text: str) -> str:
     """Return the text as a sentence, with the choices that it does not mention."""
+    if option.needs:
+        text = f"with {either(option.needs)}: {text[:1].lower()}{text[1:]}"
     choices = typing.get_args(option.kind) if typing.get_origin(option.kind) is typing.Literal else ()
     first = re.split(r"[ ,:]", text)[0]
     if first.isalpha() and first not in (*choices, str(option.default)):
@@ -341,6 +336,12 @@ def _explained(option: Option, text: str) -> str:
     if not choices or str(choices[0]) in text:
         return text
     return f"{' | '.join(map(str, choices))}. {text}" if text else " | ".join(map(str, choices))
+
+
+def either(names: Sequence[str]) -> str:
+    """Return names as text: `a, b or c`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _shown(option: Option) -> str:

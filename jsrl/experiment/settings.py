@@ -17,6 +17,7 @@ from jsrl.fields import (
     PositiveFinite,
     PositiveFloat,
     PositiveInt,
+    PositiveUnitFloat,
     Range,
     UnitFloat,
     option,
@@ -24,6 +25,8 @@ from jsrl.fields import (
 from jsrl.types import EITHER, FRESH, REPLAY
 
 AUTO: Final = "auto"
+JOINED = ("--listen", "--hosts", "--launcher ray")  # hosts join by these
+ANY_HOSTS = (*JOINED, "--launcher slurm without --seeds")
 Niceness = Annotated[int, Range(ge=0, le=19)]
 
 
@@ -57,7 +60,7 @@ class InferenceConfig:
     max_wait_s: NonNegativeFinite = option(0.0, "Seconds to wait for more requests after the first; 0: batch what has "
         "arrived.")
     device: str = option("auto", "Where servers act: auto (served: the learner's device; apart: its own), cpu, or an "
-        "index such as gpu:1.")
+        "index such as gpu:1.", needs=("--placement served", "--placement apart"))
     threads: PositiveInt = option(1, "CPU threads that a server computes with.")
     shared: bool = option(False, "With several policies: the same servers act for all of them, in fewer processes; "
         "false: each policy has its own.")
@@ -93,7 +96,7 @@ class LearnerConfig:
     threads: PositiveInt | None = option(None, "CPU threads that the learner computes with; None: one per core. "
         "Results depend on it, so that a deterministic run keeps the number of its first start, for all of its "
         "workers.")
-    memory_share: Annotated[float, Range(gt=0, le=1)] = option(0.6, "Share of the accelerator's memory for the learner "
+    memory_share: PositiveUnitFloat = option(0.6, "Share of the accelerator's memory for the learner "
         "if other workers use the accelerator as well.")
 
 

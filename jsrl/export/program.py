@@ -100,7 +100,6 @@ class Trace:
         return number
 
     def size(self, size: Any) -> int:
-        """Return a size as a number; -k for k batches."""
         if not jax.export.is_symbolic_dim(size):
             return int(size)
         times = size // self._batch
@@ -202,7 +201,6 @@ class _Writer:
         self._names.update(zip(eqn.outputs, made if isinstance(made, list) else [made], strict=True))
 
     def node(self, op: str, read: list[str], **attributes: Any) -> str:
-        """Append a node; return the name of its result."""
         return self.many(op, read, 1, **attributes)[0]
 
     def many(self, op: str, read: list[str], count: int, **attributes: Any) -> list[str]:
@@ -212,7 +210,6 @@ class _Writer:
         return made
 
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
-        """Return the name of a new constant."""
         name = f"c{len(self.constants)}"
         self.constants[name] = np.array(value, dtype, order="C")
         return name
@@ -236,11 +233,9 @@ class _Writer:
         return self._trace.values[number].dtype
 
     def known(self, number: int) -> np.ndarray | None:
-        """Return a constant's array; None: it is computed."""
         return np.asarray(self._trace.constants[number]) if number in self._trace.constants else None
 
     def size(self, size: Any) -> int:
-        """Return a size as in `shape`."""
         return self._trace.size(size)
 
     def reshaped(self, read: str, shape: Sequence[int]) -> str:
@@ -253,6 +248,8 @@ class _Writer:
         """Repeat an array of shape `inner` along its axes of size 1."""
         # 1 leaves an axis as it is, so that the batch's size is only read where the array has none
         sizes = [1 if size == own else size for size, own in zip(shape, inner, strict=True)]
+        if all(size == 1 for size in sizes):
+            return read
         if min(sizes, default=1) >= 0:
             return self.node("Expand", [read, self.constant(sizes)])
         batch = self.node("Shape", [self._first], start=0, end=1)
@@ -284,7 +281,8 @@ def _broadcast(w: _Writer, eqn: Equation, read: list[str]) -> str:
     inner, shape = [1] * len(w.shape(eqn.outputs[0])), w.shape(eqn.outputs[0])
     for axis, size in zip(eqn.params["broadcast_dimensions"], w.shape(eqn.inputs[0]), strict=True):
         inner[axis] = size
-    return w.expanded(w.reshaped(read[0], inner), inner, shape)
+    apart = read[0] if tuple(inner) == w.shape(eqn.inputs[0]) else w.reshaped(read[0], inner)
+    return w.expanded(apart, inner, shape)
 
 
 def _iota(w: _Writer, eqn: Equation, read: list[str]) -> str:

@@ -476,7 +476,11 @@ RANKS: Literal["ranks"] = "ranks"  # the port, the type of the stream, and its n
 
 
 def ranks_of(graph: Graph, worker: WorkerNode) -> list[WorkerNode]:
-    """Return all ranks of a worker's learner, the learner first; of another worker, the worker itself."""
+    """Return all ranks of a worker's learner, the learner first; of another worker, the worker itself.
+
+    Ranks are processes, on one host or several, that make each update together. Rank 0 is the learner. A stream of type
+    `ranks` connects it to the others; they use it to agree before each update.
+    """
     link = worker.link(RANKS)
     if link is None:
         return [worker]

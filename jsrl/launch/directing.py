@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from jsrl.directors.base import wants_scores
 from jsrl.directors.pbt import PBT, Range
-from jsrl.errors import ConfigError, SnapshotError
+from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import agent_name
-from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.workers.jobs import Sides
 
 TRIED = 8  # assignments checked before the start
@@ -101,12 +99,3 @@ def _check_scored(experiment: Experiment, director: Any) -> None:
                 f"{name} needs scores of games, which {agent_name(policy.agent)} does not give; ppo, mappo, ippo, happo and "
                 "impala do (a config of your own says so with `scores_rows = True`, see jsrl.extend.UpdateOutput)."
             )
-
-
-def check_players(folder: Path, policy_folders: Sequence[str]) -> None:
-    """Check the frozen players of a run that will be continued."""
-    for policy in policy_folders:
-        try:
-            PlayerStore(folder / PLAYERS_FOLDER / policy).check()
-        except SnapshotError as error:
-            raise ConfigError(f"{folder.name} cannot be resumed: {error}") from error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jsrl.directors.messages import INITIAL
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.experiment.policies import opponents_of
 from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides
@@ -105,3 +105,12 @@ def check_initial(experiment: Experiment, folder: Path, policy_folders: list[str
                     f"{folder.name} has no frozen player {INITIAL}: it started without --evaluator.against {INITIAL}. Name a "
                     "snapshot of another run: RUN@TAG."
                 )
+
+
+def check_players(folder: Path, policy_folders: Sequence[str]) -> None:
+    """Check the frozen players of a run that will be continued."""
+    for policy in policy_folders:
+        try:
+            PlayerStore(folder / PLAYERS_FOLDER / policy).check()
+        except SnapshotError as error:
+            raise ConfigError(f"{folder.name} cannot be resumed: {error}") from error

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.directors.base import first_hyperparameters
-from jsrl.envs.rendering import check_rendered
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import settled, with_replays
@@ -21,18 +20,17 @@ from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import check_groups, with_servers
 from jsrl.graph.policies import PolicyPart, learners_of, policies_at, policies_of, policy_of, taken_names
-from jsrl.launch.directing import check_director
 from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.launch.links import bind_addresses, ends_of, keys_folder
 from jsrl.launch.machine import this_machine
 from jsrl.launch.opponents import check_scores, plays_initial
-from jsrl.launch.recording_plan import replay_stream_bytes
 from jsrl.launch.schemas import find_spec, make_schemas
-from jsrl.recordings.video import require_video
+from jsrl.references.importing import import_target
 from jsrl.types import EnvSpec, GameSpec, leaves, spec_for_one
 from jsrl.workers.jobs import Job, Schemas, Sides, StartPoint, sides_of
 from jsrl.workers.kinds import Kind, find_kind, own_kinds, value_of
+from jsrl.workers.memory import replay_stream_bytes
 
 # Measured on CPU, without environments. For forked actors: the private memory of each.
 JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 45, 10
@@ -136,8 +134,7 @@ def make_plan(
     policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.video.enabled:
-        require_video()
-        check_rendered(experiment.filmed_env)
+        import_target("jsrl.workers.video_recorder.worker:check_films")(experiment.filmed_env)
     spec = find_spec(experiment)
     seats, schemas = _seats_and_schemas(experiment, policies, spec)
     sides = None if experiment.director is None else sides_of(spec, seats)
@@ -235,7 +232,7 @@ def _seats_and_schemas(
     found = find_seats(experiment.policies, spec, shared=experiment.director is not None)
     seats = {name: found[name if experiment.policies else ""] for name in policies}
     if experiment.director is not None:
-        check_director(experiment, sides_of(spec, seats), seats)
+        import_target("jsrl.launch.directing:check_director")(experiment, sides_of(spec, seats), seats)
     for name, policy in policies.items():
         check_team(name, policy.experiment.agent, seats[name], spec)
     views = {name: spec.view(list(seats[name])) if isinstance(spec, GameSpec) else spec for name in policies}

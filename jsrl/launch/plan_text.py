@@ -11,11 +11,12 @@ from jsrl.launch.hosts.layout import Layout
 from jsrl.launch.links import stays_here
 from jsrl.launch.machine import within_gpu_memory
 from jsrl.launch.plan import ACTOR_MB, Plan, memory_mb
-from jsrl.launch.recording_plan import batch_bytes, recording_lines, replay_lines
+from jsrl.launch.recording_plan import recording_lines
 from jsrl.references.importing import shown_target
 from jsrl.transport.stream import Stream
 from jsrl.types import leaves
-from jsrl.workers.jobs import Job
+from jsrl.workers.jobs import Job, Schemas
+from jsrl.workers.memory import batch_bytes, row_bytes
 
 BETWEEN_HOSTS = "zeromq (tcp, encrypted)"
 
@@ -136,3 +137,22 @@ def _stream(plan: Plan, stream: Stream) -> str:
 
 def _families(ends: list[tuple[WorkerNode, Link]]) -> str:
     return ", ".join(dict.fromkeys(worker.family for worker, _ in ends)) or "nobody"
+
+
+def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
+    r = e.buffer
+    if r is None:
+        return []
+    how = "prioritised" if r.prioritised else "uniform"
+    if e.is_free_running:
+        ratio = "free-running"
+    else:
+        made = r.samples_per_insert if e.has_replay_workers else e.windows_per_env_step
+        ratio = f"{made:g} windows per env step"
+    per_row = row_bytes(e, schemas)
+    kept = (
+        f"replay ({r.kind}): {r.capacity:,} env steps of {per_row:,.0f} B = {r.capacity * per_row / 2**20:,.0f} MiB; {how}; "
+        f"batches of {r.batch_size} windows of {counted(r.window, 'row')}, {counted(e.updates_per_call, 'update')} per call; "
+        f"{ratio}, from {r.min_size:,} env steps on"
+    )
+    return [kept]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from jsrl.runs.provenance import package_versions
 from jsrl.types import EnvSpec, Trajectory
 from jsrl.workers.jobs import Schemas
 from jsrl.workers.learner.recorded import wanted_leaves
-from jsrl.workers.memory import row_bytes
 
 if TYPE_CHECKING:
     from jsrl.launch.plan import Plan
@@ -30,10 +30,17 @@ if TYPE_CHECKING:
 RECORDED_OPTIONS = ("id", "kwargs", "wrappers", "max_episode_steps", "tasks", "task_weights", "atari")
 
 
-def begin_record(e: Experiment, schemas: Schemas, source: Source) -> None:
-    """Prepare the folder that a run records to, if it records."""
-    if e.record is not None:
-        begin_recorded(Path(e.record), schemas.env, e.env, schemas.trajectory, source)
+def begin_record(e: Experiment, schemas: Schemas, name: str, seed: int, policy: str) -> None:
+    """Prepare the folder that a run records to; name, seed, policy: see Source."""
+    begin_recorded(Path(str(e.record)), schemas.env, e.env, schemas.trajectory, Source(name, seed, policy))
+
+
+def check_recordings(plan: Plan, show: Callable[..., None]) -> None:
+    """Compare the recordings that a run learns from with its agents' input; show a warning for another environment."""
+    for part in plan.policies.values():
+        recording = check_recording(part.experiment, plan.job(part.learner).schemas)
+        if recording is not None and (note := other_environment(recording, part.experiment)):
+            show(note, "warning")
 
 
 def begin_recorded(folder: Path, spec: EnvSpec, env: EnvConfig, trajectory: Trajectory, source: Source) -> None:
@@ -133,35 +140,3 @@ def _line(recording: Recording, learner: str, e: Experiment) -> str:
         f"{recording.folder} -> {learner}   windows    {recording.env_steps:,} recorded env steps in "
         f"{counted(len(recording.chunks), 'file')}, of {source}; trained on {epochs:.1f} times"
     )
-
-
-def batch_bytes(e: Experiment, schemas: Schemas) -> int:
-    """Return the bytes of one batch of windows."""
-    assert e.buffer is not None
-    return int((e.buffer.window + 1) * e.buffer.batch_size * row_bytes(e, schemas) * (schemas.env.frames or 1))
-
-
-def replay_stream_bytes(e: Experiment, schemas: Schemas) -> int:
-    """Return the bytes of all batches of windows that may be in flight to the learner."""
-    if e.buffer is None or not e.has_replay_workers:
-        return 0
-    return batch_bytes(e, schemas) * (2 * e.updates_per_call + e.buffer.threads) * e.buffer.num_replays
-
-
-def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
-    r = e.buffer
-    if r is None:
-        return []
-    how = "prioritised" if r.prioritised else "uniform"
-    if e.is_free_running:
-        ratio = "free-running"
-    else:
-        made = r.samples_per_insert if e.has_replay_workers else e.windows_per_env_step
-        ratio = f"{made:g} windows per env step"
-    per_row = row_bytes(e, schemas)
-    kept = (
-        f"replay ({r.kind}): {r.capacity:,} env steps of {per_row:,.0f} B = {r.capacity * per_row / 2**20:,.0f} MiB; {how}; "
-        f"batches of {r.batch_size} windows of {counted(r.window, 'row')}, {counted(e.updates_per_call, 'update')} per call; "
-        f"{ratio}, from {r.min_size:,} env steps on"
-    )
-    return [kept]

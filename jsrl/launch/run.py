@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jsrl.envs.spaces import spec_notes
 from jsrl.errors import ConfigError
@@ -21,9 +21,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.options import with_changes
 from jsrl.experiment.settings import AUTO
 from jsrl.fields import decoding
-from jsrl.launch.controller import Controller
 from jsrl.launch.devices import check_devices, set_flags_here
-from jsrl.launch.directing import check_players
 from jsrl.launch.graph_file import (
     FILE,
     Edit,
@@ -34,24 +32,20 @@ from jsrl.launch.graph_file import (
     write_graph,
 )
 from jsrl.launch.hooks import Hooks, load_hooks, load_values
-from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.interrupts import Stopped, remembered
-from jsrl.launch.launcher import Hosts, Launcher
+from jsrl.launch.launcher import ALONE, Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
-from jsrl.launch.local.launcher import Local
 from jsrl.launch.machine import accelerators, threads_obstacle
 from jsrl.launch.memory_folder import check_memory, check_shared_memory, own_memory_folder
-from jsrl.launch.opponents import check_initial, found_opponents
+from jsrl.launch.opponents import check_initial, check_players, found_opponents
 from jsrl.launch.plan import Plan, make_plan, settle
 from jsrl.launch.progress import Progress
-from jsrl.launch.recording_plan import begin_record, check_recording, other_environment
 from jsrl.launch.result import Result
 from jsrl.launch.resume import (
     allowed_changes,
     claimed,
 )
 from jsrl.launch.run_log import LOG, RunLog
-from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
 from jsrl.launch.start_points import (
     begin_policies,
@@ -62,9 +56,8 @@ from jsrl.launch.start_points import (
 )
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
-from jsrl.recordings.recordings import Source
 from jsrl.references.capture import Capture
-from jsrl.references.importing import CAPTURED, importable_target, init_fields
+from jsrl.references.importing import CAPTURED, import_target, importable_target, init_fields
 from jsrl.references.reference import from_json, to_json
 from jsrl.report.report import leave_report
 from jsrl.runs.process import ProcessIdentity
@@ -78,6 +71,17 @@ CONTINUES = (
     f"it continues with its changed graph ({FILE}): --placement and --num-actors do not change its workers; --graph gives "
     "another one"
 )
+
+
+# What runs a plan, what starts its workers, and what only runs with recordings need; imported where a run has them.
+PARTS = {
+    "serial": "jsrl.launch.serial:SerialRun",
+    "processes": "jsrl.launch.controller:Controller",
+    "local": "jsrl.launch.local.launcher:Local",
+    "needs": "jsrl.launch.hosts.needs:needs_of",
+    "check_recordings": "jsrl.launch.recording_plan:check_recordings",
+    "begin_record": "jsrl.launch.recording_plan:begin_record",
+}
 
 
 def run(
@@ -194,16 +198,21 @@ def made_folder(
     return folder, starts
 
 
-def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
+def train(plan: Plan, session: Session, launcher: Launcher | None) -> Result:
     """Run a plan to its end, in several processes or in this one."""
     session.begin()
     try:
         if plan.experiment.where.has_processes:
-            return Controller(plan, session, launcher, (str(session.folder.source),)).run()
-        return SerialRun(plan, session).run()
+            return part_of_run("processes")(plan, session, launcher, (str(session.folder.source),)).run()
+        return part_of_run("serial")(plan, session).run()
     finally:
         with contextlib.suppress(KeyboardInterrupt):  # it ends the wait for hooks and sinks; the run has ended already
             session.finish()
+
+
+def part_of_run(name: str) -> Any:
+    """Return a part of PARTS."""
+    return import_target(PARTS[name])
 
 
 @contextlib.contextmanager
@@ -245,8 +254,8 @@ def undone_unless_begun(folder: RunFolder, resumed: bool, made: Sequence[Path]) 
         raise
 
 
-def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
-    """Return the launcher (None: processes of this host), after checking the address that streams bind.
+def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher | None:
+    """Return the launcher (by default processes of this host, none in a serial run), after checking the address of streams.
 
     Raises:
       ConfigError: the experiment starts no workers, or binds no address of this host. MissingExtra: it compresses
@@ -257,7 +266,9 @@ def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
     check_address(experiment)
     if experiment.compress:
         lz4_block()
-    return launcher or Local()
+    if launcher is None and experiment.where.has_processes:
+        return cast(Launcher, part_of_run("local")())
+    return launcher
 
 
 def check_starts_workers(experiment: Experiment) -> None:
@@ -276,7 +287,7 @@ def ready_plan(
     memory_folder: Path,
     starts: Mapping[str, StartPoint],
     graph: Edit | None,
-    launcher: Launcher,
+    launcher: Launcher | None,
     *,
     resumed: bool,
     show: Callable[..., None],
@@ -314,22 +325,22 @@ def ready_plan(
     if resumed:
         check_players(folder.path, folders)
         check_initial(plan.experiment, folder.path, folders)
-    for part in plan.policies.values():
-        recording = check_recording(part.experiment, plan.job(part.learner).schemas)
-        if recording is not None and (note := other_environment(recording, part.experiment)):
-            show(note, "warning")
+    parts = [part.experiment for part in plan.policies.values()]
+    if any(e.recording is not None or getattr(e.agent, "needs_recording", False) for e in parts):
+        part_of_run("check_recordings")(plan, show)
     if resumed:
         begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
     write_graph(folder, plan.graph)
     listed = plan.changed or graph is not None  # else the changed options say it all
     for line in differences(before, plan.graph) if before is not None and listed else ():
         show(line)
-    begin_record(plan.experiment, plan.schemas, Source(folder.name, plan.experiment.seed, "learning"))
+    if plan.experiment.record is not None:
+        part_of_run("begin_record")(plan.experiment, plan.schemas, folder.name, plan.experiment.seed, "learning")
     begin_encryption(plan.experiment, plan.keys, show=show)
     return plan
 
 
-def placing(launcher: Launcher, folder: RunFolder) -> Callable[[Plan], Hosts]:
+def placing(launcher: Launcher | None, folder: RunFolder) -> Callable[[Plan], Hosts]:
     """Return what asks the launcher for the hosts of a plan's workers; the run shows meanwhile that it is alive."""
 
     def is_stopped() -> bool:
@@ -337,8 +348,10 @@ def placing(launcher: Launcher, folder: RunFolder) -> Callable[[Plan], Hosts]:
         return is_asked_to_stop(folder.path, ProcessIdentity.own())
 
     def place(alone: Plan) -> Hosts:
+        if launcher is None:
+            return ALONE
         try:
-            return launcher.place(alone.graph, needs_of(alone), is_stopped)
+            return launcher.place(alone.graph, part_of_run("needs")(alone), is_stopped)
         finally:
             note_alive(folder.path)
 

@@ -299,7 +299,6 @@ class _Message:
         self._text = Text(text if level == "info" else f"{level}: {text}", style=_STYLES.get(level, ""))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yield the lines."""
         lines = list(self._text.wrap(console, options.max_width))
         if self._level == "info" and len(lines) > 2:
             lines[1:] = [Text(f"{lines[1].plain[: options.max_width - 1].rstrip()}…")]
@@ -314,7 +313,6 @@ class _Facts:
         self._texts, self._style = texts, style
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yield the lines."""
         line = Text(self._texts[0], style="")
         line.stylize(self._style)
         for text in self._texts[1:]:
@@ -341,7 +339,6 @@ def _time(state: DisplayState) -> str:
 
 
 def _learning(state: DisplayState) -> list[tuple[str, float]]:
-    """Return (title, value) of the algorithm's metrics."""
     values = [(title, state.metric(name)) for title, name in LEARNING]
     return [(title, value) for title, value in values if value is not None]
 
@@ -413,7 +410,6 @@ def _players(state: DisplayState) -> Table:
 
 
 def _evaluations(state: DisplayState) -> RenderableType:
-    """Return the newest evaluation, the best, and their curve."""
     values = [value for _, value in state.evaluations]
     at, newest = state.evaluations[-1]
     spread = None if state.score_title != "return" else state.metric("evaluator/return_ci95")

@@ -36,7 +36,6 @@ class OtherPolicy:
     title: str = "return"
 
     def __str__(self) -> str:
-        """Return it as short text."""
         score = "" if self.score is None else f" {self.title} {short(self.score)}"
         return f"{self.name}: steps {short(self.env_steps)} updates {short(self.updates)}{score}"
 
@@ -76,7 +75,6 @@ class Waiting:
     for_s: float = 0.0
 
     def __str__(self) -> str:
-        """Return it as text: `learner: an update for 12s`."""
         return f"{self.worker}: {self.stage} for {clock(self.for_s)}"
 
 
@@ -154,7 +152,6 @@ class DisplayState:
 
     @property
     def stages(self) -> dict[str, list[Waiting]]:
-        """Return the waiting workers by stage."""
         found: dict[str, list[Waiting]] = {}
         for one in self.waiting:
             found.setdefault(one.stage, []).append(one)

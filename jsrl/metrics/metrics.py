@@ -219,7 +219,6 @@ class _Report:
 
     @property
     def has_shares(self) -> bool:
-        """Return whether the worker reports how it spends its time."""
         return any(name.endswith("_share") for name in self.metrics)
 
     def total(self, name: str) -> float:
@@ -336,7 +335,6 @@ class MetricsHub:
         return line
 
     def show_messages(self) -> None:
-        """Show the sinks' messages since the last call."""
         for text, level in self.sinks.messages():
             (self._note if level == "info" else self._warn)(text)
 
@@ -354,7 +352,6 @@ class MetricsHub:
         self.show_messages()
 
     def _combine(self, of_kind: list[_Report], name: str) -> float:
-        """Return a metric of all workers of a kind."""
         how = self._catalogue.combination(name)
         reports = [r for r in of_kind if name in r.metrics]
         if how == "total":

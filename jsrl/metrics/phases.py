@@ -99,5 +99,4 @@ def by_phase(activities: Iterable[Activity], shares: dict[str, float]) -> dict[s
 
 
 def of_main_thread(activities: Iterable[Activity]) -> tuple[Activity, ...]:
-    """Return the activities of a worker's main thread."""
     return tuple(a for a in activities if not a.name.startswith(SECOND_THREADS))

@@ -10,17 +10,14 @@ WIN_RATE, RETURN = "win_rate", "return_mean"
 
 
 def score_name(facts: Mapping[str, float]) -> str:
-    """Return the name of an evaluation's score among its numbers."""
     return WIN_RATE if WIN_RATE in facts else RETURN
 
 
 def score_of(facts: Mapping[str, float]) -> float:
-    """Return an evaluation's score."""
     return float(facts[score_name(facts)])
 
 
 def score_title(facts: Mapping[str, float]) -> str:
-    """Return the display name of an evaluation's score."""
     return "win rate" if score_name(facts) == WIN_RATE else "return"
 
 

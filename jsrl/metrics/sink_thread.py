@@ -34,12 +34,11 @@ class SinkThread:
 
     def write(self, line: Line) -> None:
         """Pass a line on, unless too many wait."""
-        present = self._present
         self._put("write", line, may_drop=True)
-        if self._thread.dropped and present is not None:
-            self._complain(
-                "slow", "", f"{name_of(present)} is slower than the run: lines of metrics are dropped for sinks"
-            )
+        if self._thread.dropped:
+            slow = self._present
+            which = ", ".join(map(name_of, self._sinks if slow is None else [slow]))
+            self._complain("slow", "", f"too slow for this run: {which}; lines of metrics are dropped for sinks")
 
     def video(self, path: Path) -> None:
         self._put("video", path)

@@ -84,11 +84,9 @@ class AppendedFile:
         return start, self._file.read(size - start)  # a device may have endless bytes
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut the file to this size."""
         self._file.truncate(size_bytes)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -117,7 +115,6 @@ class JsonLinesSink:
         return DELETED.format(self.path) if deleted else None
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _continue(self) -> None:

@@ -58,7 +58,6 @@ class TracedPhases(Phases):
         self._marks.append((name, self._clock_ns(), float(value)))
 
     def facts(self) -> dict[str, Any]:
-        """Return the spans, oldest first, as JSON-like values."""
         first = self._entered % self._max_spans if self._entered > self._max_spans else 0
         starts = [*self._starts_ns[first:], *self._starts_ns[:first]]
         kinds = [*self._kinds[first:], *self._kinds[:first]]
@@ -87,7 +86,6 @@ class Tracer:
         self._threads: list[TracedPhases] = []
 
     def thread(self, name: str, rest: str = REST) -> TracedPhases:
-        """Return the phases of a thread."""
         self._threads.append(TracedPhases(name, self._max_spans, rest))
         return self._threads[-1]
 

@@ -97,7 +97,6 @@ def main() -> None:
 
 
 def answer(answers: Any, **facts: Any) -> None:
-    """Write one line."""
     answers.write(json.dumps(facts) + "\n")
     answers.flush()
 

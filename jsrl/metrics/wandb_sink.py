@@ -112,7 +112,6 @@ class WandbSink:
         self._send({"row": numbers})
 
     def video(self, path: Path) -> None:
-        """Send a video."""
         self._send({"video": str(path)})
 
     def end(self, summary: dict[str, Any]) -> None:

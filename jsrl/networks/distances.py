@@ -1,4 +1,4 @@
-"""A torso for level-based foraging (jsrl.envs.games.foraging): from rows and columns to distances."""
+"""A torso for level-based foraging (jsrl.games.foraging): from rows and columns to distances."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
+from jsrl.fields import PositiveInt, option
 from jsrl.networks.kernels.products import Precision, rounded_dense
 from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.torsos import ACTIVATIONS, ActivationName, Leaf, as_vector, dense
@@ -33,26 +34,22 @@ RAY_FILTERS = 9
 @suggesting
 @dataclass(frozen=True)
 class EntityConfig:
-    """Inputs and options of the torso `entities`.
+    """Inputs and options of the torso `entities`."""
 
-    Attributes:
-      leaves: sets of entities: a leaf [k, F] of the observation, with its mask [k] (1: read the entity) if it has one, as in
-        `box_obs:mask_ab_obs`; a mask is bool. Leaves that the observation lacks are ignored, but one must exist.
-      value_leaves: the same for a value function with a torso of its own, which may see more; (): as `leaves`.
-      rays: leaves [n] around a circle, such as a lidar's. Leaves that the observation lacks are ignored.
-      heads: attention heads. Their number divides the first entry of the network's `hidden`, the size of an embedding; the
-        other entries are layers after the pooling.
-    """
-
-    leaves: tuple[str, ...] = ()
-    value_leaves: tuple[str, ...] = ()
-    rays: tuple[str, ...] = ()
-    heads: int = 4
+    # fmt: off
+    leaves: tuple[str, ...] = option((), "sets of entities: a leaf [k, F] of the observation, with its mask [k] (1: "
+        "read the entity) if it has one, as in `box_obs:mask_ab_obs`; a mask is bool. Leaves that the observation "
+        "lacks are ignored, but one must exist.")
+    value_leaves: tuple[str, ...] = option((), "the same for a value function with a torso of its own, which may see "
+        "more; (): as `leaves`.")
+    rays: tuple[str, ...] = option((), "leaves [n] around a circle, such as a lidar's. Leaves that the observation "
+        "lacks are ignored.")
+    heads: PositiveInt = option(4, "attention heads. Their number divides the first entry of the network's `hidden`, "
+        "the size of an embedding; the other entries are layers after the pooling.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         """Check the values. Raises ConfigError."""
-        if self.heads < 1:
-            raise ConfigError(f"entities.heads is {self.heads}; give at least 1")
         for entry in (*self.leaves, *self.value_leaves):
             if not entry.partition(":")[0] or entry.count(":") > 1:
                 raise ConfigError(

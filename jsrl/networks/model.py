@@ -8,10 +8,9 @@ core, {value_torso, value_core}, among policy_weights: acting carries the state 
 from __future__ import annotations
 
 import difflib
-import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -20,13 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import IN_PYTHON, suggesting
+from jsrl.field_names import suggesting
+from jsrl.fields import FiniteFloat, PositiveInt, option
 from jsrl.networks.cores import CORES
 from jsrl.networks.entities import EntityConfig, make_entity_torso
 from jsrl.networks.heads import policy_head, value_head
 from jsrl.networks.kernels.products import Precision
 from jsrl.networks.torsos import (
-    ACTIVATIONS,
     MIN_NATURE_SIDE,
     ActivationName,
     Encoder,
@@ -45,45 +44,31 @@ ACTION_MASK = "action_mask"
 @suggesting
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Options of an actor-critic network.
+    """Options of an actor-critic network."""
 
-    Attributes:
-      torso: auto, mlp, nature_cnn, impala_resnet, entities, a flax module, or its `module:Class`. auto reads images by
-        nature_cnn, or by impala_resnet where they are smaller than 36 pixels, and all else by an mlp. entities is attention
-        over sets of entities (jsrl.networks.entities). A module maps observations [..., *shape] to features [..., F]; given by
-        name, it needs no arguments. A module of flax.nnx is given as its class or a functools.partial of it, which is called
-        with `rngs`.
-      hidden: layer sizes of the MLP that reads all leaves that are not images. activation: of the layers of that MLP.
-      entities: what the torso `entities` reads; its `hidden` are the size of an embedding and of the layers after it.
-      core: recurrent core: none, gru or lstm. core_size: units of the core. core_norm: layer normalisation of the
-        core's outputs.
-      shared: share torso and core between policy and value. None: share them for images and recurrent networks. With a core
-        and False each has its own core, and actors compute both.
-      log_std_init: initial log standard deviation of continuous actions.
-      precision: float32, or bfloat16: the torso's layers multiply in bfloat16 and sum in float32, except the first layer of
-        inputs that are not images. Weights, optimizer, core and heads stay in float32.
-    """
-
-    torso: Any = "auto"
-    hidden: tuple[int, ...] = (64, 64)
-    activation: ActivationName = "tanh"
-    entities: EntityConfig = field(default_factory=EntityConfig, metadata=IN_PYTHON)
-    core: CoreName = "none"
-    core_size: int = 128
-    core_norm: bool = False
-    shared: bool | None = None
-    log_std_init: float = 0.0
-    precision: Precision = "float32"
+    # fmt: off
+    torso: Any = option("auto", "auto, mlp, nature_cnn, impala_resnet, entities, a flax module, or its `module:Class`. "
+        "auto reads images by nature_cnn, or by impala_resnet where they are smaller than 36 pixels, and all else by "
+        "an mlp. entities is attention over sets of entities (jsrl.networks.entities). A module maps observations "
+        "[..., *shape] to features [..., F]; given by name, it needs no arguments. Of flax.nnx it is a class or a "
+        "functools.partial of one, called with `rngs`.")
+    hidden: tuple[PositiveInt, ...] = option((64, 64), "layer sizes of the MLP that reads all leaves that are not "
+        "images.")
+    activation: ActivationName = option("tanh", "of the layers of that MLP.")
+    entities: EntityConfig = option(help="what the torso `entities` reads; its `hidden` are the size of an embedding "
+        "and of the layers after it.", factory=EntityConfig, in_python=True)
+    core: CoreName = option("none", "recurrent core: none, gru or lstm.")
+    core_size: PositiveInt = option(128, "units of the core.")
+    core_norm: bool = option(False, "layer normalisation of the core's outputs.")
+    shared: bool | None = option(None, "share torso and core between policy and value. None: share them for images and "
+        "recurrent networks. With a core and False each has its own core, and actors compute both.")
+    log_std_init: FiniteFloat = option(0.0, "initial log standard deviation of continuous actions.")
+    precision: Precision = option("float32", "float32, or bfloat16: the torso's layers multiply in bfloat16 and sum in "
+        "float32, except the first layer of inputs that are not images. Weights, optimizer, core and heads stay in "
+        "float32.")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-          ConfigError: an invalid value; the message names it and the valid ones.
-        """
-        check_name("activation", self.activation, ACTIVATIONS)
-        check_name("core", self.core, get_args(CoreName))
-        check_name("precision", self.precision, get_args(Precision))
         if isinstance(self.torso, str) and ":" not in self.torso:
             check_name("torso", self.torso, get_args(TorsoName), " or module:Class of a flax module")
         elif self.precision != "float32":
@@ -91,12 +76,6 @@ class NetworkConfig:
                 f"network precision={self.precision!r} is for the torsos of jsrl, and torso is {self.torso!r}; leave "
                 "precision out and set the precision inside that module"
             )
-        sizes = {"hidden": min(self.hidden, default=1), "core_size": self.core_size}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ConfigError(f"network {name} is {getattr(self, name)}; each size must be at least 1")
-        if not math.isfinite(self.log_std_init):
-            raise ConfigError(f"network log_std_init is {self.log_std_init}; give a finite number")
 
 
 class ActorCritic(NamedTuple):

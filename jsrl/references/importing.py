@@ -23,14 +23,11 @@ from jsrl.errors import ConfigError
 
 MAIN_MODULES = ("__main__", "__mp_main__")
 CAPTURED = "jsrl_captured_"  # begins the names of modules with the definitions of a script or notebook
+ITSELF = f"{CAPTURED}itself"  # stands for such a module in targets, until its text gives it a name
 
 
-def split_target(target: str) -> tuple[str, str]:
-    """Return (module, qualname) of "module:qualname".
-
-    Raises:
-      ConfigError: the text has another form.
-    """
+def _split(target: str) -> tuple[str, str]:
+    """Return (module, qualname) of "module:qualname"; ConfigError if the text has another form."""
     module, colon, qualname = target.partition(":")
     if colon and all(part.isidentifier() for part in (*module.split("."), *qualname.split("."))):
         return module, qualname
@@ -41,12 +38,8 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def import_target(target: str) -> Any:
-    """Import and return the value of "module:qualname".
-
-    Raises:
-      ConfigError: the module cannot be found or imported, or has no such attribute; the message gives the nearest names.
-    """
-    module_name, qualname = split_target(target)
+    """Import and return the value of "module:qualname"."""
+    module_name, qualname = _split(target)
     found: Any = import_named(module_name, target)
     where = f"module {module_name}"
     for part in qualname.split("."):
@@ -83,11 +76,7 @@ def shown_target(target: Any) -> str:
 
 
 def module_of(file: str) -> str:
-    """Return the name under which this process, and those that it starts, can import a file of Python.
-
-    Raises:
-      ConfigError: there is no such file.
-    """
+    """Return the name under which this process, and those that it starts, can import a file of Python."""
     path = Path(file).resolve()
     if not path.is_file():
         raise ConfigError(f"there is no file {file}; the working directory is {os.getcwd()}.")
@@ -100,11 +89,7 @@ def module_of(file: str) -> str:
 
 
 def import_named(module_name: str, target: str) -> ModuleType:
-    """Import and return the module of a `target`, which errors name.
-
-    Raises:
-      ConfigError: it cannot be found or imported; the message gives the nearest names.
-    """
+    """Import and return the module of a `target`, which errors name."""
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -172,7 +157,6 @@ def is_same(found: Any, thing: Any) -> bool:
 
 
 def lookup(module: str, qualname: str) -> Any:
-    """Return the value of a dotted name in an already imported module, or None."""
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         try:
@@ -268,15 +252,11 @@ def _why_not_function(function: FunctionType) -> tuple[str, str]:
         except ValueError:
             shown = "not set yet"
         free.append(f"{name} = {shown if len(shown) <= 40 else shown[:37] + '...'}")
-    name = code.co_freevars[0]
-    if function.__module__ not in MAIN_MODULES:
-        way_out = f"make it where it is used, by calling {outer}(...) inside your own top-level function or flax module"
-        return f"{kind} and closes over {', '.join(free)}", way_out
-    way_out = (
+    return f"{kind} and closes over {', '.join(free)}", (
         f"define it at the top level with {', '.join(f'`{name}`' for name in code.co_freevars)} as argument(s) and "
-        f"pass functools.partial(it, {name}=...), or make it inside your own top-level function or flax module"
+        f"pass functools.partial(it, {code.co_freevars[0]}=...), or make it where it is used, by calling {outer}(...) inside "
+        "your own top-level function or flax module"
     )
-    return f"{kind} and closes over {', '.join(free)}", way_out
 
 
 def init_fields(value: Any, path: str) -> dict[str, Any]:
@@ -329,8 +309,7 @@ def spawn_environment(folders: Iterable[str | os.PathLike[str]] = ()) -> SpawnEn
     Args:
       folders: put before the caller's own sys.path, such as a run's folder of captured sources.
     """
-    paths = [os.path.abspath(folder) for folder in folders]
-    paths += [path for path in own_paths() if path not in paths]
+    paths = dict.fromkeys([*map(os.path.abspath, folders), *own_paths()])
     return SpawnEnvironment({"PYTHONPATH": os.pathsep.join(paths)}, os.getcwd())
 
 

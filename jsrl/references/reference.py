@@ -13,15 +13,26 @@ import dataclasses
 import enum
 import functools
 import inspect
+import json
+import logging
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jsrl.errors import ConfigError
-from jsrl.references.importing import import_target, importable_target, init_fields, nearest, refuse, why_not_importable
+from jsrl.references.importing import (
+    ITSELF,
+    import_target,
+    importable_target,
+    init_fields,
+    nearest,
+    refuse,
+    why_not_importable,
+)
 
 if TYPE_CHECKING:
     from jsrl.references.capture import Capture
@@ -35,23 +46,24 @@ def to_json(value: Any, capture: Capture | None = None, path: str = "") -> Any:
 
     None, bool, int, float, str, list and dict with str keys stay as they are; everything else is a dict with one
     `$` tag: infinite floats, tuples, sets, numpy scalars, dtypes and small arrays, paths, enum members, functions and
-    classes, functools.partial, NamedTuples, and dataclass instances (their init fields; flax modules too).
+    classes, functools.partial, NamedTuples, dataclass instances (their init fields; flax modules too), and `$call` for bytes,
+    complex numbers, ranges, regular expressions, loggers and Gymnasium's spaces.
 
     Args:
       value: the tree.
       capture: takes definitions of a notebook or script; without it they are refused. Convert related values
         in one call, so that they get into one module.
       path: name of the tree for messages, such as `agent`.
-
-    Raises:
-      ConfigError: something in it cannot be rebuilt; the message says where it is, why, and a solution.
     """
-    if capture is not None:
-        added = _Encoder(capture, collecting=True)
-        added.encode(value, path, 0)
-        if added.captured:
-            capture.write()
-    return _Encoder(capture, collecting=False).encode(value, path, 0)
+    tree = encoded(value, capture, path)
+    if capture is None or ITSELF not in (text := json.dumps(tree)):
+        return tree
+    return json.loads(text.replace(ITSELF, capture.write()))
+
+
+def encoded(value: Any, capture: Capture | None, path: str) -> Any:
+    """Return a value as JSON; the module of captured definitions is ITSELF."""
+    return _Encoder(capture).encode(value, path, 0)
 
 
 def is_equal(one: Any, other: Any) -> bool:
@@ -63,12 +75,10 @@ def is_equal(one: Any, other: Any) -> bool:
 
 
 class _Encoder:
-    """One walk over a tree; the first of two walks only passes definitions to the capture."""
+    """One walk over a tree."""
 
-    def __init__(self, capture: Capture | None, collecting: bool) -> None:
+    def __init__(self, capture: Capture | None) -> None:
         self._capture = capture
-        self._collecting = collecting
-        self.captured = False
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -112,6 +122,9 @@ class _Encoder:
             }
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._instance(value, init_fields(value, path), path, depth)
+        if (call := _call(value)) is not None:
+            target, args, kwargs = call
+            return {"$call": target, "args": self._list(args, path, depth), "kwargs": self._dict(kwargs, path, depth)}
         return {"$function": self._name(value, path)}
 
     def _list(self, values: Any, path: str, depth: int) -> list[Any]:
@@ -150,31 +163,54 @@ class _Encoder:
             home = f"is defined in {getattr(thing, '__module__', '')}, which no other process can import"
             reason = home, "move the definition to a module of its own and import it there"
             raise refuse(path, thing, *(why_not_importable(thing) or reason))
-        self.captured = True
-        if self._collecting:
-            self._capture.add(thing, path)
-            return ""
-        return self._capture.target(thing)
+        return self._capture.target(thing, path)
+
+
+_SPACES = {  # of Gymnasium: arguments of the constructor, which are attributes too
+    "Box": ("low", "high", "shape", "dtype"),
+    "Discrete": ("n", "start"),
+    "MultiDiscrete": ("nvec", "dtype", "start"),
+    "MultiBinary": ("n",),
+    "Dict": ("spaces",),
+    "Tuple": ("spaces",),
+}
+
+
+def _call(value: Any) -> tuple[str, list[Any], dict[str, Any]] | None:
+    """Return (target, args, kwargs) of a call that makes an equal value; None: no such call is known."""
+    kind = type(value)
+    if kind is bytes:
+        return "builtins:bytes.fromhex", [value.hex()], {}
+    if kind is complex:
+        return "builtins:complex", [value.real, value.imag], {}
+    if kind is range:
+        return "builtins:range", [value.start, value.stop, value.step], {}
+    if isinstance(value, re.Pattern):
+        return "re:compile", [value.pattern, value.flags], {}
+    if isinstance(value, logging.Logger):
+        return "logging:getLogger", [value.name], {}
+    if kind.__module__.startswith("gymnasium.spaces.") and kind.__name__ in _SPACES:
+        given = {name: getattr(value, name) for name in _SPACES[kind.__name__]}
+        for name in {"low", "high"} & set(given):
+            bound = given[name]
+            if bound.size and (bound == bound.flat[0]).all():  # a bound that all entries share is one number
+                given[name] = bound.flat[0].item()
+        return f"gymnasium.spaces:{kind.__name__}", [], given
+    return None
 
 
 def from_json(tree: Any, path: str = "") -> Any:
     """Return the tree given to `to_json`; imports and makes what its tags name.
 
     Only for JSON that is trusted like code: it decides what is imported and called.
-
-    Raises:
-      ConfigError: an unknown or damaged tag, a name that cannot be imported, or fields that its class rejects.
     """
-    level = [tree]
+    level = [tree] if isinstance(tree, dict | list) else []
     for _ in range(4 * MAX_DEPTH):  # a container of a value is up to three in JSON
-        level = [inner for one in level if isinstance(one, dict | list) for inner in _inner(one)]
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [inner for inner in level if isinstance(inner, dict | list)]
     if level:
         raise ConfigError(f"{path or 'tree'} is nested deeper than {MAX_DEPTH} levels.")
     return _decode(tree, path)
-
-
-def _inner(tree: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return tree.values() if isinstance(tree, dict) else tree
 
 
 def _decode(tree: Any, path: str) -> Any:
@@ -243,4 +279,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "$function": lambda tree, path: import_target(tree["$function"]),
     "$partial": _make_partial,
     "$type": _make_instance,
+    "$call": lambda tree, path: import_target(tree["$call"])(
+        *_decode(tree["args"], path), **_decode(tree["kwargs"], path)
+    ),
 }

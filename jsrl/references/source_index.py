@@ -8,6 +8,8 @@ import inspect
 import linecache
 import symtable
 import textwrap
+import types
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 
 from jsrl.references.importing import MAIN_MODULES
 
+_TYPING = typing.TypeVar | typing.NewType | typing.ParamSpec | types.GenericAlias | types.UnionType
 _FUTURE = "from __future__ import annotations\n"
 _EARLY_SCOPES = ("listcomp", "setcomp", "dictcomp", "genexpr")  # run as soon as the scope around them
 
@@ -115,7 +118,7 @@ class SourceIndex:
 
     def definition(self, name: str, thing: Any) -> Statement | None:
         """Return the statement that defined `thing` as `name`: def, class, or `name = lambda ...`; or None."""
-        function = _plain_function(thing)
+        function = plain_function(thing)
         own = function is not None and function.__globals__ is self._namespace
         units = self._units_of(function.__code__.co_filename) if function is not None and own else []
         found = [statement for statement in self._statements if _defines(statement.node, name)]
@@ -210,7 +213,7 @@ def _registers(call: ast.Call, name: str) -> bool:
     return chain[0] == name or any(isinstance(argument, ast.Name) and argument.id == name for argument in given)
 
 
-def _plain_function(thing: Any) -> FunctionType | None:
+def plain_function(thing: Any) -> FunctionType | None:
     """Return the function whose code locates `thing`: itself, the function it wraps, or a class's method."""
     if isinstance(thing, type):
         for member in vars(thing).values():
@@ -226,6 +229,14 @@ def _plain_function(thing: Any) -> FunctionType | None:
     except ValueError:  # it wraps itself
         return None
     return plain if isinstance(plain, FunctionType) else None
+
+
+def is_type_expression(value: Any) -> bool:
+    """Return whether a value only describes types (TypeVar, NewType, list[int], X | Y): its source may run again.
+
+    The same holds for classes made by a call, such as namedtuple("Point", "x y").
+    """
+    return isinstance(value, _TYPING | type) or type(value).__module__ == "typing"
 
 
 def _meaning(code: CodeType) -> tuple[Any, ...]:

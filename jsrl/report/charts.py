@@ -51,7 +51,6 @@ class Series:
 
     @property
     def css(self) -> str:
-        """Return its CSS classes: colour and dashes."""
         index = self.index or 0
         dash = index // COLOURS % DASHES
         return f"line{index % COLOURS}" + (f" dash{dash}" if dash else "")
@@ -154,8 +153,6 @@ def _figure(title: str, legend: str, parts: Sequence[str], size: tuple[int, int]
 
 @dataclass(frozen=True)
 class _Frame:
-    """Positions of values on the chart."""
-
     x_low: float
     x_high: float
     y_low: float
@@ -245,7 +242,6 @@ def _curve(frame: _Frame, series: Series) -> str:
 
 
 def _outline(frame: _Frame, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-    """Return the outline of the area between two curves."""
     upper = list(zip(frame.x(x), frame.y(high), strict=True))
     lower = list(zip(frame.x(x), frame.y(low), strict=True))[::-1]
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in upper + lower)

@@ -139,7 +139,6 @@ def own_workers(run: Run) -> list[str]:
 
 
 def differing_options(runs: Sequence[Run]) -> list[str]:
-    """Return the names of options that differ between some of the runs."""
     options = [flat_options(run.config) for run in runs]
     names = dict.fromkeys(name for own in options for name in own)
     return [name for name in names if len({str(own.get(name)) for own in options}) > 1]
@@ -193,7 +192,7 @@ def scores_table(runs: Sequence[Run], key: str) -> tuple[Table, list[str]]:
     notes += [UNEQUAL] if unequal else []
     notes += repeated_seeds(runs)
     notes += [test] if (test := difference_text(runs, key)) else []
-    head = ("experiment", "seeds", "env steps", "mean [95%]", "interquartile mean [95%]", "lowest", "highest")
+    head = ("experiment", "seeds", "env steps", "mean [95%]", "IQM [95%]", "lowest", "highest")
     return Table(head, rows, "numbers"), notes
 
 
@@ -273,7 +272,6 @@ SAME = "All runs have the same settings, commit and machine."
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """Return the algorithm and origin of a run."""
     agent = run.config.get("fields", {}).get("agent") or {}
     facts = {"algorithm": str(agent.get("$type", "?")).rpartition(":")[2]}
     for what in ("commit", "packages", "hardware"):

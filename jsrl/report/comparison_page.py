@@ -31,8 +31,8 @@ CURVES = (
     ("Env steps per second taken by actors", "actor/env_steps_per_s"),
 )
 NOTE = (
-    "Thin: each seed. Thick: their mean, from 4 seeds on the interquartile mean, up to the end of the shortest; around it "
-    "its 95% t interval."
+    "Thin: each seed. Thick: their mean, from 4 seeds on the interquartile mean (IQM), up to the end of the shortest; around "
+    "it its 95% t interval."
 )
 
 
@@ -117,7 +117,6 @@ def _settings(groups: Mapping[str, Sequence[Run]]) -> str:
 
 
 def _runs(runs: Sequence[Run]) -> str:
-    """Return a line for each run: how it ended, its env steps, its score."""
     scored, rows = with_score(runs), list[Sequence[str]]()
     metric = score_of(scored) if scored else ""
     for run in runs:

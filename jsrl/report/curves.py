@@ -30,7 +30,6 @@ STEPS, SECONDS = "env steps", "seconds"
 
 
 def learning(report: RunReport) -> list[str]:
-    """Return the charts of returns and episodes over env steps."""
     returns = []
     for policy in report.policies:
         of = f" of {policy}" if policy else ""
@@ -179,7 +178,6 @@ def _curves(report: RunReport, named: dict[str, str]) -> list[Series]:
 
 
 def _with_interval(report: RunReport, policy: str, name: str) -> list[Series]:
-    """Return the curve of a policy's evaluations with its 95% interval."""
     scores = scores_of(report.columns, policy)
     low, high = (scores.return_mean + sign * scores.return_ci95 for sign in (-1, 1))
     return [Series(name, scores.env_steps, scores.return_mean, low, high)] if scores.env_steps.size else []

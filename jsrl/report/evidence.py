@@ -84,7 +84,6 @@ class Evidence:
 
     @property
     def full(self) -> bool:
-        """Return whether every core is busy."""
         busy = self.cores_used + self.others >= FULL * self.facts.cores
         return bool(self.cpu) and (busy or self.crowded)
 
@@ -100,7 +99,6 @@ class Evidence:
 
     @property
     def cpu_per_actor(self) -> float:
-        """Return the cores that each actor uses."""
         return self.cpu.get(ACTOR, 0.0) / max(self.facts.actors, 1)
 
 

@@ -46,7 +46,6 @@ def _measured(graph: Graph, report: RunReport) -> dict[str, Note]:
 
 
 def _lines(time: WorkerTime) -> tuple[str, str]:
-    """Return a worker's share of work, and its longest wait."""
     waits = [a for a in of_main_thread(time.kind.shown.activities) if a.phase == "wait"]
     share, what = max(((time.activities.get(a.name, 0.0), a.waits_for) for a in waits), default=(0.0, ""))
     waiting = f"waits {share:.0%}{f': {what}' if what else ''}" if share >= 0.01 else ""

@@ -19,12 +19,10 @@ from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
 
 
 def page(report: RunReport) -> str:
-    """Return the whole page."""
     return shell(report.name, body(report))
 
 
 def body(report: RunReport) -> str:
-    """Return the content of the page."""
     sections = [
         _header(report),
         _figures(report),
@@ -48,7 +46,6 @@ def body(report: RunReport) -> str:
 
 
 def _players(report: RunReport) -> str:
-    """Return how a director's games ended, and its players."""
     games = games_text(report.last)
     table = standings_page(report.standings) if report.standings is not None else ""
     return (f"<p>{escape(games)}</p>" if games else "") + table
@@ -91,14 +88,12 @@ def _header(report: RunReport) -> str:
 
 
 def _error(error: str) -> str:
-    """Return the error as a sentence, with the rest folded."""
     sentence, rest = failure(error)
     below = folded("traceback", f"<pre>{escape(rest)}</pre>") if rest else ""
     return f'<div class="error"><b>{escape(sentence)}</b>{below}</div>'
 
 
 def _verdicts(report: RunReport) -> str:
-    """Return what limits each policy's training."""
     policies: dict[Bottleneck, str] = {}
     for policy, found in report.bottlenecks.items():
         policies.setdefault(found, policy or FIRST)
@@ -108,7 +103,6 @@ def _verdicts(report: RunReport) -> str:
 
 
 def _figures(report: RunReport) -> str:
-    """Return the most important numbers."""
     figures = [(f"{name} per second", number(value)) for name, value in report.rates.items()]
     for policy in report.policies:
         if lag := lag_text(report, policy):
@@ -128,7 +122,6 @@ def _warnings(report: RunReport) -> str:
 
 
 def _time(report: RunReport) -> str:
-    """Return a bar and a row of a table for each kind of worker."""
     if not report.workers:
         return ""
     used = [phase for phase in PHASES if any(worker.phases[phase] >= 0.0005 for worker in report.workers)]
@@ -157,7 +150,6 @@ def _time(report: RunReport) -> str:
 
 
 def _activities(report: RunReport) -> str:
-    """Return every activity with its meaning, folded."""
     rows = [
         (f"{worker.prefix}/{a.name}", percent(worker.activities[a.name]), a.phase, a.meaning, a.healthy)
         for worker in report.workers

@@ -70,7 +70,6 @@ class RunRow:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Return the texts of its env steps, rate, score and age."""
         steps = short(self.env_steps)
         if self.env_steps is not None and self.total_env_steps:
             steps += f" / {short(self.total_env_steps)} ({100 * self.env_steps / self.total_env_steps:.0f}%)"

@@ -44,13 +44,15 @@ class Table:
     def _class(self, column: int) -> str:
         return ' class="text"' if column in self.words else ""
 
-    def text(self) -> str:
-        """Return it as lines of text."""
+    def text(self, most: int | None = None) -> str:
+        """Return it as lines of text; `most`: rows that are shown."""
         table = (self.head, *self.rows)
         widths = [max(len(row[column]) for row in table) for column in range(len(self.head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
         lines.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join(line.rstrip() for line in lines)
+        shown = len(lines) if most is None else most + 2
+        more = [f"(and {len(lines) - shown} more)"] if len(lines) > shown else []
+        return "\n".join(line.rstrip() for line in [*lines[:shown], *more])
 
 
 def _html(text: str) -> str:

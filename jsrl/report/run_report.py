@@ -60,13 +60,11 @@ class WorkerTime:
 
     @property
     def name(self) -> str:
-        """Return their name for messages."""
         name = self.kind.title if self.count == 1 else f"{self.kind.plural} ({self.count})"
         return f"{name} of {self.policy}" if self.policy else name
 
     @property
     def prefix(self) -> str:
-        """Return the first part of their metrics' names."""
         return f"{self.policy}/{self.kind.prefix}" if self.policy else self.kind.prefix
 
 
@@ -120,7 +118,6 @@ class RunReport:
         return mask
 
     def last(self, name: str) -> float | None:
-        """Return the last finite value of a metric, None when there is none."""
         values = self.columns.get(name, np.zeros(0))
         finite = values[np.isfinite(values)]
         return float(finite[-1]) if finite.size else None
@@ -165,7 +162,6 @@ class RunReport:
 
 
 def make_report(folder: RunFolder) -> RunReport:
-    """Return the report of a run, even of an incomplete one."""
     columns = Run(folder).metrics
     config, environment = folder.config, folder.environment
     result = read_result(folder.path)
@@ -240,7 +236,6 @@ def how_it_ended(path: Path) -> str:
 
 
 def _unfinished(path: Path) -> str:
-    """Return the state of a run without a result."""
     state = read_state(path)
     if state.name == "silent":
         return f"no news from {state.process.host if state.process else 'its host'}"
@@ -343,7 +338,6 @@ def rates_of(columns: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:
-    """Return the shares of time of each kind of worker of a run."""
     graph = plain_graph(folder)
     folders = {} if graph is None else {worker.name: folder_of(graph, worker) for worker in graph.workers}
     counts = Counter((find_kind(worker.kind).name, folders[worker.name]) for worker in workers_of(folder))

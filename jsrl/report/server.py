@@ -111,7 +111,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = 30.0
 
     def do_GET(self) -> None:
-        """Answer with a page, its content, or a file."""
         if _host_of(self.headers.get("Host", "")) not in HOSTS:
             self._refuse(HTTPStatus.FORBIDDEN, f"open this page as {self.server.url}")
             return

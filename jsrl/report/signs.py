@@ -24,7 +24,6 @@ class Curves:
     columns: Mapping[str, np.ndarray]
 
     def known(self, name: str) -> np.ndarray:
-        """Return the finite values of a metric."""
         values = self.columns.get(name, np.zeros(0))
         return values[np.isfinite(values)]
 
@@ -35,11 +34,9 @@ class Curves:
         return (float(values[:tenth].mean()), float(values[-tenth:].mean())) if values.size else (np.nan, np.nan)
 
     def last(self, name: str) -> float:
-        """Return the mean of its last tenth."""
         return self.ends(name)[1]
 
     def grows(self, name: str, factor: float) -> bool:
-        """Return whether the end of a metric is that many times its start."""
         start, end = self.ends(name)
         return abs(end) > factor * abs(start) > 0
 

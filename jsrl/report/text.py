@@ -45,7 +45,6 @@ def summary(report: RunReport) -> str:
 
 
 def standings_lines(table: StandingsTable) -> list[str]:
-    """Return the ratings as lines of text."""
     shown = table.best(MOST_PLAYERS)
     names = [f"{player} {rating(shown, i)}" for i, player in enumerate(shown.players)]
     rest = len(table.players) - len(names)
@@ -59,7 +58,6 @@ def rating(table: StandingsTable, player: int) -> str:
 
 
 def worker_line(worker: WorkerTime) -> str:
-    """Return the shares of time of one kind of worker, as a line."""
     parts = []
     for phase, share in sorted(worker.phases.items(), key=lambda entry: -entry[1]):
         if share >= 0.005:
@@ -70,7 +68,6 @@ def worker_line(worker: WorkerTime) -> str:
 
 
 def reasons(worker: WorkerTime) -> str:
-    """Return the waits of a worker, in brackets."""
     waits = [a for a in of_main_thread(worker.kind.all_activities) if a.phase == "wait"]
     named = {a.waits_for or a.name: worker.activities.get(a.name, 0.0) for a in waits}
     named = {name: share for name, share in named.items() if share >= 0.005}
@@ -132,7 +129,6 @@ def failure(error: str) -> tuple[str, str]:
 
 
 def document(report: RunReport) -> str:
-    """Return report.txt."""
     lines = [report.name, "=" * len(report.name), ""]
     lines += [fitted(f"{name}: {value}") for name, value in outcome_lines(report)]
     if rest := failure(report.error)[1]:

@@ -34,7 +34,6 @@ def who(kind: Kind) -> str:
 
 
 def cores_text(e: Evidence) -> str:
-    """Return a text that says how many cores are busy."""
     cores = e.facts.cores
     if not e.cpu:
         return f"this machine has {cores} core{'s' if cores > 1 else ''}"
@@ -59,7 +58,6 @@ def actors_advice(e: Evidence) -> str:
 
 
 def learner_waits_text(e: Evidence) -> str:
-    """Return a text that says how long the learner waits."""
     return f"the learner waits {percent(e.learner_waits)} of its time for batches"
 
 
@@ -284,7 +282,6 @@ def _actor_waits(e: Evidence) -> float:
 
 
 def _mostly(e: Evidence, *activities: str) -> bool:
-    """Return whether actors spend most of their time in one of some activities."""
     own = e.shares.get(ACTOR, {})
     rest = [share for activity, share in own.items() if activity not in activities]
     return bool(own) and e.share(ACTOR, *activities) >= max(rest, default=0.0)
@@ -297,7 +294,6 @@ def _starved(e: Evidence) -> bool:
 
 
 def _shares_cores(e: Evidence) -> bool:
-    """Return whether actors wait for others that have no core."""
     return e.full and _actor_waits(e) >= WAITS
 
 

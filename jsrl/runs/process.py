@@ -91,7 +91,10 @@ def now_s() -> float:
 
 
 class Lease:
-    """The end of a host's lease, in a file that its agent writes and its workers read.
+    """The end of a joined host's lease, in a file that its agent writes and its workers read.
+
+    The lease is how long workers may run without an answer of the controller. The agent extends it, and ends the workers
+    when it is over. They read it too, so they also end while the agent is stopped.
 
     Args:
       folder: of the agent. extends: this process is the agent; the lease is over until it is extended.

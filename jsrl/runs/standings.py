@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jsrl.runs.files import read_json
+from jsrl.runs.files import read_json, write_json
 
 FILE = Path("director") / "standings.json"
 LEARNS = "@latest"
@@ -25,6 +25,15 @@ class StandingsTable:
     half: np.ndarray
     points: np.ndarray
     games: np.ndarray
+
+    def write(self, folder: Path) -> None:
+        """Write it into a director's folder.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        folder.mkdir(exist_ok=True)
+        write_json(folder / FILE.name, vars(self))
 
     def best(self, most: int) -> StandingsTable:
         """Return the table of the best players and those that learn."""
@@ -50,8 +59,7 @@ def read_standings(folder: Path) -> StandingsTable | None:
     try:
         values = read_json(folder / FILE)
         players, elo = tuple(map(str, values["players"])), np.array(values["elo"], float)
-        half = np.array(values["elo_ci95"], float)
-        points, games = np.array(values["points"], float), np.array(values["games"], float)
+        half, points, games = (np.array(values[name], float) for name in ("half", "points", "games"))
         return StandingsTable(players, elo, half, points, games).ranked()
     except (OSError, ValueError, TypeError, KeyError, IndexError):
         return None

@@ -15,7 +15,6 @@ Arrays: TypeAlias = dict[tuple[str, ...], np.ndarray]
 
 
 def _key_paths(tree: Tree) -> tuple[list[tuple[str, ...]], list[Any], Any]:
-    """Return (paths, leaves, treedef) of any pytree."""
     import jax
 
     def part(key: Any) -> str:
@@ -57,12 +56,11 @@ def host_arrays(tree: Tree) -> Arrays:
     return arrays
 
 
-def specs_of(manifest: dict[str, Any]) -> dict[tuple[str, ...], ArraySpec]:
-    """Return path -> shape and dtype of a manifest's leaves."""
-    return {tuple(leaf["path"]): ArraySpec(tuple(leaf["shape"]), leaf["dtype"]) for leaf in manifest["leaves"]}
+def specs_of(manifest: fmt.Manifest) -> dict[tuple[str, ...], ArraySpec]:
+    return {leaf.path: ArraySpec(leaf.shape, leaf.dtype) for leaf in manifest.leaves}
 
 
-def check_template(template: Tree, manifest: dict[str, Any], folder: Path) -> None:
+def check_template(template: Tree, manifest: fmt.Manifest, folder: Path) -> None:
     """Compare path, shape and dtype of a manifest's leaves with a template's; reads no arrays.
 
     Raises:

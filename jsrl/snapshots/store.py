@@ -18,13 +18,15 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from jsrl.errors import SnapshotError
-from jsrl.runs.files import folder_lock, process_alive, sync_folder, write_json
+from jsrl.runs.files import folder_lock, process_alive, read_json, sync_folder, write_json
 from jsrl.snapshots import format as fmt
 from jsrl.snapshots.orbax import Arrays, check_template, fill_template, host_arrays, orbax_load, orbax_save, specs_of
 from jsrl.snapshots.queue import Job, WriteQueue
@@ -54,7 +56,8 @@ class Snapshot(NamedTuple):
     digest: str
 
 
-class Tag(NamedTuple):
+@dataclass(frozen=True)
+class Tag:
     """Target of a tag: version, digest of the arrays, wall time of the tagging (Unix seconds), meta."""
 
     version: int
@@ -145,7 +148,7 @@ class SnapshotStore:
         facts = fmt.meta_json(meta)
         try:
             with folder_lock(self.folder):
-                self._write_tag(name, version, fmt.read_manifest(self.folder / str(version))["digest"], facts)
+                self._write_tag(name, version, fmt.read_manifest(self.folder / str(version)).digest, facts)
         except FileNotFoundError:
             raise self._missing(str(version)) from None
         except OSError as error:
@@ -159,20 +162,18 @@ class SnapshotStore:
         partial = self.folder / f".partial-{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
         partial.mkdir()
         try:
-            leaves = fmt.describe_leaves(job.arrays)
-            stored = {path: array for path, array in job.arrays.items() if array.size}
-            orbax_save(partial / "arrays", fmt.nested(stored))
-            manifest = {
-                "format": fmt.FORMAT,
-                "format_version": fmt.FORMAT_VERSION,
-                "version": job.version,
-                "wall_time_s": time.time(),
-                "digest": fmt.total_digest(leaves),
-                "meta": job.meta,
-                "leaves": leaves,
-                "files": fmt.file_digests(partial / "arrays", sync=True),
-            }
-            write_json(partial / fmt.MANIFEST, manifest)
+            orbax_save(
+                partial / "arrays", fmt.nested({path: array for path, array in job.arrays.items() if array.size})
+            )
+            manifest = fmt.Manifest(
+                version=job.version,
+                wall_time_s=time.time(),
+                digest=fmt.arrays_digest(job.arrays),
+                meta={},
+                leaves=fmt.leaves_of(job.arrays),
+                files=fmt.file_digests(partial / "arrays"),
+            )
+            self._write_manifest(partial, manifest, job.meta)
             with folder_lock(self.folder):
                 self._commit(job, partial, manifest)
                 self._prune()
@@ -192,12 +193,15 @@ class SnapshotStore:
             text = f"{os.strerror(errno.ENOSPC)}: {free_bytes:,} bytes are free, at least {needed_bytes:,} are needed"
             raise OSError(errno.ENOSPC, text)
 
-    def _commit(self, job: Job, partial: Path, manifest: dict[str, Any]) -> None:
+    def _write_manifest(self, folder: Path, manifest: fmt.Manifest, meta: dict[str, Any]) -> None:
+        write_json(folder / fmt.MANIFEST, msgspec.to_builtins(manifest.sealed(meta)))
+
+    def _commit(self, job: Job, partial: Path, manifest: fmt.Manifest) -> None:
         target = self.folder / str(job.version)
         replaced = target.exists()
-        if replaced and self._same_arrays(target, manifest):
-            kept = fmt.read_manifest(target)
-            write_json(target / fmt.MANIFEST, kept | {"meta": kept["meta"] | job.meta})
+        kept = self._same_arrays(target, manifest.digest) if replaced else None
+        if kept is not None:
+            self._write_manifest(target, kept, kept.meta | job.meta)
         else:
             if replaced:
                 self._discard(target)
@@ -205,17 +209,18 @@ class SnapshotStore:
             sync_folder(self.folder)
         for name, tag in self.tags().items() if replaced else ():
             if tag.version == job.version and name not in job.tags:
-                self._write_tag(name, job.version, manifest["digest"], tag.meta)
+                self._write_tag(name, job.version, manifest.digest, tag.meta)
         for name in job.tags:
-            self._write_tag(name, job.version, manifest["digest"], job.meta)
+            self._write_tag(name, job.version, manifest.digest, job.meta)
 
-    def _same_arrays(self, target: Path, manifest: dict[str, Any]) -> bool:
-        """Return whether a version on disk holds, undamaged, the arrays of `manifest`."""
+    def _same_arrays(self, target: Path, digest: str) -> fmt.Manifest | None:
+        """Return the manifest of a version on disk if it holds, undamaged, the arrays of this digest."""
         try:
-            existing = fmt.read_manifest(target)
+            kept = fmt.read_manifest(target)
         except SnapshotError:
-            return False
-        return existing["digest"] == manifest["digest"] and not fmt.find_damage(target / "arrays", existing["files"])
+            return None
+        intact = kept.digest == digest and not fmt.find_damage(target / "arrays", kept.files)
+        return kept if intact else None
 
     def _write_tag(self, name: str, version: int, digest: str, meta: dict[str, Any]) -> None:
         folder = self.folder / "tags"
@@ -253,10 +258,10 @@ class SnapshotStore:
         found: dict[str, Tag] = {}
         for path in sorted((self.folder / "tags").glob("[!.]*.json")):
             try:
-                found[path.stem] = fmt.read_tag(path, Tag)
+                found[path.stem] = msgspec.convert(read_json(path), Tag)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # untagged meanwhile
-            except (ValueError, TypeError) as error:
+            except ValueError as error:
                 raise SnapshotError(f"{path} is not a tag of jsrl ({error}). Delete it, or tag again.") from None
         return found
 
@@ -303,7 +308,7 @@ class SnapshotStore:
             shapes or dtypes than the template's (names the leaf).
         """
 
-        def read(folder: Path, manifest: dict[str, Any]) -> Tree:
+        def read(folder: Path, manifest: fmt.Manifest) -> Tree:
             if template is not None:
                 check_template(template, manifest, folder)
             arrays = self._read(folder, manifest)
@@ -312,7 +317,7 @@ class SnapshotStore:
         return Snapshot(*self._retry(selector, read))
 
     def _retry(
-        self, selector: str | int, read: Callable[[Path, dict[str, Any]], Tree]
+        self, selector: str | int, read: Callable[[Path, fmt.Manifest], Tree]
     ) -> tuple[int, Tree, dict[str, Any], str]:
         """Return (version, result of `read`, meta, digest); tries again if another process's retention deleted it."""
         pause_s = 0.005
@@ -321,9 +326,9 @@ class SnapshotStore:
             folder = self.folder / str(version)
             try:
                 manifest = fmt.read_manifest(folder)
-                if tag is None or tag.digest == manifest["digest"]:
-                    meta = manifest["meta"] | (tag.meta if tag is not None else {})
-                    return version, read(folder, manifest), meta, manifest["digest"]
+                if tag is None or tag.digest == manifest.digest:
+                    meta = manifest.meta | (tag.meta if tag is not None else {})
+                    return version, read(folder, manifest), meta, manifest.digest
                 if attempt == _READ_ATTEMPTS - 1:
                     raise SnapshotError(f"tag {selector} names other arrays than {folder} holds; tag a version again.")
             except FileNotFoundError:
@@ -355,23 +360,17 @@ class SnapshotStore:
         named = ", ".join(f"{name} -> {tag.version}" for name, tag in tags.items()) or "none"
         return SnapshotError(f"there is no snapshot {selector} in {self.folder}; versions: {listed}; tags: {named}.")
 
-    def _read(self, folder: Path, manifest: dict[str, Any]) -> Arrays:
+    def _read(self, folder: Path, manifest: fmt.Manifest) -> Arrays:
         """Read and verify the arrays; FileNotFoundError if the folder was deleted meanwhile."""
-        described = {tuple(leaf["path"]): leaf for leaf in manifest["leaves"]}
         fmt.check_size(folder, manifest)
-        blank: Arrays = {path: np.empty(leaf["shape"], to_dtype(leaf["dtype"])) for path, leaf in described.items()}
-        wanted = {path: array for path, array in blank.items() if array.size}
         try:
+            blank: Arrays = {leaf.path: np.empty(leaf.shape, to_dtype(leaf.dtype)) for leaf in manifest.leaves}
+            wanted = {path: array for path, array in blank.items() if array.size}
             arrays = {**blank, **fmt.flat(orbax_load(folder / "arrays", fmt.nested(wanted)))}
-            fmt.check_leaves(folder, manifest, arrays)
+            if fmt.arrays_digest(arrays) != manifest.digest:
+                raise ValueError("other arrays than were written")
         except Exception as error:  # Orbax raises anything, down to bare Exception, for damaged files
-            try:
-                unchanged = fmt.read_manifest(folder)["wall_time_s"] == manifest["wall_time_s"]
-            except FileNotFoundError:
-                unchanged = False
-            if not unchanged:
+            if fmt.read_manifest(folder).wall_time_s != manifest.wall_time_s:
                 raise FileNotFoundError(folder) from error
-            if isinstance(error, SnapshotError):
-                raise
             raise fmt.broken(folder, manifest, f"{type(error).__name__} while reading") from error
         return arrays

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jsrl.errors import StreamTimeout
 from jsrl.types import Array, Trajectory, Tree
 
 
@@ -366,4 +367,58 @@ class ParamsSubscriber(Protocol):
 
     def close(self) -> None:
         """Close."""
+        ...
+
+
+class FirstRank(Protocol):
+    """The binding end of a stream of type `ranks`: small messages between a learner's first rank and the others.
+
+    Attributes:
+      address: for the others.
+    """
+
+    address: str
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
+        """Return (sender, message) pairs; wait up to `timeout_s` for the first."""
+        ...
+
+    def speaks_for(self, sender: bytes, worker: str) -> bool:
+        """Return whether a sender may use the name of a worker."""
+        ...
+
+    def send(self, receiver: bytes, message: bytes) -> None:
+        """Send a message to a sender."""
+        ...
+
+    def close(self) -> None:
+        """Close the stream. May be called twice."""
+        ...
+
+
+class OtherRank(Protocol):
+    """A connecting end of a stream of type `ranks`."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message."""
+        ...
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """Return a message, waiting up to `timeout_s`; None: none came."""
+        ...
+
+    def look(self) -> None:
+        """Check the connection.
+
+        Raises:
+          AccessDenied: the other end rejects this end's key, or the reverse.
+        """
+        ...
+
+    def no_answer(self, timeout_s: float) -> StreamTimeout:
+        """Return the error for an end that does not answer."""
+        ...
+
+    def close(self) -> None:
+        """Close the stream. May be called twice."""
         ...

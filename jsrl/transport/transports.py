@@ -1,4 +1,4 @@
-"""What carries streams: the scheme of an address selects its transport; only this table reads it.
+"""What carries streams: the scheme of an address selects the transport; only this table reads it.
 
 | address | transport |
 |---|---|
@@ -10,49 +10,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.transport.base import (
+    FirstRank,
     InferenceClient,
     InferenceServer,
     InferenceSpec,
+    Ledger,
+    OtherRank,
     ParamsPublisher,
     ParamsSubscriber,
     ProducerId,
     SampleConsumer,
     SampleProducer,
 )
-from jsrl.transport.inference import local as local_inference
-from jsrl.transport.inference.shared import SharedInferenceServer
-from jsrl.transport.inference.shared_client import SharedInferenceClient
-from jsrl.transport.inference.zmq import ZmqInferenceServer
-from jsrl.transport.inference.zmq_client import ZmqInferenceClient
-from jsrl.transport.meeting.address import parse_address
+from jsrl.transport.meeting.address import check_producer, parse_address
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
+from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.meeting.keys import KeyPath, keys_for
-from jsrl.transport.params.local import LocalParamsPublisher, LocalParamsSubscriber
-from jsrl.transport.params.shared import SharedParamsPublisher, SharedParamsSubscriber
-from jsrl.transport.params.zmq import ZmqParamsPublisher, ZmqParamsSubscriber
-from jsrl.transport.ranks.base import FirstRank, OtherRank
-from jsrl.transport.ranks.zmq import ZmqFirstRank, ZmqOtherRank
-from jsrl.transport.samples import local as local_samples
-from jsrl.transport.samples.shared import SharedSampleConsumer
-from jsrl.transport.samples.shared_producer import SharedSampleProducer
-from jsrl.transport.samples.zmq import ZmqSampleProducer
-from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
+from jsrl.transport.stream import StreamType
+from jsrl.transport.wire.packing import PLAIN, Packing
 from jsrl.types import Tree
 
 OWN = "transport"  # the scheme of a user's transport
+ZEROMQ = ("ipc", "tcp")
 _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
+# (stream type, scheme) -> what makes the ends that bind and connect, below jsrl.transport; imported at the first use.
+ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
+    ("samples", "local"): ("samples.local:LocalSampleConsumer", "samples.local:connect_local"),
+    ("samples", "shm"): ("samples.shared:SharedSampleConsumer", "samples.shared_producer:SharedSampleProducer"),
+    ("samples", "zmq"): ("samples.zmq_consumer:ZmqSampleConsumer", "samples.zmq:ZmqSampleProducer"),
+    ("inference", "local"): ("inference.local:LocalInferenceServer", "inference.local:connect_local"),
+    ("inference", "shm"): ("inference.shared:SharedInferenceServer", "inference.shared_client:SharedInferenceClient"),
+    ("inference", "zmq"): ("inference.zmq:ZmqInferenceServer", "inference.zmq_client:ZmqInferenceClient"),
+    ("params", "local"): ("params.local:LocalParamsPublisher", "params.local:LocalParamsSubscriber"),
+    ("params", "shm"): ("params.shared:SharedParamsPublisher", "params.shared:SharedParamsSubscriber"),
+    ("params", "zmq"): ("params.zmq:ZmqParamsPublisher", "params.zmq:ZmqParamsSubscriber"),
+    ("ranks", "zmq"): ("ranks.zmq:ZmqFirstRank", "ranks.zmq:ZmqOtherRank"),
+}
 
 
 class Transport:
     """A transport makes the ends of the types of streams that it carries; a subclass overrides these methods.
 
-    For arguments and guarantees of each end see jsrl.transport.samples.transports, .inference.transports and
-    .params.transports. `connect_...` must accept the `address` of an end that the same transport has bound.
+    For arguments and guarantees of each end see the functions of the same names below. `connect_...` must accept the `address`
+    of an end that the same transport has bound.
     """
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
@@ -107,149 +113,213 @@ class Transport:
         )
 
 
-class OneHost(Transport):
-    """A transport between workers of one host, without keys or compression.
-
-    Args:
-      consumer, producer, server, client, publisher, subscriber: make the ends of samples, inference and params at a place.
-    """
-
-    def __init__(
-        self,
-        consumer: Callable[..., SampleConsumer],
-        producer: Callable[..., SampleProducer],
-        server: Callable[..., InferenceServer],
-        client: Callable[..., InferenceClient],
-        publisher: Callable[..., ParamsPublisher],
-        subscriber: Callable[..., ParamsSubscriber],
-    ) -> None:
-        self._consumer, self._producer = consumer, producer
-        self._server, self._client = server, client
-        self._publisher, self._subscriber = publisher, subscriber
-
-    def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
-        """See Transport."""
-        options.pop("packing", None)
-        return self._consumer(parse_address(address).place, schema, **options)
-
-    def connect_samples(
-        self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
-    ) -> SampleProducer:
-        """See Transport."""
-        place = parse_address(address).place
-        return self._producer(place, schema, producer, num_groups, timeout_s, options["hop"], options["check"])
-
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, **options: Any) -> InferenceServer:
-        """See Transport."""
-        return self._server(spec, place_in(address), options["join_rules"])
-
-    def connect_inference(
-        self,
-        address: str,
-        spec: InferenceSpec,
-        client: ProducerId,
-        group_sizes: dict[int, int],
-        timeout_s: float,
-        **options: Any,
-    ) -> InferenceClient:
-        """See Transport."""
-        return self._client(place_in(address), spec, client, group_sizes, timeout_s, options["check"])
-
-    def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
-        """See Transport."""
-        return self._publisher(place_in(address), **options)
-
-    def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
-        """See Transport."""
-        return self._subscriber(place_in(address), **options)
+def bind(
+    stream_type: StreamType, address: str, *given: Any, keys: KeyPath, packing: Packing | None = None, **options: Any
+) -> Any:
+    """Return a new binding end of a stream; only ZeroMQ's get `keys` and `packing`."""
+    scheme = address.partition(":")[0]
+    over_network = {} if packing is None else {"packing": packing}
+    if scheme == OWN:
+        own = transport_at(address)
+        return getattr(own, f"bind_{stream_type}")(address, *given, keys=keys, **over_network, **options)
+    parsed = parse_address(address)
+    if scheme in ZEROMQ:
+        return end_of(stream_type, "zmq", 0)(parsed.endpoint, *given, keys=keys, **over_network, **options)
+    return end_of(stream_type, scheme, 0)(parsed.place, *given, **options)
 
 
-class ZeroMQ(Transport):
-    """A header and raw frames, over Unix sockets or, with keys, over TCP."""
-
-    def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
-        """See Transport."""
-        return ZmqSampleConsumer(parse_address(address).endpoint, schema, keys=keys, **options)
-
-    def connect_samples(
-        self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
-    ) -> SampleProducer:
-        """See Transport."""
-        parsed = parse_address(address)
-        options["keys"] = keys_for(parsed.server, options["keys"])
-        return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, **options)
-
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, **options: Any) -> InferenceServer:
-        """See Transport."""
-        return ZmqInferenceServer(spec, address, keys=keys, **options)
-
-    def connect_inference(
-        self,
-        address: str,
-        spec: InferenceSpec,
-        client: ProducerId,
-        group_sizes: dict[int, int],
-        timeout_s: float,
-        **options: Any,
-    ) -> InferenceClient:
-        """See Transport."""
-        parsed = parse_address(address)
-        options["keys"] = keys_for(parsed.server, options["keys"])
-        return ZmqInferenceClient(parsed.endpoint, spec, client, group_sizes, timeout_s, **options)
-
-    def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
-        """See Transport."""
-        return ZmqParamsPublisher(address, keys=keys, **options)
-
-    def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
-        """See Transport."""
-        parsed = parse_address(address)
-        return ZmqParamsSubscriber(parsed.endpoint, keys=keys_for(parsed.server, keys), **options)
-
-    def bind_ranks(self, address: str, *, keys: KeyPath) -> FirstRank:
-        """See Transport."""
-        return ZmqFirstRank(parse_address(address).endpoint, keys if address.startswith("tcp://") else None)
-
-    def connect_ranks(self, address: str, *, keys: KeyPath) -> OtherRank:
-        """See Transport."""
-        parsed = parse_address(address)
-        return ZmqOtherRank(
-            parsed.endpoint, keys_for(parsed.server, keys) if parsed.endpoint.startswith("tcp://") else None
-        )
+def connect(stream_type: StreamType, address: str, *given: Any, keys: KeyPath, **options: Any) -> Any:
+    """Return a new end of a stream, connected to `address`; only ZeroMQ's gets `keys`."""
+    scheme = address.partition(":")[0]
+    if scheme == OWN:
+        return getattr(transport_at(address), f"connect_{stream_type}")(address, *given, keys=keys, **options)
+    parsed = parse_address(address)
+    if scheme in ZEROMQ:
+        keys_of_server = keys_for(parsed.server, keys)
+        return end_of(stream_type, "zmq", 1)(parsed.endpoint, *given, keys=keys_of_server, **options)
+    return end_of(stream_type, scheme, 1)(parsed.place, *given, **options)
 
 
-IN_PROCESS = OneHost(
-    local_samples.LocalSampleConsumer,
-    local_samples.connect_local,
-    local_inference.LocalInferenceServer,
-    local_inference.connect_local,
-    LocalParamsPublisher,
-    LocalParamsSubscriber,
-)
-SHARED_MEMORY = OneHost(
-    SharedSampleConsumer,
-    SharedSampleProducer,
-    SharedInferenceServer,
-    SharedInferenceClient,
-    SharedParamsPublisher,
-    SharedParamsSubscriber,
-)
-_ZEROMQ = ZeroMQ()
-TRANSPORTS: dict[str, Transport] = {"local": IN_PROCESS, "shm": SHARED_MEMORY, "ipc": _ZEROMQ, "tcp": _ZEROMQ}
-
-
-def transport_of(address: str) -> Transport:
-    """Return the transport of an address.
+def end_of(stream_type: StreamType, transport: str, side: int) -> Any:
+    """Return what makes the binding (0) or connecting (1) end of a type of stream.
 
     Raises:
-      ConfigError: its scheme is unknown, or a user's transport cannot be imported.
+      ConfigError: this transport does not carry it.
     """
-    scheme = address.partition(":")[0]
-    if scheme in TRANSPORTS:
-        return TRANSPORTS[scheme]
+    if (stream_type, transport) not in ENDS:
+        raise ConfigError(f"{transport} carries no {stream_type}; give an address tcp://HOST:PORT or ipc://PATH.")
+    module, _, name = ENDS[stream_type, transport][side].partition(":")
+    return getattr(import_module(f"jsrl.transport.{module}"), name)
+
+
+def bind_samples(
+    address: str,
+    schema: Tree,
+    *,
+    blocks_per_producer: int | None = None,
+    keys: KeyPath = None,
+    ledger: Ledger | None = None,
+    join_rules: JoinRules = ANYBODY,
+    hop: Path | None = None,
+    packing: Packing = PLAIN,
+) -> SampleConsumer:
+    """Return the reading end of a sample stream; its `address` is for producers.
+
+    Args:
+      address: `local:NAME`, `shm:/FOLDER/NAME`, `ipc:///PATH` or `tcp://HOST:PORT` (port 0: any free one).
+      schema: tree of ArraySpec leaves, as jsrl.types.make_trajectory_spec returns it.
+      blocks_per_producer: trajectories of one producer that may be open, in flight or lent at once; None: two
+        per group.
+      keys: folder or file of the keys (jsrl.transport.meeting.keys) for encryption and access; tcp needs
+        them, even on loopback. The other transports do not leave the host and need none.
+      ledger: to count in, such as that of the learner's earlier incarnations; None: a new one.
+      join_rules: which workers may join, and with how many groups.
+      hop: folder of the pages in which both ends count (jsrl.transport.ledger.hop_page); None: count in memory only.
+      packing: what to leave out of messages; only tcp uses it.
+
+    Raises:
+      ConfigError: the address is unknown, in use, or too little memory is left.
+    """
+    return bind(
+        "samples",
+        address,
+        schema,
+        keys=keys,
+        packing=packing,
+        blocks_per_producer=blocks_per_producer,
+        ledger=ledger,
+        join_rules=join_rules,
+        hop=hop,
+    )
+
+
+def connect_samples(
+    address: str,
+    schema: Tree,
+    producer: ProducerId,
+    num_groups: int,
+    timeout_s: float,
+    *,
+    keys: KeyPath = None,
+    hop: Path | None = None,
+    check: Check = lambda: None,
+) -> SampleProducer:
+    """Return the writing end of a sample stream, waiting up to `timeout_s` for the consumer.
+
+    Args:
+      address: the consumer's `address`.
+      schema: as at the consumer; both sides compare.
+      producer: name and incarnation of the writer; each incarnation is admitted once.
+      num_groups: how many groups of environments it writes for (`commit` takes 0 to num_groups - 1).
+      keys: folder or file of the consumer's keys, if its stream is encrypted.
+      hop: folder of the pages, as at the consumer. If this host does not have it, the consumer counts from messages.
+      check: called periodically during the wait; raises if a restarted consumer may have another address.
+
+    Raises:
+      StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this incarnation is refused, or
+        `check` raised it.
+      AccessDenied: the keys are missing, or another run's.
+    """
+    return connect("samples", address, schema, producer, num_groups, timeout_s, keys=keys, hop=hop, check=check)
+
+
+def bind_inference(
+    address: str,
+    spec: InferenceSpec,
+    *,
+    keys: KeyPath = None,
+    join_rules: JoinRules = ANYBODY,
+    packing: Packing = PLAIN,
+) -> InferenceServer:
+    """Return the server end at `address`; its `.address` is for clients (tcp port 0: a free port).
+
+    Args:
+      address: where to bind. spec: schema of one environment's request and reply.
+      keys: folder or file of the keys for encryption and access, as in `bind_samples`.
+      join_rules: which workers may connect, and with how many groups and rows.
+      packing: what to leave out of requests; only tcp uses it.
+
+    Raises:
+      ConfigError: the address is invalid or taken.
+    """
+    return bind("inference", address, spec, keys=keys, join_rules=join_rules, packing=packing)
+
+
+def connect_inference(
+    address: str,
+    spec: InferenceSpec,
+    client: ProducerId,
+    group_sizes: dict[int, int],
+    timeout_s: float,
+    *,
+    keys: KeyPath = None,
+    check: Check = lambda: None,
+) -> InferenceClient:
+    """Return the client end, connected and with its schema compared.
+
+    Args:
+      address: the server's. spec: schema of one environment's request and reply.
+      client: name and incarnation of the client; a higher incarnation fences an older one.
+      group_sizes: rows B of each group (group -> B).
+      timeout_s: how long to wait until the server is there and answers the hello.
+      keys: folder or file of the server's keys, if its stream is encrypted.
+      check: called periodically during the wait; raises if a restarted server may have another address.
+
+    Raises:
+      SpecMismatch: the two schemas differ; names the leaf. StreamTimeout: no server answered in time.
+      StreamClosed: the server refused (the message says why), or `check` raised it. ConfigError: the address is invalid.
+      AccessDenied: the keys are missing, or another run's.
+    """
+    check_producer(client)
+    return connect("inference", address, spec, client, group_sizes, timeout_s, keys=keys, check=check)
+
+
+def bind_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsPublisher:
+    """Return the publishing end at `address`; its `.address` is for subscribers (tcp port 0: a free port).
+
+    Args:
+      address: where to bind. options: of the transport's publisher (shm: `checksum`).
+      keys: folder or file of the keys for encryption and access, as in `bind_samples`.
+
+    Raises:
+      ConfigError: the address is invalid or taken.
+    """
+    return bind("params", address, keys=keys, **options)
+
+
+def connect_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsSubscriber:
+    """Return the reading end; the publisher may start later, end, and restart.
+
+    Args:
+      address: the publisher's. options: of the transport's subscriber.
+      keys: folder or file of the publisher's keys, if its stream is encrypted; missing or wrong keys raise
+        AccessDenied in `poll` or `wait`.
+
+    Raises:
+      ConfigError: the address is invalid.
+    """
+    return connect("params", address, keys=keys, **options)
+
+
+def bind_ranks(address: str, *, keys: KeyPath) -> FirstRank:
+    """Return the first rank's end of the stream over which ranks agree."""
+    return bind("ranks", address, keys=keys if address.startswith("tcp://") else None)
+
+
+def connect_ranks(address: str, *, keys: KeyPath) -> OtherRank:
+    """Return another rank's end of the stream over which ranks agree."""
+    return connect("ranks", address, keys=keys if address.startswith("tcp://") else None)
+
+
+def transport_at(address: str) -> Transport:
+    """Return the user's transport in an address.
+
+    Raises:
+      ConfigError: the address names none, or it cannot be imported.
+    """
     parts = address.split(":", 3)
-    if scheme != OWN or len(parts) < 4:
-        raise ConfigError(f"unknown address {address!r}: its scheme is no known one; expected {_EXAMPLES}.")
+    if len(parts) < 4:
+        raise ConfigError(f"unknown address {address!r}: expected {_EXAMPLES}, or transport:MODULE:NAME:PLACE.")
     return find_transport(f"{parts[1]}:{parts[2]}")
 
 

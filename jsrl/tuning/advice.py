@@ -49,11 +49,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def save(value: msgspec.Struct, path: Path) -> None:
-    """Write measurements or a profile as JSON.
-
-    Raises:
-      ConfigError: it cannot be written.
-    """
+    """Write measurements or a profile as JSON."""
     try:
         write_json(path, msgspec.to_builtins(value))
     except OSError as error:
@@ -63,11 +59,7 @@ def save(value: msgspec.Struct, path: Path) -> None:
 
 
 def load(kind: type[T], path: Path) -> T:
-    """Read measurements or a profile.
-
-    Raises:
-      ConfigError: the file cannot be read, or holds something else.
-    """
+    """Read measurements or a profile."""
     try:
         return msgspec.convert(read_json(path), kind)
     except (OSError, ValueError) as error:
@@ -78,7 +70,6 @@ def load(kind: type[T], path: Path) -> T:
 
 
 def label(setting: Setting) -> str:
-    """Return a setting as one word of text, as a key."""
     return ";".join(f"{name}={value}" for name, value in key_of(setting))
 
 
@@ -95,7 +86,6 @@ class Ranked:
 
     @property
     def text(self) -> str:
-        """Return the setting, its speed and what that is based on, as a line."""
         found = f"{self.median:,.0f}" + ("" if math.isnan(self.half) else f" ± {self.half:,.0f}")
         notes = ["once" if self.number == 1 else f"{self.number} times"]
         if self.left_out:
@@ -133,9 +123,6 @@ def advise(found: Measurements) -> Advice:
 
     The setting with the highest median of its final measurements wins (of all measurements, if there are no final ones);
     within 2% of it the default is kept, else the setting with the fewest processes is taken.
-
-    Raises:
-      ConfigError: not one measurement succeeded; with what went wrong.
     """
     explored, final = _by_phase(found.trials)
     # of a setting with final measurements only those count: the first one, by which it was chosen, may be luck

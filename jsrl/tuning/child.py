@@ -61,7 +61,6 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """Return whether it has ended."""
         return self.status is not None
 
     @property
@@ -119,7 +118,6 @@ class Child:
             return {}
 
     def stop(self) -> None:
-        """Ask it to end cleanly."""
         if not self.stopping and not self.ended:
             self._process.send_signal(signal.SIGTERM)  # SIGINT is ignored in background jobs
         self.stopping = True
@@ -151,7 +149,6 @@ class Lines:
         self._stream, self._text = stream, ""
 
     def notify(self, line: str) -> None:
-        """Write an event."""
         self._write(("\r\x1b[K" if self._text else "") + line + "\n")
         self._text = ""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.report.charts import Axis, Series, chart
-from jsrl.report.style import STYLE
+from jsrl.report.page import Table, header, section, shell
 from jsrl.tuning.ranges import Range
 from jsrl.tuning.study import finished
 
@@ -24,15 +24,14 @@ def best_first(study: Any) -> list[Any]:
     return sorted(scored, key=lambda trial: (-trial.value, trial.number)) + others
 
 
-def rows(study: Any, ranges: Sequence[Range]) -> list[list[str]]:
-    """Return the table: a line of titles, and one for each trial that counts."""
-    table = [["trial", "score", "", *(r.option for r in ranges), "seconds"]]
+def trials_table(study: Any, ranges: Sequence[Range]) -> Table:
+    rows = []
     for trial in best_first(study):
         values = [r.text(trial.params[r.option]) for r in ranges]
         score = f"{trial.value:.4g}{_spread(trial)}" if trial.state.name == "COMPLETE" else "-"
         wall_s = f"{trial.user_attrs.get('wall_s', 0):.0f}"
-        table.append([str(trial.number), score, WORDS[trial.state.name], *values, wall_s])
-    return table
+        rows.append((str(trial.number), score, WORDS[trial.state.name], *values, wall_s))
+    return Table(("trial", "score", "", *(r.option for r in ranges), "seconds"), rows, "numbers")
 
 
 def _spread(trial: Any) -> str:
@@ -43,29 +42,15 @@ def _spread(trial: Any) -> str:
     return f" ± {np.std(scores, ddof=1) / math.sqrt(len(scores)):.2g}"
 
 
-def text_table(table: Sequence[Sequence[str]], most: int = 20) -> str:
-    """Return the first lines of a table as text."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    shown = table[: most + 1]
-    lines = ["  ".join(w.rjust(n) for w, n in zip(row, widths, strict=True)).rstrip() for row in shown]
-    left = len(table) - len(shown)
-    return "\n".join([*lines, *([f"(and {left} more)"] if left else [])])
-
-
 def page(title: str, study: Any, ranges: Sequence[Range], command: str) -> str:
     """Return the page of a search; `command`: of the best trial."""
-    table = rows(study, ranges)
-    head, *body = [[escape(word) for word in row] for row in table]
-    lines = "".join(f"<tr>{''.join(f'<td>{word}</td>' for word in row)}</tr>" for row in body)
-    titles = "".join(f"<th>{word}</th>" for word in head)
-    best = f"<section><h2>The best trial</h2><pre>{escape(command)}</pre></section>" if command else ""
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-        f"</head>\n<body><main><header><h1>{escape(title)}</h1></header>{best}\n"
-        f'<section><h2>Scores</h2><div class="grid2">{"".join(_charts(study, ranges))}</div></section>\n'
-        f'<section><h2>Trials</h2><div class="scroll"><table class="numbers"><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{lines}</tbody></table></div></section>\n</main></body></html>\n"
-    )
+    sections = [
+        header(title),
+        section("The best trial", f"<pre>{escape(command)}</pre>" if command else ""),
+        section("Scores", "".join(_charts(study, ranges)), "grid2"),
+        section("Trials", trials_table(study, ranges).html()),
+    ]
+    return shell(title, "\n".join(one for one in sections if one))
 
 
 def _charts(study: Any, ranges: Sequence[Range]) -> list[str]:

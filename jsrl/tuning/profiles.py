@@ -94,17 +94,12 @@ def _without(tree: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
 
 
 def profile_key(machine: dict[str, Any], work: dict[str, Any], of_version: str) -> str:
-    """Return the name of a profile's file, without its ending."""
     text = json.dumps([machine, work, of_version], sort_keys=True)
     return f"{work['experiment']}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of profiles, if it is missing.
-
-    Raises:
-      ConfigError: it cannot be made or written.
-    """
+    """Make the folder of profiles, if it is missing."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -135,7 +130,6 @@ class Profile(msgspec.Struct, frozen=True, tag="jsrl profile 2"):
 
     @property
     def key(self) -> str:
-        """Return the name of its file, without the ending."""
         return profile_key(self.machine, self.work, self.version)
 
     def save(self, folder: Path) -> Profile:
@@ -146,7 +140,6 @@ class Profile(msgspec.Struct, frozen=True, tag="jsrl profile 2"):
 
     @classmethod
     def load(cls, path: Path) -> Profile:
-        """Read a profile."""
         return msgspec.structs.replace(load(cls, path), path=str(path))
 
 
@@ -169,9 +162,6 @@ def use_profile(
     Args:
       experiment: to run. which: auto (the one made on this machine, if any), none, or a file's path.
       given: options that were given explicitly: they win. profiles_dir: folder of profiles.
-
-    Raises:
-      ConfigError: the requested file cannot be read or does not fit.
     """
     if which == OFF:
         return experiment, ""

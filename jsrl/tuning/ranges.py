@@ -36,12 +36,10 @@ class Range:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the numbers are whole."""
         return self.kind.endswith("int")
 
     @property
     def distribution(self) -> Any:
-        """Return Optuna's form."""
         from optuna import distributions
 
         if self.choices:
@@ -66,11 +64,7 @@ class Range:
 
 
 def parse_space(vary: Mapping[str, Any], file: str | None) -> list[Range]:
-    """Return the ranges from the command line and from a JSON file.
-
-    Raises:
-      ConfigError: there are none, the file cannot be read, or a range is invalid.
-    """
+    """Return the ranges from the command line and from a JSON file."""
     given = {**(_read(Path(file)) if file is not None else {}), **vary}
     if not given:
         example = "--vary agent.learning-rate=log:1e-5:1e-2"
@@ -89,12 +83,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_range(option: str, text: str) -> Range:
-    """Return a range.
-
-    Raises:
-      ConfigError: the text is invalid; the message lists the forms.
-    """
-
     def wrong(expected: str) -> ConfigError:
         return ConfigError(f"--vary {option} is {text!r}, expected {expected}.")
 

@@ -48,16 +48,13 @@ class Budget:
 
     @property
     def elapsed_s(self) -> float:
-        """Return the seconds spent."""
         return self.clock() - self.begin_s
 
     @property
     def left_s(self) -> float:
-        """Return the seconds left."""
         return self.total_s - self.elapsed_s
 
     def took(self, seconds: float) -> None:
-        """Record the duration of a trial."""
         self._durations.append(seconds)
 
     def allows(self, share: float = 1.0, later: int = 0) -> bool:

@@ -47,7 +47,6 @@ class Knob:
 
     @property
     def is_category(self) -> bool:
-        """Return whether the values have no order."""
         return any(isinstance(value, str) for value in self.values)
 
 
@@ -61,7 +60,6 @@ class Space:
 
     @cached_property
     def keys(self) -> tuple[Any, ...]:
-        """Return every candidate's key."""
         return tuple(key_of(setting) for setting in self.candidates)
 
     @cached_property
@@ -97,7 +95,6 @@ def _coordinate(knob: Knob, setting: Setting) -> list[float]:
 
 
 def key_of(setting: Setting) -> tuple[tuple[str, Any], ...]:
-    """Return a setting as a hashable key."""
     return tuple(sorted(setting.items()))
 
 
@@ -172,9 +169,6 @@ def make_space(experiment: Experiment, knobs: tuple[Knob, ...], fixed: Iterable[
     Args:
       experiment: its own values are the default. knobs: tunable options.
       fixed: options that keep the experiment's values; `num-groups` fixes the ring, `num-envs` and `batch-envs` the batch.
-
-    Raises:
-      ConfigError: nothing is left to tune.
     """
     fixed = set(fixed)
     fixed |= {"ring"} if "num-groups" in fixed else set()
@@ -232,7 +226,6 @@ def _usual(knob: Knob) -> Any:
 
 
 def current(experiment: Experiment, knobs: Iterable[Knob]) -> Setting:
-    """Return the current setting of an experiment."""
     known = {"ring": experiment.ring, "envs-factor": "1"}
     return {
         knob.name: known[knob.name] if knob.name in known else _get(experiment, knob.name)
@@ -274,7 +267,6 @@ def applied(experiment: Experiment, options: dict[str, Any]) -> Experiment:
 
 
 def with_setting(experiment: Experiment, setting: Setting) -> Experiment:
-    """Return the experiment with a setting."""
     return applied(experiment, options_for(experiment, setting))
 
 

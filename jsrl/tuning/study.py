@@ -138,7 +138,6 @@ class Search:
         return file_lock(self._setup.folder / ASKING)
 
     def _ask(self) -> Any:
-        """Return the next trial; None: none is missing."""
         with self._asking():
             if self._missing <= 0:
                 return None
@@ -157,7 +156,6 @@ class Search:
             self._start(trial)
 
     def _start(self, trial: _Trial) -> None:
-        """Start the next run of a trial."""
         setup, index = self._setup, len(trial.scores)
         name = f"trial-{trial.number}-seed{setup.seed + index}"
         try:
@@ -249,7 +247,6 @@ def _open_study(folder: Path, seed: int, part: int | None = None) -> Any:
 
 
 def require_optuna() -> None:
-    """Raise MissingExtra unless Optuna is installed."""
     if find_spec("optuna") is None:
         raise MissingExtra(f"a search needs the package optuna; {install_command('search')}.")
 
@@ -281,11 +278,7 @@ def _begin_again(study: Any, part: int | None = None) -> None:
 
 @contextlib.contextmanager
 def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold the folder of a search, alone or together with others that share it.
-
-    Raises:
-      ConfigError: another process does.
-    """
+    """Hold the folder of a search, alone or together with others that share it."""
     with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -88,7 +88,6 @@ def endless_steps(experiment: Experiment) -> int:
 
 
 def start(experiment: Experiment, runs: Path) -> Child:
-    """Start the run in a folder of runs."""
     endless = dataclasses.replace(
         experiment,
         total_env_steps=endless_steps(experiment),
@@ -180,12 +179,10 @@ class Progress:
 
     @property
     def begun(self) -> bool:
-        """Return whether an update was made."""
         return bool(self._lines)
 
     @property
     def warm(self) -> bool:
-        """Return whether measuring has begun."""
         return self._warm is not None
 
     def settle(self) -> None:
@@ -226,7 +223,6 @@ class Progress:
 
     @property
     def enough(self) -> bool:
-        """Return whether the measurement is complete."""
         return self._measured or self.cut
 
     @property
@@ -237,7 +233,6 @@ class Progress:
 
     @property
     def text(self) -> str:
-        """Return the current state as short text."""
         if not self.begun:
             return "starting"
         return f"{self.speed_now:,.0f} env steps/s" if self.speed_now else "warming up"
@@ -268,12 +263,10 @@ class Progress:
 
 
 def _seconds(one: dict[str, float], two: dict[str, float]) -> float:
-    """Return the time between two lines."""
     return two["learner/trained_s"] - one["learner/trained_s"]
 
 
 def _speed(one: dict[str, float], two: dict[str, float]) -> float:
-    """Return the env steps per second between two lines."""
     return (two["env_steps"] - one["env_steps"]) / _seconds(one, two)
 
 

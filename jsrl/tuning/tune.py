@@ -83,9 +83,6 @@ def tune(
       experiment: to tune. given: options that keep their values. minutes: for all trials together.
       trial_seconds: measured per trial; None: a sixtieth of the time, between 1 and 4. batch: tune num_envs and batch, too.
       profiles_dir: where to save; see jsrl.tuning.profiles. output: file for the measurements. show: stream for progress.
-
-    Raises:
-      ConfigError: nothing can be tuned, nothing could be measured, or another tuning is running.
     """
     if experiment.deterministic:
         raise ConfigError("a deterministic run fixes its groups and their order; tune without --deterministic.")
@@ -148,11 +145,7 @@ def _kept(
 
 @contextlib.contextmanager
 def _alone(folder: Path | None) -> Iterator[None]:
-    """Hold the lock of a folder of profiles: two tunings at once would measure each other.
-
-    Raises:
-      ConfigError: another tuning holds it.
-    """
+    """Hold the lock of a folder of profiles: two tunings at once would measure each other."""
     try:
         with contextlib.nullcontext() if folder is None else file_lock(folder / ".tuning", 0.0):
             yield
@@ -226,11 +219,9 @@ class Screen:
         return with_setting(self._experiment, setting)
 
     def progress(self, text: str, elapsed_s: float) -> None:
-        """Show the state of the trial."""
         self._lines.show(f"{self._head(elapsed_s)} {self._words}: {text}")
 
     def end(self, trial: Trial, elapsed_s: float) -> None:
-        """Show the result of the trial."""
         if trial.error:
             outcome = f"failed: {trial.error[:90]}"
         else:
@@ -240,7 +231,6 @@ class Screen:
         self._lines.notify(f"{self._head(elapsed_s)} {outcome}  {self._words}")
 
     def close(self, advice: Advice, path: Path | None) -> None:
-        """Show the advice."""
         self._lines.notify(advice.text)
         if path is not None:
             self._lines.notify(f"  measurements: {path}")

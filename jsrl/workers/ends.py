@@ -13,14 +13,12 @@ from jsrl.transport.base import (
     SampleConsumer,
     SampleProducer,
 )
-from jsrl.transport.inference.transports import bind_inference
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.handshake import Check
-from jsrl.transport.params.transports import bind_params, connect_params
-from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.stream import End, name_at
+from jsrl.transport.transports import bind_inference, bind_params, bind_samples, connect_params, connect_samples
 from jsrl.transport.wire.packing import Packing
 from jsrl.types import Tree
 from jsrl.workers.jobs import Job, WorkerJob, whole

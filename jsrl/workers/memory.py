@@ -51,3 +51,16 @@ def learner_keeps(job: Job) -> int:
     """Return the approximate memory of a learner besides its libraries: batches, and replay if it is on its devices."""
     batch = STAGING_BUFFERS * stream_bytes(job) // job.experiment.actor.blocks_per_group
     return _COMPILED_BYTES + batch + (0 if job.experiment.has_replay_workers else kept_rows(job))
+
+
+def batch_bytes(e: Experiment, schemas: Schemas) -> int:
+    """Return the bytes of one batch of windows."""
+    assert e.buffer is not None
+    return int((e.buffer.window + 1) * e.buffer.batch_size * row_bytes(e, schemas) * (schemas.env.frames or 1))
+
+
+def replay_stream_bytes(e: Experiment, schemas: Schemas) -> int:
+    """Return the bytes of all batches of windows that may be in flight to the learner."""
+    if e.buffer is None or not e.has_replay_workers:
+        return 0
+    return batch_bytes(e, schemas) * (2 * e.updates_per_call + e.buffer.threads) * e.buffer.num_replays

@@ -9,7 +9,7 @@ import numpy as np
 
 from jsrl.agents.base import Agent, AgentState
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.probes import PROBES, Probe
+from jsrl.games.probes import PROBES, Probe
 from jsrl.types import ArraySpec as Spec
 from jsrl.types import (
     Continuous,

@@ -50,10 +50,11 @@ def draw(num_rows=3, num_envs=16, core=(), seed=0):
 
 def test_rescaling_equals_rlax_and_inverts(rlax):
     x = np.array([-1e4, -300.0, -2.5, -1e-3, 0.0, 1e-3, 0.7, 42.0, 1e4], np.float32)
-    np.testing.assert_allclose(av.rescale(x), rlax.signed_hyperbolic(x), rtol=1e-6)
-    np.testing.assert_allclose(av.unscale(av.rescale(x)), x, rtol=1e-4, atol=1e-5)
+    rescale, unscale = compiled(av.rescale), compiled(av.unscale)
+    np.testing.assert_allclose(rescale(x), compiled(rlax.signed_hyperbolic)(x), rtol=1e-6)
+    np.testing.assert_allclose(unscale(rescale(x)), x, rtol=1e-4, atol=1e-5)
     y = np.array([-80.0, -1.0, 0.0, 0.3, 5.0], np.float32)
-    np.testing.assert_allclose(av.unscale(y), rlax.signed_parabolic(y), rtol=2e-3, atol=1e-4)
+    np.testing.assert_allclose(unscale(y), compiled(rlax.signed_parabolic)(y), rtol=2e-3, atol=1e-4)
 
 
 def test_projection_equals_rlax(rlax):
@@ -61,8 +62,8 @@ def test_projection_equals_rlax(rlax):
     support = np.linspace(-3, 3, 11).astype(np.float32)
     atoms = (rng.normal(size=(50, 1)) * 3 + rng.uniform(0, 1, (50, 1)) * support).astype(np.float32)
     chances = rng.dirichlet(np.ones(11), 50).astype(np.float32)
-    got = av.project(atoms, chances, jnp.asarray(support))
-    expected = jax.vmap(rlax.categorical_l2_project, (0, 0, None))(atoms, chances, support)
+    got = compiled(av.project)(atoms, chances, support)
+    expected = compiled(jax.vmap(rlax.categorical_l2_project, (0, 0, None)))(atoms, chances, support)
     np.testing.assert_allclose(got, expected, atol=1e-5)
     np.testing.assert_allclose(got.sum(-1), 1.0, rtol=1e-5)
 
@@ -103,10 +104,10 @@ def test_acting_explores_by_the_updates_of_its_params(updates, epsilon):
 
 def test_dueling_values_average_to_the_value_stream():
     head, features = ValuesHead(4, 2, dueling=True), jax.random.normal(jax.random.key(0), (5, 6))
-    variables = head.init(jax.random.key(1), features)
+    variables = jax.jit(head.init)(jax.random.key(1), features)
     weights = variables["params"]
     value = features @ weights["value"]["kernel"] + weights["value"]["bias"]
-    np.testing.assert_allclose(head.apply(variables, features).mean(-2), value, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(compiled(head.apply)(variables, features).mean(-2), value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +118,6 @@ def test_dueling_values_average_to_the_value_stream():
         (DQNConfig, {"network": RECURRENT}, "r2d2"),
         (R2D2Config, {"network": NETWORK}, "dqn"),
         (R2D2Config, {"burn_in": -1}, "burn_in"),
-        (R2D2Config, {"ladder_alpha": float("inf")}, "ladder_alpha is inf; give a finite number"),
-        (DQNConfig, {"value_max": float("inf")}, "value_max is inf; give a finite number"),
-        (DQNConfig, {"adam_eps": -1.0}, "adam_eps must be positive"),
-        (DQNConfig, {"huber_delta": 0.0}, "huber_delta must be positive"),
-        (DQNConfig, {"total_updates": 0}, "total_updates must be at least 1, got 0"),
     ],
 )
 def test_invalid_configs_are_refused(config, options, message):

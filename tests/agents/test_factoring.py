@@ -20,9 +20,9 @@ from jsrl.agents.rows import row_masks
 from jsrl.agents.seats import team_rows
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig, recurrent_vdn, summing, vdn
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.games.matrix import make_matrix
 from jsrl.envs.games.rows import GameRows
 from jsrl.errors import ConfigError
+from jsrl.games.matrix import make_matrix
 from jsrl.networks.mixers import MonotonicMixer
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import value_network
@@ -121,8 +121,8 @@ def test_mixer_equals_the_paper() -> None:
 def test_utilities_hardly_matter_at_first(size: int) -> None:
     """Whatever the size of the state: else QMIX does not learn cooperative navigation (its state has 57 numbers)."""
     mixer, state, utilities = MonotonicMixer(), jax.random.normal(jax.random.key(1), (64, size)), jnp.zeros((64, 3))
-    weights = mixer.init(jax.random.key(0), utilities, state)
-    derivative = jax.grad(lambda u: jnp.sum(mixer.apply(weights, u, state)))(utilities)
+    weights = jax.jit(mixer.init)(jax.random.key(0), utilities, state)
+    derivative = jax.jit(jax.grad(lambda u: jnp.sum(mixer.apply(weights, u, state))))(utilities)
     assert derivative.min() > 0.0 and derivative.mean() < 0.02
 
 
@@ -462,7 +462,7 @@ def test_invalid_options_are_refused() -> None:
         AGENTS["vdn"](dataclasses.replace(PLAIN, num_agents=None))
     with pytest.raises(ConfigError, match="num_atoms is 51, but only single values can be mixed"):
         VDNConfig(num_atoms=51)
-    with pytest.raises(ConfigError, match="mixer_embedding must be at least 1"):
+    with pytest.raises(ConfigError, match="mixer_embedding is 0; it must be at least 1"):
         QMIXConfig(mixer_embedding=0)
     with pytest.raises(ConfigError, match="core='gru'"):
         QMIXConfig(network=RECURRENT)

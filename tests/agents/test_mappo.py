@@ -131,7 +131,7 @@ def test_invalid_options_are_refused() -> None:
         config(critic_network=NetworkConfig(core="gru"))
     with pytest.raises(ConfigError, match=r"critic_network\.shared=True, but the value function"):
         config(critic_network=NetworkConfig(shared=True))
-    with pytest.raises(ConfigError, match="unknown critic 'both'; choose one of central, own"):
+    with pytest.raises(ConfigError, match="critic is 'both'; expected one of central, own"):
         config(critic="both")
-    with pytest.raises(ConfigError, match="unknown rewards 'sum'; choose one of own, team"):
+    with pytest.raises(ConfigError, match="rewards is 'sum'; expected one of own, team"):
         config(rewards="sum")

@@ -34,10 +34,10 @@ def gradients_and_rest(x, weight, masks, axis_name=None):
 
 def test_gradient_and_metrics_are_those_of_one_device():
     masks = (POLICY, VALUE)
-    expected, (metrics, rows) = gradients_and_rest(X, WEIGHT, masks)
+    expected, (metrics, rows) = jax.jit(gradients_and_rest)(X, WEIGHT, masks)
     given = shares(X), shares(WEIGHT), tuple(map(shares, masks))
     spread = jax.vmap(lambda *share: gradients_and_rest(*share, axis_name="devices"), axis_name="devices")
-    found, (each, their_rows) = spread(*given)
+    found, (each, their_rows) = jax.jit(spread)(*given)
     for device in range(DEVICES):
         np.testing.assert_allclose(found[device], expected, rtol=1e-5)
         for name, value in metrics.items():

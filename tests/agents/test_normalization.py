@@ -37,10 +37,10 @@ def split_in_four(x):
 
 
 def test_merging_updates_equals_numpy_over_all_unmasked_rows():
-    moments, seen = norm.init_moments(SPEC), []
+    moments, seen, merge = norm.init_moments(SPEC), [], jax.jit(norm.merge_moments)
     for seed in range(4):
         observation, mask = draw(seed)
-        moments = norm.merge_moments(moments, observation, mask)
+        moments = merge(moments, observation, mask)
         seen.append(observation["state"][mask > 0].astype(np.float64))
     rows = np.concatenate(seen)
     assert moments["state"].count == len(rows)
@@ -50,7 +50,7 @@ def test_merging_updates_equals_numpy_over_all_unmasked_rows():
 
 def test_bytes_are_normalized_and_images_flags_integers_and_masks_are_not():
     observation, mask = draw(0)
-    moments = norm.merge_moments(norm.init_moments(SPEC), observation, mask)
+    moments = jax.jit(norm.merge_moments)(norm.init_moments(SPEC), observation, mask)
     normal = norm.normalize(moments, observation)
     for name in ("image", "flags", "token", "action_mask"):
         assert moments[name] == () and normal[name] is observation[name]
@@ -67,11 +67,12 @@ def test_outliers_are_clipped_at_ten_standard_deviations():
 
 
 def test_no_unmasked_row_changes_nothing():
-    observation, mask = draw(0)
-    start = norm.merge_moments(norm.init_moments(SPEC), observation, mask)
-    same = norm.merge_moments(start, draw(1)[0], np.zeros_like(mask))
+    (observation, mask), merge = draw(0), jax.jit(norm.merge_moments)
+    start = merge(norm.init_moments(SPEC), observation, mask)
+    same = merge(start, draw(1)[0], np.zeros_like(mask))
     jax.tree.map(np.testing.assert_array_equal, start, same)
-    values = norm.merge_value_moments(norm.init_value_moments(), observation["state"][..., 0], np.zeros_like(mask))
+    merge_values = jax.jit(norm.merge_value_moments)
+    values = merge_values(norm.init_value_moments(), observation["state"][..., 0], np.zeros_like(mask))
     jax.tree.map(np.testing.assert_array_equal, values, norm.init_value_moments())
 
 
@@ -189,6 +190,7 @@ def test_popart_keeps_raw_outputs_where_the_mean_is_far_from_0():
 
 
 def test_popart_keeps_raw_outputs():
+    merge, rescale = jax.jit(norm.merge_value_moments), jax.jit(norm.rescale_head, static_argnums=1)
     rng = np.random.default_rng(1)
     weights = {
         "params": {
@@ -198,9 +200,9 @@ def test_popart_keeps_raw_outputs():
     }
     weights = jax.tree.map(jnp.float32, weights)
     features = rng.normal(size=(16, 4)).astype(np.float32)
-    old = norm.merge_value_moments(norm.init_value_moments(), np.full((3,), 4.0) + np.arange(3), np.ones(3))
-    new = norm.merge_value_moments(old, 1000.0 * rng.normal(size=50).astype(np.float32), np.ones(50))
-    rescaled = norm.rescale_head(weights, ("params", "head"), old, new)
+    old = merge(norm.init_value_moments(), np.full((3,), 4.0) + np.arange(3), np.ones(3))
+    new = merge(old, 1000.0 * rng.normal(size=50).astype(np.float32), np.ones(50))
+    rescaled = rescale(weights, ("params", "head"), old, new)
 
     def raw(moments, weights):
         head = weights["params"]["head"]

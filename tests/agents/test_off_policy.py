@@ -257,12 +257,13 @@ def test_soft_critic_loss_equals_distrax_and_numpy():
 
 def test_discrete_soft_values_are_expectations_over_allowed_actions():
     parts, _ = sac_file.discrete_parts(SACConfig(network=NETWORK), CHOICE)
-    policy, critics = parts.policy.init(jax.random.key(0)), parts.critics.init(jax.random.key(1))
+    policy, critics = compiled(parts.policy.init)(jax.random.key(0)), compiled(parts.critics.init)(jax.random.key(1))
     policy, critics = jax.tree.map(lambda w: 30.0 * w, (policy, critics))
     rng = np.random.default_rng(0)
     mask = np.array([[1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1]], np.uint8)
     observation = {"x": rng.normal(size=(3, 3)).astype(np.float32), "action_mask": mask}
-    value, log_prob = parts.evaluate(policy, critics, observation, None)
+    evaluate = compiled(lambda acting: parts.evaluate(policy, critics, observation, None, acting))
+    value, log_prob = evaluate(None)
     logits = np.asarray(parts.policy.apply(policy, observation), np.float64)
     p = np.where(mask, np.exp(logits), 0.0)
     p /= p.sum(-1, keepdims=True)
@@ -271,7 +272,7 @@ def test_discrete_soft_values_are_expectations_over_allowed_actions():
     np.testing.assert_allclose(log_prob, (p * np.log(np.where(p > 0, p, 1.0))).sum(-1), rtol=1e-4, atol=1e-5)
     assert log_prob[1] == 0  # only one action: no entropy
     acting = np.array([1.0, 0.0, 0.0], np.float32)
-    at_zero, _ = parts.evaluate(policy, critics, observation, None, acting)
+    at_zero, _ = evaluate(acting)
     np.testing.assert_allclose(at_zero, np.where(acting > 0, value, every[:, 0]), rtol=1e-6)  # value-only: action 0
     action = np.array([2, 1, 0])
     taken = parts.predict(critics, observation, action)

@@ -100,7 +100,7 @@ def test_nan_in_rows_of_other_agents_changes_no_bit(name):
 def test_value_only_rows_train_the_critic_and_not_the_policy():
     agent, spec = AGENTS["ppo"]()
     t = rows_of_all_kinds(agent, spec, 1)
-    masks = row_masks(t)
+    masks = jax.jit(row_masks)(t)
     state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
     first, _ = update(state, t, jax.random.key(1))
     dead = (t.acts == 2) & np.concatenate([np.asarray(masks.value) > 0, np.zeros((1, B, N), bool)])
@@ -126,10 +126,13 @@ def test_a_wait_that_the_batch_cuts_off_counts_in_the_margin(cut_late, margin):
     is_first = np.zeros((5, 2), bool)
     is_first[4, 0] = cut_late
     known = np.array([[True, True], [True, True], [False, True], [False, True]])
-    found = rows_file.row_kinds(np.ones((4, 2), np.float32), acts, is_first, 1)
+    found = jax.jit(rows_file.row_kinds, static_argnums=3)(np.ones((4, 2), np.float32), acts, is_first, 1)
     np.testing.assert_array_equal(found.trained, known)
-    t = SimpleNamespace(discount=np.ones((5, 2), np.float32), acts=acts, is_first=is_first)
-    assert rows_file.row_margin(t) == margin
+
+    def margin_of(discount, acts, is_first):
+        return rows_file.row_margin(SimpleNamespace(discount=discount, acts=acts, is_first=is_first))
+
+    assert jax.jit(margin_of)(np.ones((5, 2), np.float32), acts, is_first) == margin
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("mujoco")
 
 from benchmarks.hide_and_seek_transfer import classify, env_of, game_of
-from jsrl.envs.hide_and_seek.game import TASKS
 from jsrl.envs.make import make_spec
+from jsrl.games.hide_and_seek.game import TASKS
 
 
 def test_all_tasks_have_the_observations_of_the_game() -> None:

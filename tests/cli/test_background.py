@@ -122,14 +122,14 @@ def test_messages_are_separated_from_progress_lines():
     ]
 
 
-@pytest.mark.parametrize(("module", "words"), [("background_child", []), ("run_child", [str(os.getppid())])])
-def test_runs_started_by_other_commands_record_a_command_that_repeats_them(module, words, monkeypatch):
+@pytest.mark.parametrize("parent", ["0", str(os.getppid())])
+def test_runs_started_by_other_commands_record_a_command_that_repeats_them(parent, monkeypatch):
     found = []
     monkeypatch.setattr(run_command, "main", lambda *_, **__: found.append(environment_facts()["command"]))
     monkeypatch.setattr("jsrl.workers.process.die_with_parent", lambda pid: None)
-    monkeypatch.setattr(sys, "argv", [module, *words, "ppo", "--seed", "3"])
-    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-P", "-m", f"jsrl.cli.{module}", *words, "ppo"])
-    monkeypatch.delitem(sys.modules, f"jsrl.cli.{module}", raising=False)
+    monkeypatch.setattr(sys, "argv", ["child", parent, "ppo", "--seed", "3"])
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-P", "-m", "jsrl.cli.child", parent, "ppo"])
+    monkeypatch.delitem(sys.modules, "jsrl.cli.child", raising=False)
     with pytest.raises(SystemExit):
-        runpy.run_module(f"jsrl.cli.{module}", run_name="__main__")
+        runpy.run_module("jsrl.cli.child", run_name="__main__")
     assert found == [f"{Path(sys.executable).name} -m jsrl run ppo --seed 3"]

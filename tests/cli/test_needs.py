@@ -5,11 +5,17 @@ import os
 import pytest
 
 from jsrl.cli import command_line, run
+from jsrl.cli.command_line import check_needs
 from jsrl.cli.experiments import load
-from jsrl.cli.needs import NEEDS, check_needs
 from jsrl.errors import ConfigError
+from jsrl.experiment.options import RunOptions, options_of
 
-VALUES = {"slurm": "--slurm.gres gpu:1", "ray": "--ray.cpus 2", "print": "--print", "compress": "--compress"}
+OPTIONS = options_of(load("ppo_cartpole")) | options_of(RunOptions())
+NEEDS = {name: each.needs for name, each in OPTIONS.items() if each.needs}
+NEEDS = {name: needs for name, needs in NEEDS.items() if name.partition(".")[0] not in ("ray", "slurm")} | {
+    name: NEEDS[name] for name in ("ray.cpus", "slurm.gres")
+}
+VALUES = {"print": "--print", "compress": "--compress"}
 VALUES |= {"inference.device": "--inference.device gpu:7 --placement inline"}
 VALUES |= {"keep-here": "--keep-here inference"}
 WITH = {

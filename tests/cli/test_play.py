@@ -9,7 +9,11 @@ from jsrl.envs.rendering import make_rendered
 from jsrl.errors import ConfigError
 from jsrl.runs.runs import RunFolder
 
-pygame = pytest.importorskip("pygame")
+
+@pytest.fixture
+def pygame():
+    """Import it for the tests that need it; every test process would pay for it at collection."""
+    return pytest.importorskip("pygame")
 
 
 class Right:
@@ -26,14 +30,14 @@ class Right:
 
 
 @pytest.fixture
-def window(monkeypatch):
+def window(monkeypatch, pygame):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     made = play.Window(1e6, 16.0)
     yield made
     made.close()
 
 
-def press(key):
+def press(pygame, key):
     pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=key))
 
 
@@ -61,14 +65,14 @@ def test_a_window_shows_every_episode_and_its_return(window, monkeypatch):
     ]
 
 
-def test_keys_pause_skip_change_the_speed_and_end(window, monkeypatch):
+def test_keys_pause_skip_change_the_speed_and_end(window, pygame, monkeypatch):
     shown = []
     keys = {2: pygame.K_MINUS, 3: pygame.K_SPACE, 5: pygame.K_SPACE, 6: pygame.K_n, 8: pygame.K_ESCAPE}
 
     def show(picture, title):
         shown.append(title)
         if len(shown) in keys:
-            press(keys[len(shown)])
+            press(pygame, keys[len(shown)])
 
     monkeypatch.setattr(window, "show", show)
     returns, policy = play_cartpole(window, None)
@@ -86,7 +90,7 @@ def test_missing_display_prints_one_sentence_and_exits_2(monkeypatch, capsys, tm
     assert "there is no display" in told and told.count("\n") == 1
 
 
-def test_display_that_does_not_answer_is_refused(monkeypatch):
+def test_display_that_does_not_answer_is_refused(pygame, monkeypatch):
     """SDL would play in a window that nobody sees."""
     monkeypatch.setenv("DISPLAY", ":99")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")

@@ -8,7 +8,7 @@ import pytest
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import main
-from jsrl.cli.record_policy import _play, record_policy
+from jsrl.cli.record import _play, record_policy
 from jsrl.envs.base import Episode
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from jsrl.cli.simulate import main
-from jsrl.simulation.speed import disturbed, interval, loop_s
-from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
+from jsrl.tools.simulation.speed import disturbed, interval, loop_s
+from jsrl.tools.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
 
 HOSTS = [
     {"name": "home", "cores": 8, "memory_mb": 64_000, "address": "10.0.0.1"},

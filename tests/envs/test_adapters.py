@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from jsrl.envs.config import AtariConfig, EnvConfig
-from jsrl.envs.probes import PROBES
+from jsrl.games.probes import PROBES
 from tests.contracts.env_contract import *  # noqa: F403
 
 COUNTING = "tests.envs.scripted:Counting"

@@ -53,8 +53,8 @@ def test_what_a_game_needs_beside_the_extra_is_named(name: str, module: str, tol
 
 def test_imports_of_forked_actors_happen_before_the_fork() -> None:
     for name, module in (
-        ("particle:simple_spread_v3", "jsrl.envs.particle.game"),
-        ("matrix:rps", "jsrl.envs.games.matrix"),
+        ("particle:simple_spread_v3", "jsrl.games.particle.game"),
+        ("matrix:rps", "jsrl.games.matrix"),
         ("pettingzoo:tests.envs.seat_games:ParallelGame", "tests.envs.seat_games"),
     ):
         import_modules(EnvConfig(name))

@@ -184,7 +184,7 @@ class FailingVector:
     made: list[int] = []  # noqa: RUF012
 
     def __init__(self, num_envs: int, seed: int, group: int) -> None:
-        from jsrl.envs.probes import make_probe
+        from jsrl.games.probes import make_probe
 
         self._probe = make_probe(EnvConfig("probe:memory"), num_envs, seed, group)
         self.spec, self.num_envs, self.close, self.reset = (

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from jsrl.agents.dqn import DQNConfig
+from jsrl.agents.mappo import MAPPOConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.agents.sac import SACConfig
 from jsrl.cli.command_line import parse
 from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.errors import ConfigError
@@ -29,6 +31,7 @@ from jsrl.experiment import (
 )
 from jsrl.experiment.options import options_of
 from jsrl.fields import decoding
+from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
 
 WHOLE, NUMBER = "expected a whole number.", "expected a number."
@@ -96,9 +99,31 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
     (AtariConfig, "noop_max", -1, "it must be at least 0."),
     (AtariConfig, "repeat_action_probability", 1, "it must be at least 0 and below 1."),
     (PPOConfig, "learning_rate", "3e-4x", NUMBER),
+    (PPOConfig, "learning_rate", 0.0, "it must be above 0 and finite."),
+    (PPOConfig, "learning_rate", math.inf, "it must be above 0 and finite."),
+    (PPOConfig, "gamma", 1.5, "it must be from 0 to 1."),
     (PPOConfig, "returns", "mc", "expected one of gae, vtrace."),
+    (PPOConfig, "optimizer", "lion", "expected one of adam, sgd, rmsprop."),
+    (PPOConfig, "total_updates", 0, "it must be at least 1, or none."),
+    (PPOConfig, "max_grad_norm", 0.0, "it must be above 0, or none."),
+    (PPOConfig, "dual_clip", 0.5, "it must be at least 1, or none."),
+    (PPOConfig, "value_coef", -1.0, "it must be at least 0 and finite."),
+    (PPOConfig, "entropy_coef", math.nan, NUMBER),
+    (PPOConfig, "entropy_coef", math.inf, "it must be finite."),
+    (PPOConfig, "num_epochs", 0, "it must be at least 1."),
+    (PPOConfig, "num_minibatches", 0, "it must be at least 1, or auto."),
+    (PPOConfig, "chunk_length", 0, "it must be at least 1, or none."),
+    (MAPPOConfig, "critic", "both", "expected one of central, own."),
+    (DQNConfig, "tau", 0.0, "it must be above 0 and at most 1."),
+    (DQNConfig, "ladder_alpha", math.inf, "it must be at least 0 and finite."),
+    (DQNConfig, "value_max", math.inf, "it must be finite."),
+    (SACConfig, "critic_learning_rate", math.inf, "it must be above 0 and finite, or none."),
+    (SACConfig, "target_entropy", math.inf, "it must be finite, or none."),
+    (NetworkConfig, "hidden", (64, 0), "each must be at least 1."),
+    (NetworkConfig, "core", "xyz", "expected one of none, gru, lstm."),
+    (NetworkConfig, "log_std_init", math.nan, NUMBER),
 ]
-PARTS = {"env.": EnvConfig, "env.atari.": AtariConfig, "agent.": PPOConfig}
+PARTS = {"env.": EnvConfig, "env.atari.": AtariConfig, "agent.network.": NetworkConfig}
 PARTS |= {f"{name}.": type(part) for name, part in vars(Experiment()).items() if type(part).__name__.endswith("Config")}
 PARTS |= {"replay.": ReplayConfig, "": Experiment}
 
@@ -109,14 +134,17 @@ def test_a_wrong_value_gives_the_same_sentence_in_python_and_on_the_command_line
     with pytest.raises(ConfigError) as in_python:
         config(**{name: {key: value} if key else value})
     assert str(in_python.value) == f"{config.__name__}.{field} is {value!r}; {wanted}"
-    default = Experiment(DQNConfig() if config is ReplayConfig else PPOConfig())
-    option = next(prefix for prefix, part in PARTS.items() if part is config) + field.replace("_", "-")
+    agent = config() if hasattr(config, "factory") else DQNConfig() if config is ReplayConfig else PPOConfig()
+    default = Experiment(agent)
+    parts = PARTS | {"agent.": type(agent)}
+    option = next(prefix for prefix, part in parts.items() if part is config) + field.replace("_", "-")
     known = options_of(default).get(option.removesuffix(f".{key}") if key else option)
     if known is None or not known.offered or known.kind is bool:  # a switch has a sentence of its own
         return
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     with pytest.raises(ConfigError) as by_option:
-        parse([f"--{option}", str(value)], default)
-    shown = repr(value) if isinstance(value, str) else value
+        parse([f"--{option}", text], default)
+    shown = repr(text) if isinstance(value, str | tuple) else value
     assert str(by_option.value).replace("'nan'", "nan") == f"--{option} is {shown}; {wanted}"
 
 

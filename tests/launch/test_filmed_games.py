@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jsrl.cli import play
-from jsrl.cli.record_policy import record_policy
+from jsrl.cli.record import record_policy
 from jsrl.envs.base import Episode, GameStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.rendering import Returns, make_rendered

@@ -12,7 +12,7 @@ import pytest
 
 from jsrl.agents.bc import BCConfig
 from jsrl.agents.ppo import PPOConfig
-from jsrl.cli.record_policy import record_policy
+from jsrl.cli.record import record_policy
 from jsrl.configs.chase import config as chase
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
@@ -171,8 +171,8 @@ def test_of_several_policies_only_the_first_ones_rows_are_recorded(tmp_path, mon
             found.append(Policy(e, spec, params, 0, {}, view_of(name, places), seats))
         return found
 
-    monkeypatch.setattr("jsrl.cli.record_policy.load_players", untrained)
-    monkeypatch.setattr("jsrl.cli.record_policy.RunFolder.open", lambda run, runs_dir: RunFolder(Path("x") / run))
+    monkeypatch.setattr("jsrl.cli.record.load_players", untrained)
+    monkeypatch.setattr("jsrl.cli.record.RunFolder.open", lambda run, runs_dir: RunFolder(Path("x") / run))
     told = record_policy(
         "run", tmp_path / "rows", episodes=2, num_envs=2, rollout_length=5
     )  # 4 minibatches do not divide 10

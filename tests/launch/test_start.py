@@ -52,7 +52,7 @@ def test_scores_arrive_while_it_runs(run) -> None:
         if number == 2:
             break
     assert run.is_running and run.folder.name == "x"
-    assert repr(run).startswith("BackgroundRun(tiny/x: running, ") and str(run.folder) in repr(run)
+    assert repr(run).startswith(f"BackgroundRun({run.folder}: running, ")
     assert run.policy()([[0.0]]).shape == (1, 1)
 
 
@@ -62,7 +62,7 @@ def test_an_interrupt_ends_only_the_wait(run, capsys: pytest.CaptureFixture[str]
     with pytest.raises(KeyboardInterrupt):
         run.wait(60)
     assert "tiny/x goes on in the background" in capsys.readouterr().err and run.is_running
-    with pytest.raises(TimeoutError, match=r"the run goes on after 0\.1 s: BackgroundRun\(tiny/x"):
+    with pytest.raises(TimeoutError, match=r"the run goes on after 0\.1 s: BackgroundRun\(.*tiny/x: "):
         run.wait(0.1)
 
 

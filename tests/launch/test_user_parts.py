@@ -27,7 +27,7 @@ from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.state import RUNNING, read_state
-from jsrl.transport.transports import Transport, find_transport, place_in, transport_of
+from jsrl.transport.transports import Transport, find_transport, place_in, transport_at
 from jsrl.types import version_updates
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind, Shown
@@ -199,6 +199,6 @@ def test_transport_is_refused_where_it_does_not_work() -> None:
     with pytest.raises(ConfigError, match=r"is Kind; a transport is a value of"):
         find_transport(f"{HERE}:MARK")
     with pytest.raises(ConfigError, match=r"'nowhere:TRANSPORT' cannot be imported .*No module named 'nowhere'"):
-        transport_of("transport:nowhere:TRANSPORT:/somewhere")
+        transport_at("transport:nowhere:TRANSPORT:/somewhere")
     with pytest.raises(ConfigError, match="carries no inference"):
         FILES.connect_inference("transport:x:y:z", None, None, {}, 1.0, keys=None)  # type: ignore[arg-type]

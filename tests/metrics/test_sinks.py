@@ -106,7 +106,7 @@ def test_slow_sink_loses_lines_and_is_reported_once():
     for number in range(1100):
         thread.write({"number": number})
     told = [text for text, _ in thread.messages()]
-    assert told == ["HangingSink is slower than the run: lines of metrics are dropped for sinks"]
+    assert told == ["too slow for this run: HangingSink; lines of metrics are dropped for sinks"]
     stuck.released.set()
     thread.end({}, 10.0)
     ((text, level),) = thread.messages()

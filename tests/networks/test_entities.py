@@ -55,8 +55,8 @@ def rows(*leading: int, seed: int = 0) -> dict[str, np.ndarray]:
 def test_paper_network_has_the_published_parameter_count(precision: str) -> None:
     """In the main game, 3 against 3: policy and value function together."""
     from jsrl.configs.hide_and_seek_srl import NETWORK
-    from jsrl.envs.hide_and_seek.observations import observation_spec
-    from jsrl.envs.hide_and_seek.settings import settings_of
+    from jsrl.games.hide_and_seek.observations import observation_spec
+    from jsrl.games.hide_and_seek.settings import settings_of
 
     spec = EnvSpec(observation_spec(settings_of("randomwalls", {"max_others": 5})), MultiDiscrete((11, 11, 11, 2, 2)))
     weights = jax.eval_shape(
@@ -229,8 +229,8 @@ def test_agents_update_with_it_in_hide_and_seek(core: str) -> None:
     """PPO with the visibility masks; its value function, if it has its own torso, uses the masks of existing entities."""
     from jsrl.agents.check import check_agent
     from jsrl.agents.ppo import PPOConfig, ppo
-    from jsrl.envs.hide_and_seek.observations import observation_spec
-    from jsrl.envs.hide_and_seek.settings import settings_of
+    from jsrl.games.hide_and_seek.observations import observation_spec
+    from jsrl.games.hide_and_seek.settings import settings_of
 
     entities = EntityConfig(
         leaves=("agent_qpos_qvel:mask_aa_obs", "box_obs:mask_ab_obs", "ramp_obs:mask_ar_obs"),

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError
+from jsrl.references.capture import Entry, module_text
 from jsrl.references.importing import import_target, shown_target, spawn_environment
 from jsrl.references.reference import from_json, to_json
-from jsrl.references.source_module import Entry, module_text
 from jsrl.types import ArraySpec, Continuous, EnvSpec
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -18,7 +18,7 @@ def write(folder: Path, players: list[str]) -> None:
     games = [[0.0 if i == j else 10.0 for j in range(n)] for i in range(n)]
     points = [[0.0 if i == j else 7.5 if i > j else 2.5 for j in range(n)] for i in range(n)]
     (folder / "director").mkdir()
-    ratings = {"elo": [10.0 * i for i in range(n)], "elo_ci95": [30.0 + i for i in range(n)]}
+    ratings = {"elo": [10.0 * i for i in range(n)], "half": [30.0 + i for i in range(n)]}
     table = {"players": players, "points": points, "games": games} | ratings
     (folder / "director" / "standings.json").write_text(json.dumps(table))
 

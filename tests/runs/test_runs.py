@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from scipy import stats
 
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.intervals import t_factor
@@ -323,10 +322,14 @@ def test_intervals_over_few_seeds_have_their_coverage(seeds, middle):
 
 @pytest.mark.parametrize("degrees", [1, 2, 5, 9, 2.5, 9.5, 10, 10.5, 29, 1000])
 def test_the_factor_of_an_interval_is_students(degrees: float):
+    from scipy import stats  # takes half a second, which every test process would pay at collection
+
     assert t_factor(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=2e-4)
 
 
 def test_the_interval_of_a_mean_is_students():
+    from scipy import stats  # takes half a second, which every test process would pay at collection
+
     values = np.array([1.0, 2.0, 9.0])
     found = stats.t.interval(0.95, 2, loc=4.0, scale=stats.sem(values))
     assert interval_of(values, middle=False) == pytest.approx(found)

@@ -18,10 +18,15 @@ import pytest
 from jsrl.errors import AccessDenied, ConfigError
 from jsrl.runs.names import FileNames
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.transports import bind_params, connect_params
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import (
+    bind_inference,
+    bind_params,
+    bind_samples,
+    connect_inference,
+    connect_params,
+    connect_samples,
+)
 from jsrl.types import ArraySpec
 from tests.contracts.inference_contract import SPEC
 from tests.loopback import own_loopback

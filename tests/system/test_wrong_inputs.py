@@ -19,8 +19,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.launch import memory_folder
 from jsrl.launch.run import run
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.transports import bind_params
-from jsrl.transport.samples.transports import bind_samples
+from jsrl.transport.transports import bind_params, bind_samples
 from jsrl.types import ArraySpec
 from tests.system.launched import FOREVER, WORLD
 

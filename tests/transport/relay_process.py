@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from jsrl.transport.params.relay import ParamsRelay
-from jsrl.transport.params.transports import bind_params
+from jsrl.transport.transports import bind_params
 
 
 def say(*words: object) -> None:

@@ -22,13 +22,18 @@ from jsrl.errors import AccessDenied, ConfigError, StreamClosed, StreamError, St
 from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import zmq_client
-from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting import curve
 from jsrl.transport.meeting.handshake import hello_of_producer
 from jsrl.transport.meeting.keys import admit_hosts, load_client_keys, make_host_keys, make_keys, named_by_key
-from jsrl.transport.params.transports import bind_params, connect_params
 from jsrl.transport.samples import zmq as samples
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import (
+    bind_inference,
+    bind_params,
+    bind_samples,
+    connect_inference,
+    connect_params,
+    connect_samples,
+)
 from tests.contracts.inference_contract import SPEC, Serving, check_answer, make_request
 from tests.contracts.params_contract import check_values, make_values, poll_until
 from tests.contracts.sample_contract import SCHEMA, drain

@@ -12,9 +12,9 @@ import pytest
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples import zmq as samples_zmq
-from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.samples.zmq import ZmqSampleProducer
 from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
+from jsrl.transport.transports import bind_samples, connect_samples
 from tests.contracts.fault_proxy import FaultProxy, Faults
 from tests.contracts.sample_contract import wait_for
 from tests.contracts.sample_producer import fill, make_schema, produce

@@ -17,12 +17,11 @@ from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import shared as inference_shared
 from jsrl.transport.inference import zmq as inference_zmq
-from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting import handshake
 from jsrl.transport.meeting.admission import MOST_NAMES, Admission, JoinRules, read_pairs
 from jsrl.transport.meeting.handshake import HELLO, hello_of_producer
 from jsrl.transport.samples import shared as samples_shared
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import bind_inference, bind_samples, connect_inference, connect_samples
 from jsrl.transport.wire.codec import decode, encode
 from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
 from jsrl.types import zeros
@@ -97,7 +96,7 @@ def test_inference(transport: str, producer, groups, expected: str, tmp_path: Pa
     server = bind_inference(address(transport, tmp_path), SPEC, join_rules=ACTORS)
     refuse_work(monkeypatch)
     if producer.incarnation > HUGE:  # the connecting end refuses that too
-        monkeypatch.setattr("jsrl.transport.inference.transports.check_producer", lambda _: None)
+        monkeypatch.setattr("jsrl.transport.transports.check_producer", lambda _: None)
     where = (server.address, SPEC, producer, groups, TIMEOUT_S)
     error = connecting(server, lambda: connect_inference(*where))
     refused = (

@@ -19,10 +19,9 @@ from jsrl.launch.run import fitting
 from jsrl.transport.base import InferenceSpec, ProducerId, Request
 from jsrl.transport.inference.area import question_schema
 from jsrl.transport.inference.packing import RequestPacker
-from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.samples.packing import Packer
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import bind_inference, bind_samples, connect_inference, connect_samples
 from jsrl.transport.wire.codec import Message
 from jsrl.transport.wire.packing import LZ4, PLAIN, THIN, Packing, read_packing
 from jsrl.transport.wire.schema import flatten_schema, make_layout

@@ -9,7 +9,7 @@ import zmq
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.transports import bind_params, connect_params
 from jsrl.transport.wire.codec import encode
 from tests.contracts import params_contract
 from tests.contracts.params_contract import *  # noqa: F403

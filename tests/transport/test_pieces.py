@@ -14,10 +14,15 @@ import pytest
 from jsrl.errors import CodecError
 from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.transports import bind_params, connect_params
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import (
+    bind_inference,
+    bind_params,
+    bind_samples,
+    connect_inference,
+    connect_params,
+    connect_samples,
+)
 from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
 from tests.contracts.inference_contract import SPEC, Serving, check_answer
 from tests.contracts.sample_contract import drain

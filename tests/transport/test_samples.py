@@ -26,7 +26,7 @@ from jsrl.transport.meeting.handshake import hello_of_producer
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.samples import shared
 from jsrl.transport.samples import zmq as samples_zmq
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.transport.wire.codec import decode, encode
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import zeros
@@ -39,7 +39,7 @@ _numbers = itertools.count()
 _CONSUMER = """
 import sys, time
 from jsrl.transport.samples import shared
-from jsrl.transport.samples.transports import bind_samples
+from jsrl.transport.transports import bind_samples
 sys.path.insert(0, sys.argv[2])
 from tests.contracts.sample_producer import make_schema
 consumer = bind_samples(sys.argv[1], make_schema())

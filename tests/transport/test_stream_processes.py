@@ -15,8 +15,7 @@ import pytest
 
 from jsrl.errors import StreamClosed
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference.transports import bind_inference, connect_inference
-from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.transports import bind_inference, bind_params, connect_inference, connect_params
 from tests.contracts.inference_contract import SPEC, TIMEOUT_S, Serving, check_answer, make_request, wait_until
 from tests.contracts.params_contract import check_values, make_values, poll_until
 from tests.transport.stream_process import STRESS_VERSIONS

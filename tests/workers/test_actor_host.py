@@ -29,7 +29,7 @@ env.reset()
 print(json.dumps({"threads": threads, "loaded": sorted(loaded), "later": sorted(set(sys.modules) - loaded)}))
 """
 ENVIRONMENTS = {
-    "probe:action_matters": "jsrl.envs.probes",
+    "probe:action_matters": "jsrl.games.probes",
     "CartPole-v1": "gymnasium.envs.classic_control.cartpole",
     "HalfCheetah-v5": "mujoco",
     "ALE/Pong-v5": "ale_py",

@@ -24,14 +24,13 @@ from jsrl.parallel import data_parallel
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId, Request
 from jsrl.transport.samples.local import aligned_zeros
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
-from jsrl.workers.learner.finite_check import no_check
 from jsrl.workers.learner.sources import FromStream, Prefetched
-from jsrl.workers.learner.updaters import OwnUpdate
+from jsrl.workers.learner.updaters import OwnUpdate, no_check
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 
 T, B, WIDTH = 7, 8, 64

@@ -22,6 +22,7 @@ from jsrl.launch.directing import check_director
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import Games, Lease, Played
+from jsrl.runs.standings import read_standings
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
@@ -30,9 +31,8 @@ from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director import worker as module
 from jsrl.workers.director.leases import Leases, leases_of, result_of
-from jsrl.workers.director.standings import Standings
 from jsrl.workers.director.state_file import StateFile
-from jsrl.workers.director.worker import DirectorWorker
+from jsrl.workers.director.worker import DirectorWorker, Standings
 from jsrl.workers.jobs import sides_of
 from tests.tiny_agent import TinyConfig
 
@@ -440,10 +440,12 @@ def test_ratings_and_payoffs_of_the_best_players_are_metrics(tmp_path: Path) -> 
     games[0, 1:], games[1:, 0] = 10.0, 10.0
     points = games * np.linspace(1.0, 0.0, 11)[:, None]  # frozen-1 wins 9 of 10 games
     points[0, 1:] = 10.0 - points[1:, 0]
-    standings = Standings(tmp_path)
+    standings = Standings(tmp_path / "director")
     metrics = standings.look(SimpleNamespace(results=lambda state: (players, points, games)), {})
     assert metrics["payoff/main@latest/main@frozen-1"] == pytest.approx(0.1)
     assert metrics["payoff/main@latest/main@frozen-3"] == pytest.approx(0.3)
     assert sum(name.startswith("elo/") for name in metrics) == 7 and "elo/main@frozen-7" not in metrics
     assert sum(name.startswith("payoff/") for name in metrics) == 6
+    table = read_standings(tmp_path)
+    assert table is not None and table.players[0] == "main@frozen-1" and table.elo[0] == metrics["elo_best"]
     assert metrics["elo/main@frozen-1"] == metrics["elo_best"] > metrics["elo/main@latest"] == metrics["elo_latest"]

@@ -20,14 +20,13 @@ from jsrl.parallel import data_parallel
 from jsrl.runs.control import Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.learner.batching import Batcher, BatchPlan
-from jsrl.workers.learner.finite_check import FiniteCheck
 from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.sources import FromStream
-from jsrl.workers.learner.updaters import OwnUpdate
+from jsrl.workers.learner.updaters import FiniteCheck, OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.play import PlayedPolicy
 from tests.workers.event_recorder import EventRecorder

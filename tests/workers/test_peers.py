@@ -17,8 +17,7 @@ from jsrl.launch.hosts.messages import LOST_S
 from jsrl.launch.plan import make_plan
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.names import FileNames, Registration
-from jsrl.transport.inference.transports import bind_inference
-from jsrl.transport.samples.transports import bind_samples
+from jsrl.transport.transports import bind_inference, bind_samples
 from jsrl.workers import following, peers
 from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams

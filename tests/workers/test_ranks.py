@@ -17,8 +17,7 @@ from jsrl.experiment.settings import DeadlineConfig
 from jsrl.runs.names import FileNames
 from jsrl.transport.stream import End, Peer, Stream
 from jsrl.workers.learner import ranks
-from jsrl.workers.learner.ranks import Follower, Leader, RankStart, held_port
-from jsrl.workers.learner.turn_limit import TurnLimit
+from jsrl.workers.learner.ranks import Follower, Leader, RankStart, TurnLimit, held_port
 
 BEGIN = RankStart(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
 

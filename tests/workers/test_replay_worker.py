@@ -23,7 +23,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
-from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age

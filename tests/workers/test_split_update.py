@@ -246,7 +246,6 @@ def test_the_plan_gives_a_split_learner_two_devices(tmp_path):
             {"learner": LearnerConfig(split="actor-critic", num_devices=4)},
             "num_devices=4 is not possible; leave it out",
         ),
-        ({"learner": LearnerConfig(split="actor-critic", split_lead=-1)}, "split_lead is -1"),
         ({"replay": ReplayConfig(prioritised=True)}, "replay.prioritised would change"),
     ],
 )

@@ -32,7 +32,6 @@ from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import EXTRAS, install_module
 from jsrl.references.importing import import_target, nearest
 
-BASES = ("ParallelEnv", "AECEnv")
 DEATHS, APIS = ("ends", "team"), (None, "aec", "parallel")
 
 
@@ -61,13 +60,6 @@ def make_pettingzoo(
     facts = {name: bool(kwargs.pop(name, False)) for name in ("symmetric", "zero_sum")}
     build = partial(_build, config, factory or find_factory(config.id, api), kwargs, sides, facts)
     return SyncVectorGame(build, config, num_envs, seed, group, groups, death=death)
-
-
-def is_pettingzoo(factory: Any) -> bool:
-    """Return whether a factory is a class of environments in one of PettingZoo's forms."""
-    if not inspect.isclass(factory):
-        return False
-    return hasattr(factory, "possible_agents") or any(base.__name__ in BASES for base in factory.__mro__)
 
 
 def import_pettingzoo(config: EnvConfig) -> None:

@@ -25,10 +25,10 @@ class Suite(NamedTuple):
 
 
 SUITES = {
-    "particle": Suite("jsrl.envs.particle.game", "make_particle"),
-    "matrix": Suite("jsrl.envs.games.matrix", "make_matrix"),
-    "foraging": Suite("jsrl.envs.games.foraging", "make_foraging"),
-    "hide_and_seek": Suite("jsrl.envs.hide_and_seek.game", "make_hide_and_seek", "import_mujoco"),
+    "particle": Suite("jsrl.games.particle.game", "make_particle"),
+    "matrix": Suite("jsrl.games.matrix", "make_matrix"),
+    "foraging": Suite("jsrl.games.foraging", "make_foraging"),
+    "hide_and_seek": Suite("jsrl.games.hide_and_seek.game", "make_hide_and_seek", "import_mujoco"),
     "pettingzoo": Suite("jsrl.envs.adapters.pettingzoo", "make_pettingzoo", "import_pettingzoo"),
     "lbf": Suite("jsrl.envs.adapters.lbf", "make_lbf", "import_lbf"),
     "openspiel": Suite("jsrl.envs.adapters.openspiel", "make_openspiel", "import_openspiel"),

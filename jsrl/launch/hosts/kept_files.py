@@ -1,4 +1,4 @@
-"""Files that a worker keeps in the run folder, such as snapshots: copied between hosts for a worker on another host.
+"""Files that a worker keeps in the run folder, such as snapshots, and ledger pages: copied between hosts.
 
 Its agent sends their changes, and the controller writes them to the run folder. Before an incarnation of the worker starts on
 another host, that host gets the files of the run folder. The parts of a file are sent in order; it appears once it is
@@ -16,12 +16,15 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from jsrl.runs.files import write_atomic
 from jsrl.runs.logs import MOST_BYTES, log_path
 from jsrl.snapshots.format import remove_incomplete
+from jsrl.transport.ledger.hops import HOPS, SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.page import LEDGER
 
 PART_BYTES = 1 << 20
 AHEAD_BYTES = 2 << 20  # that may be sent and not confirmed: heartbeats wait behind them on a slow network
@@ -292,3 +295,60 @@ def name_here(name: str, host: str) -> str:
     """Return the name, below the run folder, of a file that an agent sends: workers may have logs from several hosts."""
     folder, _, file = name.partition("/")
     return fetched_log(file.removesuffix(".log"), host) if folder == "logs" else name
+
+
+PAGE_BYTES = 4096
+
+
+class PageWatch:
+    """The pages of a host, as last sent.
+
+    Args:
+      folder: of a run on this host; see jsrl.transport.ledger.hops.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._sent = folder, dict[str, int]()
+
+    def changed(self) -> dict[str, bytes]:
+        """Return HOP/FILE -> content of the changed pages; they count as sent."""
+        found = {}
+        paths = {f"{path.parent.name}/{path.name}": path for path in (self._folder / HOPS).glob("*/[!.]*")}
+        for name, path in (paths | {f"{SAMPLES}/{LEDGER}": ledger_path(self._folder, SAMPLES)}).items():
+            with contextlib.suppress(OSError):  # just removed, or there is none
+                content = path.read_bytes()
+                digest = hash(content)
+                if self._sent.get(name) != digest and len(content) == PAGE_BYTES:
+                    self._sent[name], found[name] = digest, content
+        return found
+
+    def forget(self) -> None:
+        self._sent.clear()
+
+    def discard(self) -> None:
+        """Delete the pages. Those of an earlier membership would differ from what the run folder has, which counts."""
+        shutil.rmtree(self._folder / HOPS, ignore_errors=True)
+        ledger_path(self._folder, SAMPLES).unlink(missing_ok=True)
+        self.forget()
+
+
+def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> None:
+    """Write the pages of one host to the folder of a run.
+
+    Args:
+      known: hops of which this host has sent pages before, or goes on with the counts of an earlier host. For other hops the
+        pages of an earlier host are deleted.
+    """
+    for hop in {name.partition("/")[0] for name in pages}:
+        if hop not in known:
+            shutil.rmtree(hop_folder(folder, hop), ignore_errors=True)
+            known.add(hop)
+        hop_folder(folder, hop).mkdir(parents=True, exist_ok=True)
+    for name, content in pages.items():
+        hop, _, file = name.partition("/")
+        path = ledger_path(folder, hop) if file == LEDGER else hop_folder(folder, hop) / file
+        try:
+            write_atomic(path, content, durable=False)
+        except OSError:  # a full disk: the blocks of the old page are there
+            with contextlib.suppress(FileNotFoundError), path.open("r+b") as page:
+                page.write(content)

@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from jsrl.errors import CodecError
-from jsrl.launch.hosts.kept_files import Part
-from jsrl.launch.hosts.pages import PAGE_BYTES
+from jsrl.launch.hosts.kept_files import PAGE_BYTES, Part
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import is_key
 

@@ -19,7 +19,7 @@ import zmq
 
 from jsrl.errors import CodecError, StreamError
 from jsrl.launch.hosts.join_key import JoinKey
-from jsrl.launch.hosts.kept_files import KeptFiles, fetched_log, keep_part, name_here, remove_half_sent
+from jsrl.launch.hosts.kept_files import KeptFiles, fetched_log, keep_pages, keep_part, name_here, remove_half_sent
 from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     AnyAgentMessage,
@@ -36,7 +36,6 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
-from jsrl.launch.hosts.pages import keep_pages
 from jsrl.linux import resident_bytes
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control import RELAY

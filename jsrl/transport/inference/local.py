@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from itertools import count
 from typing import NamedTuple, TypeAlias
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
@@ -23,7 +22,6 @@ from jsrl.transport.wire.schema import flatten_schema
 
 _servers: dict[str, LocalInferenceServer] = {}
 _servers_lock = threading.Lock()
-_numbers = count()
 
 
 class _Reply(NamedTuple):
@@ -60,11 +58,11 @@ _Event: TypeAlias = (
 class LocalInferenceServer(ServerEnd):
     """The server end of `local:NAME`."""
 
-    def __init__(self, spec: InferenceSpec, name: str = "", join_rules: JoinRules = ANYBODY):
+    def __init__(self, name: str, spec: InferenceSpec, join_rules: JoinRules = ANYBODY):
         self.hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
         super().__init__(self.hello_checker.admission)
         self.spec = spec
-        self.name = name or f"inference-{next(_numbers)}"
+        self.name = name
         self.address = f"local:{self.name}"
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._lock = threading.Lock()

@@ -81,7 +81,7 @@ class _SharedClient:
 class SharedInferenceServer(ServerEnd):
     """The server end of `shm:FOLDER/NAME`."""
 
-    def __init__(self, spec: InferenceSpec, path: str | Path, join_rules: JoinRules = ANYBODY):
+    def __init__(self, path: str | Path, spec: InferenceSpec, join_rules: JoinRules = ANYBODY):
         self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
         super().__init__(self._hello_checker.admission)
         self.spec = spec

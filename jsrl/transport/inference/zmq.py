@@ -141,7 +141,7 @@ class ZmqInferenceServer(ServerEnd):
     """The server end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
     def __init__(
-        self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath, join_rules: JoinRules, packing: Packing = PLAIN
+        self, endpoint: str, spec: InferenceSpec, *, keys: KeyPath, join_rules: JoinRules, packing: Packing = PLAIN
     ):
         self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
         super().__init__(self._hello_checker.admission)

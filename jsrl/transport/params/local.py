@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +80,6 @@ def too_late(address: str, policy: int, min_updates: int, timeout_s: float, vers
 
 _stores: weakref.WeakValueDictionary[str, LatestStore] = weakref.WeakValueDictionary()
 _stores_lock = threading.Lock()
-_numbers = count()
 
 
 def _store(name: str) -> LatestStore:
@@ -95,8 +93,7 @@ def _store(name: str) -> LatestStore:
 class LocalParamsPublisher:
     """The writing end of `local:NAME`; published params stay readable as long as this object or a reader exists."""
 
-    def __init__(self, name: str = ""):
-        name = name or f"params-{next(_numbers)}"
+    def __init__(self, name: str):
         self.address = f"local:{name}"
         self._store = _store(name)
         self._schemas: dict[int, tuple[Leaf, ...]] = {}

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from jsrl.errors import JsrlError
 from jsrl.transport.meeting.keys import KeyPath
-from jsrl.transport.params.transports import bind_params, connect_params
 from jsrl.transport.params.zmq import ZmqParamsSubscriber
+from jsrl.transport.transports import bind_params, connect_params
 
 FAN_OUT = 3
 CUT_S = 1.0  # time without a connection before the next ancestor is tried

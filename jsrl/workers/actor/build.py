@@ -8,17 +8,18 @@ from jsrl.directors.base import wants_scores
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.metrics.metrics import Meter
-from jsrl.references.importing import shown_target
+from jsrl.references.importing import import_target, shown_target
 from jsrl.types import leaves
 from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.journaled import journaled
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
-from jsrl.workers.actor.recording import recording_writer
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
+
+RECORDER = "jsrl.workers.actor.recording:recording_writer"  # imported only where a run records
 
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:
@@ -36,7 +37,7 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     meter = make_meter(job)
     groups = job.end("samples").groups
     environments = {group: partial(make_group, job, group, reporter, meter) for group in groups}
-    writer = recording_writer(job, meter, reporter)
+    writer = None if e.record is None else import_target(RECORDER)(job, meter, reporter)
     policies = [_policy(part, meter) for part in parts]
     return Actor(job.name, settings, environments, policies, reporter, meter, writer, _assignments(job, reporter))
 

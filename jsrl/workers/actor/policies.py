@@ -1,21 +1,22 @@
-"""The policies of an actor: how each acts in the environments, and where its rows go. Imports no jax."""
+"""The policies of an actor, how each acts in groups of environments, and where its rows go. Imports no jax."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.envs.base import EnvStep, GameStep
-from jsrl.envs.seats import SeatView, finite_actions, part_of
+from jsrl.envs.base import EnvStep, GameStep, VectorEnv, VectorGame
+from jsrl.envs.seats import NO_SEATS, SeatView, actions_of, finite_actions, part_of, seat_group
 from jsrl.errors import StreamTimeout
 from jsrl.transport.base import LATEST_VERSION, Block, InferenceClient, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, spread, version_epoch, version_updates
 from jsrl.workers.actor.assignments import SeatPlayers
 from jsrl.workers.actor.streams import ActorStreams
+from jsrl.workers.base import EnvCall
 
 
 class Pace(NamedTuple):
@@ -270,3 +271,75 @@ def write_version(row: Array, version: Array | int) -> None:
     """Write the version of a reply (a scalar, [B] or [B, N]) into a row [B] or [B, N]."""
     given = np.asarray(version)
     row[...] = spread(given, row)
+
+
+@dataclass
+class Group:
+    """One group of environments and its open trajectory.
+
+    Attributes:
+      number: of the group in the experiment. env: its vector. latest: result of its last step (or reset).
+      stepping: text about a step that does not return. rows: of each policy. row: the row that waits for its actions.
+      missing: policies whose actions have not arrived.
+      shared: several policies may play the same seats, or the environment's only agent.
+      parked: it waits for assignments before its first request. held: its trajectory is full and waits for assignments.
+    """
+
+    number: int
+    env: VectorEnv | VectorGame
+    latest: EnvStep | GameStep
+    stepping: EnvCall
+    rows: list[PolicyRows]
+    row: int = 0
+    missing: int = 0
+    parked: bool = False
+    held: bool = False
+    shared: bool = False
+
+    @property
+    def made(self) -> int:
+        """Return the trajectories committed so far."""
+        return self.rows[0].made
+
+    def ask(self, num_rows: int) -> None:
+        """Request the actions of the next row."""
+        self.missing = len(self.rows)
+        for rows in self.rows:
+            rows.ask(self.row, num_rows)
+
+    def park(self) -> None:
+        """Wait for assignments before the first request."""
+        self.parked, self.missing = True, len(self.rows) + 1
+
+    def hold(self) -> None:
+        """Wait for assignments before the full trajectory is handed over."""
+        self.held, self.missing = True, len(self.rows) + 1
+
+    def step(self, num_rows: int) -> int:
+        """Return the number of the group's next step, counted from the start of the run."""
+        first = self.rows[0]
+        return (first.policy.settings.begun if first.trajectory is None else first.trajectory) * num_rows + self.row
+
+    def write_decisions(self) -> Any:
+        """Write the actions of the next row; return them, by group of seats where there are seats."""
+        chosen = [(rows.policy.settings.view, rows.write_decision(self.row)) for rows in self.rows]
+        if not self.shared:
+            return actions_of(chosen)
+        actions: dict[str, Array] = {}
+        for (view, action), rows in zip(chosen, self.rows, strict=True):
+            assert rows.seat_players is not None
+            group = seat_group(view)
+            actions[group] = rows.seat_players.laid_over(actions.get(group), action)
+        return actions.get(NO_SEATS, actions)
+
+    def restart(self, latest: EnvStep | GameStep) -> None:
+        """Continue from a reset."""
+        self.latest = latest
+        for rows in self.rows:
+            rows.latest = rows.policy.part(latest)
+
+    def abandon(self) -> None:
+        """Discard the open trajectory."""
+        for rows in self.rows:
+            rows.abandon()
+        self.row, self.missing, self.parked, self.held = 0, len(self.rows), False, False

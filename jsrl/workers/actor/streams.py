@@ -9,8 +9,8 @@ from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.names import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
-from jsrl.transport.inference.transports import connect_inference
 from jsrl.transport.meeting.handshake import Check
+from jsrl.transport.transports import connect_inference
 from jsrl.workers.actor.kind import plays_frozen
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import Writer

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,10 +25,11 @@ from jsrl.runs.control_bodies import Lease
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.types import ACTING
 from jsrl.workers.actor.assignments import Assignments
-from jsrl.workers.actor.group import Group
-from jsrl.workers.actor.policies import ActingPolicy, PolicyRows
-from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.actor.policies import ActingPolicy, Group, PolicyRows
 from jsrl.workers.base import EnvCall, Reporter
+
+if TYPE_CHECKING:
+    from jsrl.workers.actor.recording import RecordingWriter
 
 SHORT_WAIT_S = 0.002  # timeout for one policy, while another's actions may arrive
 OUTDATED_S = 0.01  # between retries while params of the new learner are on their way

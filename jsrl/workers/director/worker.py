@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from jsrl.directors.base import Report, State, open_assignments
 from jsrl.directors.messages import (
@@ -26,19 +29,74 @@ from jsrl.directors.messages import (
     to_json,
 )
 from jsrl.directors.messages import Command as Order
+from jsrl.directors.ratings import rate
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import CommandDone, Games, Lease, Scores
+from jsrl.runs.standings import LEARNS, StandingsTable
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION
 from jsrl.workers.base import Reporter
 from jsrl.workers.director.leases import LEFT_OPEN, Leases, leases_of, unknown_policy
-from jsrl.workers.director.standings import Standings
 from jsrl.workers.director.state_file import StateFile
 
 AGAIN_S = 2.0  # time after which an unconfirmed command is sent again
 WAIT_S = 0.002  # between checks for messages
+
+
+MOST = 100  # rated players besides the latest ones: the newest
+CHARTED = 8  # players with metrics of their own: those that learn, and the best
+PERIOD_S = 5.0  # between two ratings, which take a while for many players
+
+
+class Standings:
+    """The newest ratings of a director's players. folder: for the table."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._due_s, self._metrics = folder, 0.0, dict[str, float]()
+
+    def look(self, director: Any, state: dict[str, Any]) -> dict[str, float]:
+        """Return the metrics of the players, at most a few seconds old; new ones also by player and by pair."""
+        if time.monotonic() < self._due_s:
+            return self._metrics
+        table = self.write(director, state)
+        self._due_s = time.monotonic() + PERIOD_S
+        return self._metrics | (by_player(table) if table is not None else {})
+
+    def write(self, director: Any, state: dict[str, Any]) -> StandingsTable | None:
+        if not hasattr(director, "results"):
+            return None
+        players, points, games = director.results(state)
+        if not players:
+            return None
+        shown = [i for i, player in enumerate(players) if player.version == LATEST or i >= len(players) - MOST]
+        players, points, games = [players[i] for i in shown], points[np.ix_(shown, shown)], games[np.ix_(shown, shown)]
+        elo, low, _ = rate(points, games)
+        self._metrics = {"players": float(len(players)), "elo_best": float(np.max(elo))}
+        if latest := [i for i, player in enumerate(players) if player.version == LATEST]:
+            best = max(latest, key=lambda i: elo[i])
+            self._metrics |= {"elo_latest": float(elo[best]), "elo_latest_ci95": float(elo[best] - low[best])}
+            if (games[best] > 0).any():
+                rates = points[best][games[best] > 0] / games[best][games[best] > 0]
+                self._metrics |= {"win_rate_mean": float(rates.mean()), "win_rate_least": float(rates.min())}
+        table = StandingsTable(tuple(map(str, players)), elo, elo - low, points, games).ranked()
+        with contextlib.suppress(OSError):  # a full disk: the run continues without a table
+            table.write(self._folder)
+        return table
+
+
+def by_player(table: StandingsTable) -> dict[str, float]:
+    """Return `elo/PLAYER`, and `payoff/A/B`: the share of points that A won against B, once for each pair that played."""
+    shown = table.best(CHARTED)
+    found = {f"elo/{player}": float(elo) for player, elo in zip(shown.players, shown.elo, strict=True)}
+    in_order = sorted(
+        range(len(shown.players)), key=lambda i: (not shown.players[i].endswith(LEARNS), shown.players[i])
+    )
+    for home, away in itertools.combinations(in_order, 2):
+        if (share := shown.share(home, away)) is not None:
+            found[f"payoff/{shown.players[home]}/{shown.players[away]}"] = share
+    return found
 
 
 class DirectorWorker:

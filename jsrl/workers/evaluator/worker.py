@@ -26,8 +26,14 @@ from jsrl.runs.control_bodies import FINAL
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
-from jsrl.workers.evaluator.matches import Matches, ScoreOfMatches
-from jsrl.workers.evaluator.opponents import FrozenOpponent, FrozenPolicy, LoadedOpponent, Opponent
+from jsrl.workers.evaluator.matches import (
+    FrozenOpponent,
+    FrozenPolicy,
+    LoadedOpponent,
+    Matches,
+    Opponent,
+    ScoreOfMatches,
+)
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings, Score

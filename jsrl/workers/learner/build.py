@@ -11,6 +11,7 @@ import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
 from jsrl.directors.base import wants_scores
+from jsrl.references.importing import import_target
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
 from jsrl.types import named_leaves, spec_of
@@ -21,10 +22,8 @@ from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater, missed_ratio, trained_agent, unseen_rows
-from jsrl.workers.learner.directed import Copies, DirectorCommands
-from jsrl.workers.learner.ranks import ONE_RANK, RANKS, Leader, RankStart, own_devices
-from jsrl.workers.learner.scores import Scores
-from jsrl.workers.learner.sources import Source, SynchronizedSource
+from jsrl.workers.learner.directed import Copies, DirectorCommands, Scores
+from jsrl.workers.learner.sources import ONE_RANK, RANKS, Group, Source, SynchronizedSource
 from jsrl.workers.learner.updaters import Updater
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import snapshot_store
@@ -32,7 +31,9 @@ from jsrl.workers.players import snapshot_store
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     e, start = job.experiment, begin_counting(job)
-    ranks = lead(job, start) if job.has(RANKS) else ONE_RANK  # before anything else uses jax
+    ranks: Group = ONE_RANK
+    if job.has(RANKS):
+        ranks = import_target("jsrl.workers.learner.ranks:lead")(job, start)  # before anything else uses jax
     trained = e
     if getattr(e.agent, "total_updates", None) == e.total_updates:  # filled in for a run without a resume
         trained = dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
@@ -97,14 +98,6 @@ def director_commands(
         on_policy=e.buffer is None,
         pending=start.pending,
     )
-
-
-def lead(job: Job, start: LearnerStart) -> Leader:
-    """Return the connection to the other ranks of a learner, once all processes have joined."""
-    begins = RankStart(0, 0, "", start.epoch, job.start_point.updates, start.trained, start.saved_epoch)
-    leader = Leader(job, begins)
-    leader.gather(own_devices(job.experiment))
-    return leader
 
 
 def restore_state(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:

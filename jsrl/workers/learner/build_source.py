@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jsrl.metrics.metrics import Meter
+from jsrl.references.importing import import_target
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.samples.replay_batch import replay_batch_spec
 from jsrl.transport.stream import epoch_at
-from jsrl.types import Trajectory, Tree, with_columns
+from jsrl.types import Trajectory, Tree
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import bind_reader
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batcher, BatchPlan, by_lag, of_another_policy, of_any_age
-from jsrl.workers.learner.recorded import recorded_consumer
 from jsrl.workers.learner.replay_link import batch_of_windows, replay_consumer
 from jsrl.workers.learner.sources import FromReplay, FromStream, IntoRing, Prefetched, Source
 
@@ -62,7 +62,7 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
 
 def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source]:
     if job.experiment.recording is not None:
-        return from_recording
+        return import_target("jsrl.workers.learner.recorded:from_recording")
     if job.has("priorities"):
         return from_replay
     return from_actors if job.experiment.buffer is None else into_ring
@@ -112,15 +112,6 @@ def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> S
     plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
     consumer = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
     return FromReplay(join(consumer, spec, plan), consumer, windows, job.start_point.env_steps)
-
-
-def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
-    e = job.experiment
-    spec = with_columns(job.schemas.trajectory, plan.columns)
-    plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
-    hop = hop_folder(Path(job.folder), job.input_hop)
-    consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, hop=hop)
-    return FromStream(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse)
 
 
 def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:

@@ -19,17 +19,18 @@ from jsrl.directors.base import explored_names
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
+from jsrl.experiment.building import agent_faults, build_agent, resolved_agent
 from jsrl.experiment.numbers import device_columns
 from jsrl.parallel import data_parallel
+from jsrl.references.importing import import_target
 from jsrl.replay.device.agent import OnDevice, on_device, several_updates
 from jsrl.types import Array, EnvSpec, Trajectory, leaves, map_tree, with_columns
 from jsrl.workers.jobs import Job
-from jsrl.workers.learner.finite_check import Check, FiniteCheck, no_check, only_finite
 from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.replay_link import batch_of_windows
-from jsrl.workers.learner.split_update import SplitUpdate
-from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
+from jsrl.workers.learner.updaters import Check, FiniteCheck, OwnUpdate, RingUpdate, Updater, no_check, only_finite
+
+SPLIT = "jsrl.workers.learner.split_update:split_update"  # imported only where the learner is split
 
 
 class BuiltUpdater(NamedTuple):
@@ -45,7 +46,7 @@ def make_updater(agent: Agent, job: Job) -> BuiltUpdater:
     agent = checked(agent, e)
     if e.learner.split != "none":
         return BuiltUpdater(
-            split_update(job, agent, learner_devices(2, 2)), no_check, 1
+            import_target(SPLIT)(job, agent, learner_devices(2, 2)), no_check, 1
         )  # each side checks its own updates
     devices = learner_devices(e.learner_devices, split_over_devices(e))
     ring = replay_on_device(agent, job)
@@ -106,31 +107,6 @@ def checked(agent: Agent, e: Experiment) -> Agent:
         return agent
     prioritised = e.buffer is not None and e.buffer.prioritised
     return agent._replace(update=with_state_check(agent.update, prioritised=prioritised))
-
-
-def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpdate:
-    """Return the two updates of an agent's policy and critics, each with the experiment's replay."""
-    e = job.experiment
-    check_split(agent, agent_name(e.agent))
-    assert agent.split is not None
-    updates = [checked(agent._replace(update=u), e).update for u in (agent.split.policy, agent.split.critic)]
-    rings = [replay_on_device(agent._replace(update=u), job) for u in updates]
-    sides = [
-        several_updates(agent._replace(update=u), e.updates_per_call) if ring is None else ring.agent
-        for u, ring in zip(updates, rings, strict=True)
-    ]
-    ring = rings[0]
-    return SplitUpdate(
-        sides[0],
-        (sides[0].update, sides[1].update),
-        devices,
-        max_lead=e.split_lead,
-        updates_per_call=e.updates_per_call,
-        donate=ring is not None or not e.learner.check_finite,
-        check_finite=e.learner.check_finite,
-        pack=None if ring is None else ring.pack,
-        unpack=None if ring is None else ring.unpack,
-    )
 
 
 def split_over_devices(e: Experiment) -> int:

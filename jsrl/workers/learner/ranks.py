@@ -7,24 +7,34 @@ on each turn ends it, and the controller then replaces all ranks.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import socket as sockets
+import statistics
 import time
-from typing import Literal, Protocol
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
+from jsrl.experiment.settings import DeadlineConfig
 from jsrl.parallel import join_processes, leave_processes
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.ports import allowed_ports, none_free
-from jsrl.transport.ranks.transports import bind_ranks, connect_ranks
 from jsrl.transport.stream import name_at
+from jsrl.transport.transports import bind_ranks, connect_ranks
+from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.learner.turn_limit import NoLimit, TurnLimit
+from jsrl.workers.learner.sources import RANKS
 
-RANKS = "ranks"  # the port
+if TYPE_CHECKING:
+    from jsrl.workers.learner.build_source import LearnerStart
+
+_MEASURED, _TIMES = 5, 10  # updates before their median counts, and the limit of a turn in medians
 SEND_S, LEAVE_S = 0.5, 5.0
 
 
@@ -56,55 +66,35 @@ class RankReply(msgspec.Struct, forbid_unknown_fields=True, tag=True):
     what: Literal["go", "wait", "stop", "end"]
 
 
-class Group(Protocol):
-    """One rank's connection to the others.
+class TurnLimit:
+    """Time limit of one turn of a rank's loop: ten times its median update, at least `rank_s`.
 
-    Attributes:
-      count: number of ranks.
+    Before it has measured five updates, ten times the longest one, at most `stuck_s`: the first one includes compilation.
     """
 
-    count: int
+    def __init__(self, deadlines: DeadlineConfig) -> None:
+        self._deadlines = deadlines
+        self._took: deque[float] = deque(maxlen=101)
+
+    def note(self, seconds: float) -> None:
+        self._took.append(seconds)
 
     @property
-    def limit(self) -> TurnLimit | NoLimit:
-        """Return the time limit of its turns."""
-        ...
+    def seconds(self) -> float:
+        if len(self._took) < _MEASURED:
+            usual_s = min(self._deadlines.stuck_s, _TIMES * max(self._took, default=math.inf))
+        else:
+            usual_s = _TIMES * statistics.median(self._took)
+        return max(self._deadlines.rank_s, usual_s)
 
-    def agree(self, has_batch: bool, timeout_s: float) -> bool:
-        """Wait until all ranks have a batch; return whether they do: then every rank makes its updates.
-
-        Raises:
-          StreamTimeout: another rank has been silent for too long, or has left.
-        """
-        ...
-
-    def halt(self) -> bool:
-        """Stop making updates; return whether the update with this rank's current batch must still be made."""
-        ...
-
-    def leave(self) -> None:
-        """Leave the group, after `halt` and after the learner's snapshot."""
-        ...
-
-
-class OneRank:
-    """The group of a learner that has no other ranks."""
-
-    count = 1
-    limit = NoLimit()
-
-    def agree(self, has_batch: bool, timeout_s: float) -> bool:
-        return has_batch
-
-    def halt(self) -> bool:
-        """Do nothing."""
-        return False
-
-    def leave(self) -> None:
-        """Do nothing."""
-
-
-ONE_RANK = OneRank()
+    @contextlib.contextmanager
+    def lifted(self, reporter: Reporter) -> Iterator[None]:
+        """Lift the limit while a snapshot is written."""
+        reporter.entering("writing a snapshot", math.inf)
+        try:
+            yield
+        finally:
+            reporter.left()
 
 
 class Leader:
@@ -405,3 +395,11 @@ def _is_free(family: int, host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def lead(job: Job, start: LearnerStart) -> Leader:
+    """Return the connection to the other ranks of a learner, once all processes have joined."""
+    begins = RankStart(0, 0, "", start.epoch, job.start_point.updates, start.trained, start.saved_epoch)
+    leader = Leader(job, begins)
+    leader.gather(own_devices(job.experiment))
+    return leader

@@ -6,6 +6,7 @@ are in memory at a time, and their windows are shuffled together.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ from jsrl.errors import RecordingError, SpecMismatch
 from jsrl.recordings.recordings import Chunk, Recording, open_recording, read_chunk
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
-from jsrl.types import Trajectory, named_leaves, zeros
+from jsrl.transport.ledger.hops import hop_folder
+from jsrl.types import Trajectory, named_leaves, with_columns, zeros
+from jsrl.workers.jobs import Job
+from jsrl.workers.learner.batching import BatchPlan, of_another_policy
+from jsrl.workers.learner.build_source import Join, LearnerStart
+from jsrl.workers.learner.sources import FromStream, Source
 
 POOL_BYTES = 256 * 2**20
 PRODUCER = ProducerId("recording", 0)
@@ -203,3 +209,12 @@ def wanted_leaves(recording: Recording, spec: Trajectory) -> list[str]:
             )
         names.append(name)
     return names
+
+
+def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
+    e = job.experiment
+    spec = with_columns(job.schemas.trajectory, plan.columns)
+    plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
+    hop = hop_folder(Path(job.folder), job.input_hop)
+    consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, hop=hop)
+    return FromStream(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Collection
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -15,9 +16,14 @@ from jsrl.metrics.phases import Phases
 from jsrl.parallel import join_devices
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.types import Trajectory
+from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch, Batcher
-from jsrl.workers.learner.ranks import Group
 from jsrl.workers.learner.replay_link import ReplayConsumer
+
+if TYPE_CHECKING:
+    from jsrl.workers.learner.ranks import TurnLimit
+
+RANKS = "ranks"  # the port to the other ranks of a learner
 
 
 class Source(Protocol):
@@ -217,6 +223,70 @@ class Prefetched:
         if self._thread.is_alive():
             self._thread.join(5.0)
         self._source.close()
+
+
+class NoLimit:
+    """No limit but that of any worker: no other rank waits."""
+
+    seconds = None
+
+    def note(self, seconds: float) -> None:
+        """Do nothing."""
+
+    def lifted(self, reporter: Reporter) -> contextlib.AbstractContextManager[None]:
+        """Do nothing."""
+        return contextlib.nullcontext()
+
+
+class Group(Protocol):
+    """One rank's connection to the others.
+
+    Attributes:
+      count: number of ranks.
+    """
+
+    count: int
+
+    @property
+    def limit(self) -> TurnLimit | NoLimit:
+        """Return the time limit of its turns."""
+        ...
+
+    def agree(self, has_batch: bool, timeout_s: float) -> bool:
+        """Wait until all ranks have a batch; return whether they do: then every rank makes its updates.
+
+        Raises:
+          StreamTimeout: another rank has been silent for too long, or has left.
+        """
+        ...
+
+    def halt(self) -> bool:
+        """Stop making updates; return whether the update with this rank's current batch must still be made."""
+        ...
+
+    def leave(self) -> None:
+        """Leave the group, after `halt` and after the learner's snapshot."""
+        ...
+
+
+class OneRank:
+    """The group of a learner that has no other ranks."""
+
+    count = 1
+    limit = NoLimit()
+
+    def agree(self, has_batch: bool, timeout_s: float) -> bool:
+        return has_batch
+
+    def halt(self) -> bool:
+        """Do nothing."""
+        return False
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+
+ONE_RANK = OneRank()
 
 
 class SynchronizedSource:

@@ -25,8 +25,11 @@ import numpy as np
 from jsrl.agents.base import Agent, AgentState, Split, Update, UpdateOutput
 from jsrl.agents.finite import CHECKS, describe_non_finite, non_finite_metrics
 from jsrl.errors import NonFiniteUpdate
-from jsrl.replay.device.agent import MADE, ReplayExtra
+from jsrl.experiment.building import agent_name, check_split
+from jsrl.replay.device.agent import MADE, ReplayExtra, several_updates
 from jsrl.types import Array, Trajectory, Tree
+from jsrl.workers.jobs import Job
+from jsrl.workers.learner.build_updater import checked, replay_on_device
 
 POLICY, CRITIC = 0, 1
 NAMES = ("policy", "critic")
@@ -292,3 +295,28 @@ def _copied(tree: Tree) -> Tree:
 def _whole(batch: Trajectory) -> Trajectory:
     """Return a copy of a batch [1, T+1, B, ...] without its device axis."""
     return jax.tree.map(lambda x: np.array(x[0]), batch)
+
+
+def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpdate:
+    """Return the two updates of an agent's policy and critics, each with the experiment's replay."""
+    e = job.experiment
+    check_split(agent, agent_name(e.agent))
+    assert agent.split is not None
+    updates = [checked(agent._replace(update=u), e).update for u in (agent.split.policy, agent.split.critic)]
+    rings = [replay_on_device(agent._replace(update=u), job) for u in updates]
+    sides = [
+        several_updates(agent._replace(update=u), e.updates_per_call) if ring is None else ring.agent
+        for u, ring in zip(updates, rings, strict=True)
+    ]
+    ring = rings[0]
+    return SplitUpdate(
+        sides[0],
+        (sides[0].update, sides[1].update),
+        devices,
+        max_lead=e.split_lead,
+        updates_per_call=e.updates_per_call,
+        donate=ring is not None or not e.learner.check_finite,
+        check_finite=e.learner.check_finite,
+        pack=None if ring is None else ring.pack,
+        unpack=None if ring is None else ring.unpack,
+    )

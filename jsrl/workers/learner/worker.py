@@ -25,10 +25,8 @@ from jsrl.workers.acting import UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
 from jsrl.workers.learner.directed import NO_DIRECTOR, DirectorLink, LearnerState
-from jsrl.workers.learner.finite_check import Check
-from jsrl.workers.learner.ranks import ONE_RANK, Group
-from jsrl.workers.learner.sources import Source
-from jsrl.workers.learner.updaters import Updater, reported
+from jsrl.workers.learner.sources import ONE_RANK, Group, Source
+from jsrl.workers.learner.updaters import Check, Updater, reported
 
 
 @dataclass(frozen=True)

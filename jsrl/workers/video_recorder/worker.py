@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.envs.base import EnvStep, GameStep
-from jsrl.envs.rendering import RenderedEnv, Returns, make_rendered
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.rendering import RenderedEnv, Returns, check_rendered, make_rendered
 from jsrl.errors import VideoError
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
@@ -309,3 +310,13 @@ def build_video_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
         return VideoShelf(Path(job.folder, FOLDER, job.policy_folder), e.video.keep_newest)
 
     return VideoRecorder(played_policies(job), settings, make_env, open_shelf, reporter, make_meter(job))
+
+
+def check_films(config: EnvConfig) -> None:
+    """Check that videos of an environment can be made.
+
+    Raises:
+      ConfigError: it draws no pictures. MissingExtra: a package is not installed.
+    """
+    require_video()
+    check_rendered(config)

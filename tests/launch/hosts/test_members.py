@@ -12,7 +12,7 @@ import zmq
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.launch.hosts.join_key import ENDED, JOIN, MOST_WAITING, JoinKey, has_moved, read_key
-from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, name_here
+from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, PAGE_BYTES, name_here
 from jsrl.launch.hosts.members import AGAIN_S, MOST_CODE_BYTES, JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     Admitted,
@@ -37,7 +37,6 @@ from jsrl.launch.hosts.messages import (
     WorkerCommand,
     WorkerMessages,
 )
-from jsrl.launch.hosts.pages import PAGE_BYTES
 from jsrl.runs.control import Stage, encoded
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import load_client_keys

@@ -237,7 +237,7 @@ class RaisesAsVector:
 
     def __init__(self, num_envs: int, seed: int, group: int) -> None:
         from jsrl.envs.config import EnvConfig
-        from jsrl.envs.probes import make_probe
+        from jsrl.games.probes import make_probe
 
         self._probe = make_probe(EnvConfig("probe:action_matters"), num_envs, seed, group)
         self.spec, self.num_envs, self.close = self._probe.spec, num_envs, self._probe.close

@@ -1,0 +1,1 @@
+"""Environments of our own: games of several seats, and probes."""

@@ -1,0 +1,1 @@
+"""Tools beside runs: a model of their speed, and storms over them."""

@@ -1,0 +1,321 @@
+"""A storm over a run: its sockets are flooded, its workers killed and stopped; a score card shows how it recovers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
+from jsrl.fields import NonNegativeFinite, PositiveFinite, PositiveInt, UnitFloat, option
+from jsrl.launch.graph_file import graph_of
+from jsrl.launch.local.outside import ObservedRun, ObservedWorker
+from jsrl.linux import memory_folder
+from jsrl.tools.chaos.card import Flood, InjectedFault, ScoreCard
+from jsrl.transport.ledger.hops import SAMPLES, read_hops
+from jsrl.workers.director.audit import Games, read_games
+from jsrl.workers.jobs import kind_of
+from jsrl.workers.kinds import Kind, own_kinds
+
+__all__ = ["ChaosRun", "ChaosSettings", "Flood", "InjectedFault", "ScoreCard", "run_command"]
+
+MEAN_REST_S, STEP_S, STRANGER_READY_S, STRANGER_LEAVES_S = 0.5, 0.1, 60.0, 10.0
+METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
+FLOWING = 3  # trajectories of each sample stream that arrive after a replacement before the run counts as recovered
+
+
+@suggesting
+@dataclass(frozen=True)
+class ChaosSettings:
+    """Settings of a storm."""
+
+    # fmt: off
+    storm_s: PositiveFinite = option(60.0, "Seconds during which faults are injected.")
+    calm_s: NonNegativeFinite = option(10.0, "Seconds without faults before that, to measure the undisturbed throughput.")
+    flood_s: NonNegativeFinite = option(10.0, "Seconds between calm and storm with unauthorised messages and no other "
+        "fault; the messages continue during the storm.")
+    every_s: PositiveFinite = option(5.0, "Mean seconds between a recovery and the next fault.")
+    kinds: tuple[str, ...] | None = option(None, "Kinds of workers to hit, such as actor,learner; none: all whose kind "
+        "allows it. Each of these workers is hit once, in random order, before one is hit again.")
+    pauses: UnitFloat = option(0.25, "Share of faults that stop a process instead of killing it.")
+    hangs: UnitFloat = option(0.0, "Share of faults that stop only the main thread, so that the process is alive and does "
+        "nothing.")
+    storm_seed: int = option(0, "Seed of the faults.")
+    patience_s: PositiveFinite = option(60.0, "Seconds within which the run must recover from a fault.")
+    faults: PositiveInt | None = option(None, "The storm ends after so many faults; none: it lasts as long as it may.")
+    # fmt: on
+
+
+class ChaosRun:
+    """A run in its own processes, and the faults injected into it.
+
+    Args:
+      command: starts the run. runs_dir, run_name: where its folder will be.
+      stranger: command of a process that sends garbage to the sockets of the folder given as its first argument, until
+        SIGTERM; it prints a line before the first message, and what it sent (`{"sent": {socket: messages}}`) at the end. None:
+        no messages.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        runs_dir: Path,
+        run_name: str,
+        settings: ChaosSettings,
+        stranger: list[str] | None = None,
+    ) -> None:
+        self._settings, self._runs_dir, self._run_name = settings, runs_dir, run_name
+        self._intruder = stranger
+        self._rng = random.Random(settings.storm_seed)
+        self.card = ScoreCard()
+        self._popen = subprocess.Popen(command)
+        self._seen = ObservedRun(self._popen.pid)
+        self._calm_lines, self._calm_games = 0, None  # type: int, Games | None
+
+    def run(self) -> ScoreCard:
+        """Wait for calm, flood, storm, stop the run cleanly; return the score card."""
+        try:
+            if self._await_start():
+                self._measure()
+        finally:
+            self._stop()
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            self.card.result = json.loads((self._folder() / "result.json").read_text())
+        self.card.scores = self._scores()
+        if (end := self._games()) is not None:
+            self.card.games = self._calm_games or Games(), end
+        self.card.left = self._seen.left()
+        return self.card
+
+    def _await_start(self) -> bool:
+        while self._popen.poll() is None:
+            if self._produced() > FLOWING:
+                return True
+            time.sleep(STEP_S)
+        self.card.ended = f"exit status {self._popen.poll()} in its start"
+        return False
+
+    def _measure(self) -> None:
+        self.card.calm_per_s = self._rate_of_rest(self._settings.calm_s)
+        self._calm_lines, self._calm_games = self._lines(), self._games()
+        if self._intruder is not None:
+            self.card.flood = Flood()
+            with self._intruders("--jobs", str(self._folder() / "jobs")):
+                before = self._seen.workers()
+                self.card.flood.per_s = self._rate_of_rest(self._settings.flood_s)
+                now = self._seen.workers()
+            self.card.flood.replaced = sorted(name for name, worker in before.items() if now.get(name) != worker)
+        with self._intruders():
+            self._storm()
+        if self._popen.poll() is not None:
+            self.card.ended = f"exit status {self._popen.poll()}"
+
+    def _storm(self) -> None:
+        begun_s, before = time.monotonic(), self._produced()
+        until = begun_s + self._settings.storm_s
+        most = self._settings.faults
+        while time.monotonic() < until and self._popen.poll() is None and len(self.card.faults) != most:
+            self._pause(min(self._rng.expovariate(1.0 / self._settings.every_s), until - time.monotonic()))
+            if time.monotonic() < until:
+                self._inject_fault()
+        self.card.storm_per_s = (self._produced() - before) / (time.monotonic() - begun_s)
+
+    def _rate_of_rest(self, duration_s: float) -> float:
+        begun_s, before = time.monotonic(), self._produced()
+        self._pause(duration_s)
+        return (self._produced() - before) / (time.monotonic() - begun_s)
+
+    @contextlib.contextmanager
+    def _intruders(self, *arguments: str) -> Iterator[None]:
+        """Send unauthorised messages during the block, if a sender was given, and count them."""
+        flood = self.card.flood
+        if self._intruder is None or flood is None:
+            yield
+            return
+        folders = [*memory_folder().glob(f"{self._popen.pid}-*")]
+        if not folders:
+            flood.failed = "the run's folder of sockets was not found"
+            yield
+            return
+        args = [*self._intruder, str(folders[0]), *arguments, "--seed", str(self._rng.randrange(1 << 30))]
+        popen = subprocess.Popen(args, stdout=subprocess.PIPE, text=True)
+        assert popen.stdout is not None
+        try:
+            select.select([popen.stdout], [], [], STRANGER_READY_S)
+            yield
+        finally:
+            popen.terminate()
+            self._count_messages(popen, flood)
+
+    def _count_messages(self, popen: subprocess.Popen[str], flood: Flood) -> None:
+        try:
+            printed = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
+            if popen.returncode == -signal.SIGTERM and not printed:
+                return  # it was not even ready for the signal
+            reply = json.loads(printed.splitlines()[-1])["sent"]
+            flood.sent = {name: flood.sent.get(name, 0) + reply.get(name, 0) for name in {**flood.sent, **reply}}
+        except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError) as error:
+            popen.kill()
+            popen.wait()
+            flood.failed = (
+                f"the sender of unauthorised messages ended with status {popen.returncode} ({type(error).__name__})"
+            )
+
+    def _pause(self, duration_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(max(0.0, duration_s))
+
+    def _inject_fault(self) -> None:
+        """Hit one worker, and wait until it has been replaced and trajectories arrive again."""
+        workers = {name: worker for name, worker in self._seen.workers().items() if self._is_hit(name)}
+        if not workers:
+            return
+        hits = Counter(fault.worker for fault in self.card.faults)
+        fewest = min(hits[name] for name in workers)
+        name = self._rng.choice(sorted(name for name in workers if hits[name] == fewest))
+        others, victim, begun_s = self._other_learners(name), workers[name], time.monotonic()
+        fault = InjectedFault(name, self._next_kind(), held_games=self._holds_games(name))
+        self.card.faults.append(fault)
+        inject(victim, fault)
+        try:
+            self._await_recovery(fault, victim, begun_s)
+            now = self._seen.workers()
+            fault.others = tuple(sorted(other for other, worker in others.items() if now.get(other) != worker))
+        finally:
+            victim.release()
+
+    def _is_hit(self, worker: str) -> bool:
+        """Return whether a worker may be hit: by the settings, else by its kind."""
+        kind = self._kind(worker)
+        if self._settings.kinds is not None:
+            return (kind_of(worker) if kind is None else kind.name) in self._settings.kinds
+        return kind is None or kind.lifecycle.loss_ends_run
+
+    def _other_learners(self, worker: str) -> dict[str, ObservedWorker]:
+        """Return the learners that must survive a fault of this one, if it is a learner."""
+        if not self._is_learner(worker):
+            return {}
+        return {name: one for name, one in self._seen.workers().items() if name != worker and self._is_learner(name)}
+
+    def _is_learner(self, worker: str) -> bool:
+        kind = self._kind(worker)
+        return kind is not None and kind.trains
+
+    def _holds_games(self, worker: str) -> bool:
+        """Return whether a worker plays episodes, or counts them as a director."""
+        kind = self._kind(worker)
+        if kind is None:
+            return False
+        return kind.plays or "games" in kind.receives
+
+    def _kind(self, worker: str) -> Kind | None:
+        """Return the kind of a worker of the run; None: it is not known."""
+        graph = graph_of(self._folder())
+        if graph is not None:
+            return graph.kinds.get(worker)
+        return next((kind for kind in own_kinds() if kind.name == kind_of(worker)), None)
+
+    def _next_kind(self) -> str:
+        drawn, settings = self._rng.random(), self._settings
+        return "pause" if drawn < settings.pauses else "hang" if drawn < settings.pauses + settings.hangs else "kill"
+
+    def _await_recovery(self, fault: InjectedFault, victim: ObservedWorker, begun_s: float) -> None:
+        """Wait until the victim has been replaced and trajectories of every stream arrive again, and record the time."""
+        name, arrived = fault.worker, dict[str, int]()
+        while self._popen.poll() is None and time.monotonic() - begun_s < self._settings.patience_s:
+            found = self._seen.workers().get(name)
+            if not victim.alive and found is not None and found != victim:
+                now = self._produced_by_stream()
+                arrived = arrived or now
+                if now and all(now.get(stream, 0) >= before + FLOWING for stream, before in arrived.items()):
+                    fault.recovered_s = time.monotonic() - begun_s
+                    return
+            time.sleep(STEP_S)
+
+    def _folder(self) -> Path:
+        return next(self._runs_dir.glob(f"*/{self._run_name}"))
+
+    def _produced(self) -> int:
+        """Return the trajectories that the learner's producers have sent; of several policies, those of the first."""
+        return self._produced_by_stream().get(SAMPLES, 0)
+
+    def _produced_by_stream(self) -> dict[str, int]:
+        """Return the number of trajectories sent on each sample stream; {} before the run has a folder."""
+        try:
+            return {name: ledger.produced for name, ledger in read_hops(self._folder()).items()}
+        except StopIteration:
+            return {}
+
+    def _games(self) -> Games | None:
+        with contextlib.suppress(StopIteration):
+            return read_games(self._folder())
+        return None
+
+    def _lines(self) -> int:
+        with contextlib.suppress(OSError, StopIteration):
+            return len((self._folder() / METRICS).read_bytes().splitlines())
+        return 0
+
+    def _scores(self) -> tuple[list[float], list[float]]:
+        """Return the evaluations' mean returns before and since the end of the calm."""
+        before, since = list[float](), list[float]()
+        with contextlib.suppress(OSError, StopIteration):
+            for number, text in enumerate((self._folder() / METRICS).read_bytes().splitlines()):
+                with contextlib.suppress(ValueError):
+                    score = json.loads(text).get(SCORE)
+                    if isinstance(score, int | float):
+                        (before if number < self._calm_lines else since).append(float(score))
+        return before, since
+
+    def _stop(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGTERM)
+        try:
+            self._popen.wait(self._settings.patience_s)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+            self.card.ended = f"it did not stop within {self._settings.patience_s:g} s of SIGTERM"
+        self._pause(MEAN_REST_S)
+
+
+def inject(victim: ObservedWorker, fault: InjectedFault) -> None:
+    """Kill, pause or hang a worker. If it cannot be made to hang, it is paused, and `fault` is changed."""
+    if fault.how == "hang":
+        try:
+            return victim.hang()
+        except OSError:
+            fault.how = "pause"
+    return victim.pause() if fault.how == "pause" else victim.kill()
+
+
+def run_command(args: list[str], runs_dir: Path, run_name: str, *, hangs: bool = False) -> list[str]:
+    """Return the command of a run with restarts, with the user's options added.
+
+    `hangs`: the run must detect hanging workers within ten seconds, however long its updates are.
+    """
+    if not args or args[0].startswith("-"):
+        raise ConfigError("name an experiment first, such as: jsrl dev chaos ppo_cartpole")
+    defaults = {
+        "--restart": "1000",
+        "--deadlines.silence-s": "3",
+        "--snapshots.period-s": "2",
+        "--supervision.max-backoff-s": "1",
+        "--total-env-steps": "1000000000",
+        "--display": "plain",
+        "--stop-at-return": "none",
+    } | ({"--deadlines.stuck-s": "10"} if hangs else {})
+    given = {arg.partition("=")[0].replace("_", "-") for arg in args}
+    added = [arg for name, value in defaults.items() if name not in given for arg in (name, value)]
+    program = [sys.executable, "-P", "-m", "jsrl", "run"]
+    return [*program, *args, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]
