@@ -117,7 +117,7 @@ def change_header(frame: bytes, frames: int, chance: random.Random) -> bytes:
     if kind < 0.7 and len(body) < MAX_CHANGED_BYTES:  # repeating it again would grow without end
         try:
             body = msgspec.msgpack.encode(change_value(msgspec.msgpack.decode(body), chance))
-        except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError, TypeError):
             body = body[::-1]
     elif kind < 0.8:  # counts larger than the content
         at = chance.randrange(len(body) or 1)

@@ -40,6 +40,8 @@ def run(python: str, which: str, options: list[str]) -> dict:
         versions = {entry["name"].lower(): entry["version"] for entry in json.loads(listed.stdout)}
         began_s = time.monotonic()
         command = [own, "-m", "pytest", "-q", "-n", "auto", "--dist", "loadfile", "-m", "not slow", *options]
+        if which == "oldest":  # old packages warn of what they use of each other
+            command += ["-W", "ignore::DeprecationWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"]
         tested = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False).stdout
         seconds = round(time.monotonic() - began_s)
     print(tested)

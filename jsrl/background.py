@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,8 +68,8 @@ def start(
     `resume` continues it. `jsrl run NAME --detach` starts a run that outlives its terminal.
 
     Args:
-      experiment, ...: as for `run`. What the run's process gets is rebuilt there: give sinks, hooks and a launcher as
-        dataclasses, or sinks and hooks as `module:function`.
+      experiment, ...: as for `run`; `display` has no effect. What the run's process gets is rebuilt there: give sinks,
+        hooks and a launcher as dataclasses, or sinks and hooks as `module:function`.
 
     Raises:
       ConfigError, EnvironmentFault, AgentFault: as `run`, before it begins.
@@ -258,15 +259,16 @@ class _Begin(OutputToFolder):
         write_json(self._place / BEGUN, str(run.folder))
 
 
-def end_with_caller() -> None:
-    """End the run when the caller's end of standard input closes."""
+def end_with_caller(place: Path) -> None:
+    """End the run when the caller's end of standard input closes; a caller that was killed has left its request."""
     os.read(0, 1)
+    shutil.rmtree(place, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main(place: Path) -> int:
     """Run what `start` asked for in this folder, and leave the outcome there; return the exit status."""
-    threading.Thread(target=end_with_caller, daemon=True).start()
+    threading.Thread(target=end_with_caller, args=(place,), daemon=True).start()
     request = read_json(place / REQUEST)
     sys.orig_argv[1:] = request["command"][1:]  # in environment.json: what starts the run again
     sys.path.insert(0, str(place / SOURCE))
@@ -274,7 +276,7 @@ def main(place: Path) -> int:
         with remembered():
             options = from_json(request["options"])
             options["hooks"] = [*options["hooks"], _Begin(place)]
-            outcome: dict[str, Any] = {"result": run(**options, display="log-only").facts}
+            outcome: dict[str, Any] = {"result": run(**options | {"display": "log-only"}).facts}
     except KeyboardInterrupt:
         outcome = {"error": "JsrlError", "text": "the run was interrupted before it had begun."}
     except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import re
@@ -122,31 +121,6 @@ class EnvConfig:
     @property
     def is_atari(self) -> bool:
         return isinstance(self.id, str) and split_module(self.id)[1].startswith("ALE/")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict of JSON values from which `from_json` builds an equal config."""
-        values = dataclasses.asdict(self)
-        values["wrappers"] = list(self.wrappers)
-        values["episode_metrics"] = list(self.episode_metrics)
-        values["tasks"], values["task_weights"] = list(self.tasks), list(self.task_weights)
-        return values
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> EnvConfig:
-        """Build a config from `to_json`.
-
-        Raises:
-          ConfigError: an unknown key.
-        """
-        unknown = sorted(set(values) - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            known = ", ".join(field.name for field in dataclasses.fields(cls))
-            raise ConfigError(f"an environment has no option {' and no option '.join(unknown)}; options: {known}")
-        values = dict(values)
-        values["wrappers"] = tuple(values.get("wrappers", ()))
-        values["episode_metrics"] = tuple(values.get("episode_metrics", ()))
-        values["atari"] = AtariConfig(**values.get("atari", {}))
-        return cls(**values)
 
 
 def named(thing: Any) -> Any:

@@ -27,11 +27,8 @@ from jsrl.metrics.tracing import Tracer
 
 _logger = logging.getLogger("jsrl.metrics")
 _RESERVOIR = 1024
-WHOLE_TIME = (
-    "_share",
-    "_per_s",
-    "_mean",
-)  # suffixes of metrics of which a line has the mean over the reports since the last
+# suffixes of metrics of which a line has the mean over the reports since the last
+WHOLE_TIME = ("_share", "_per_s", "_mean")
 
 
 class Meter:
@@ -49,12 +46,7 @@ class Meter:
         rest: str = REST,
         tracer: Tracer | None = None,
     ):
-        """Prefix every name with `kind` (`actor`, `learner`, ...).
-
-        Args:
-          kind: of the worker. clock: returns seconds. rest: name of the activity between others.
-          tracer: keeps the spans of all threads.
-        """
+        """Prefix every name with `kind` (`actor`, `learner`, ...); `rest`: name of the activity between others."""
         self._tracer, self._rest = tracer, rest
         self._threads: dict[str, Phases] = {}
         self.phases = self.thread("", rest)
@@ -249,11 +241,8 @@ class MetricsHub:
 
         Args:
           path: metrics.jsonl. tensorboard: folder for events; without tensorboardX only a note.
-          sinks: further places for every line. catalogue: of the run's metrics.
           on_warning: called with one line of text; default: logged. on_note: the same, for notes.
-          on_line: called with every line.
           stale_after_s: a worker silent for longer is left out of sums and means of its kind.
-          clock: returns seconds.
         """
         self._warn = on_warning or _logger.warning
         self._catalogue = catalogue or Catalogue()

@@ -24,23 +24,14 @@ from jsrl.report.run_report import how_it_ended, make_report
 from jsrl.runs.runs import RunFolder, last_values
 from jsrl.runs.state import held_by, read_result
 
-SIGNS = (
-    "metrics.jsonl",
-    "result.json",
-    "experiment.json",
-    "videos/videos.json",
-)  # files whose changes update a run's page
-MARKS = (
-    "experiment.json",
-    "environment.json",
-    "metrics.jsonl",
-)  # a folder with one of these is a run, perhaps incomplete
+# files whose changes update a run's page
+SIGNS = ("metrics.jsonl", "result.json", "experiment.json", "videos/videos.json")
+# a folder with one of these is a run, perhaps incomplete
+MARKS = ("experiment.json", "environment.json", "metrics.jsonl")
 TITLES = ("run", "state", "env steps", "per second", "score", "last update")
 MOST_PAGES = 32  # kept in memory
-LONG_S, REST = (
-    0.5,
-    9,
-)  # what took longer than this is rendered again only after REST times as long, for a tenth of a core
+# what took longer than this is rendered again only after REST times as long, for a tenth of a core
+LONG_S, REST = 0.5, 9
 T = TypeVar("T")
 
 

@@ -96,15 +96,14 @@ class Lease(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
       id: of the assignment. session: incarnation of the director that gave it. players: of each side, (number of the policy,
         version).
-      learns: whether each side's rows are trained on. task: for the environment's reset. seed: as in Assignment; not used.
+      learns: whether each side's rows are trained on. task: for the environment's reset.
       before: the assignment that its slot had before this one; -1: none, or not known.
     """
 
     id: Count
-    session: Count = msgspec.field(name="life")  # the name in snapshots of directors
+    session: Count
     players: list[tuple[int, int]]
     learns: list[bool]
-    seed: int = 0
     task: Any = None
     before: int = -1
 

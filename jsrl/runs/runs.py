@@ -148,7 +148,7 @@ class RunFolder:
                 return path
         raise ConfigError(
             f"the run {path} exists. Continue it with --resume {path.parent.name}/{path.name}, delete it first with "
-            "--overwrite, or choose another name with --run-name."
+            "--overwrite, or choose another name with --run-name (in Python: resume=, overwrite=True, name=)."
         )
 
     @property

@@ -92,7 +92,12 @@ def fill_template(template: Tree, arrays: dict[tuple[str, ...], Any], folder: Pa
 
 
 def _orbax() -> Any:
-    """Return an Orbax checkpointer for this process alone, with its log lines silenced."""
+    """Return an Orbax checkpointer for this process alone, with its log lines silenced.
+
+    Each save and load has its own: stores write in threads of their own, and one that is kept saves no time (0.18 s against
+    0.22 s a save of 10 MB, 30 against 25 ms a load, with others at work). Orbax's asynchronous one returns after 30 ms; the
+    copy of the arrays for our thread takes 11 ms.
+    """
     import absl.logging
     import jax
     import orbax.checkpoint as ocp

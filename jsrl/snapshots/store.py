@@ -84,8 +84,7 @@ class SnapshotStore:
         """Use `folder`; it is created at the first save.
 
         Args:
-          folder: of the snapshots. keep_last: newest versions kept besides the tagged ones, at least 3 (a reader
-            may be in the oldest).
+          keep_last: newest versions kept besides the tagged ones, at least 3 (a reader may be in the oldest).
           on_warning: called, from the writing thread, with one line per failed write; default: logged.
           on_written: called, from the writing thread, with each job on disk (its version, tags and meta).
         """

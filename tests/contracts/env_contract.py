@@ -9,6 +9,7 @@ import numpy as np
 from jsrl.envs.check import check_env, random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make, make_spec
+from jsrl.references.reference import from_json, to_json
 from jsrl.types import map_tree, named_leaves
 
 
@@ -34,7 +35,7 @@ def test_passes_the_environment_contract(config):
 
 
 def test_config_round_trips_as_json(config):
-    assert EnvConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
 def test_groups_have_their_own_seeds(config):

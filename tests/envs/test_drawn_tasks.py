@@ -10,6 +10,7 @@ import pytest
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError
+from jsrl.references.reference import from_json, to_json
 
 TASKS = ({"length": 2}, {"length": 5}, {"length": 9})
 
@@ -31,7 +32,7 @@ def test_tasks_are_drawn_by_weight_and_by_seed() -> None:
     assert set(counts) == {2, 5, 9} and 0.5 < counts[2] / len(seen) < 0.7
     assert seen == lengths(config, 0) != lengths(config, 1)
     assert [length for slot, length in seen if slot == 0][:20] != [length for slot, length in seen if slot == 1][:20]
-    assert EnvConfig.from_json(config.to_json()) == config
+    assert from_json(to_json(config)) == config
 
 
 def test_games_draw_tasks_too() -> None:

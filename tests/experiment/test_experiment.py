@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jsrl.agents.base import Agent
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -158,6 +160,30 @@ def test_schedules_get_the_number_of_updates_of_the_run():
 def test_invalid_agents_are_refused():
     with pytest.raises(ConfigError, match=r"agent is 3, which is neither a config such as PPOConfig nor an AgentRef"):
         build_agent(3, None)
+    agent = Agent(*[lambda *_: None] * 4)
+    with pytest.raises(
+        ConfigError, match=r"agent is an Agent, whose functions .*; give what makes it there: AgentReference"
+    ):
+        experiment(agent=agent)
+
+
+def test_a_config_has_its_factory_as_a_name_a_function_or_a_method():
+    agent = Agent(*[lambda *_: None] * 4)
+
+    class AsMethod:
+        def factory(self, spec):
+            return agent
+
+    class AsFunction:
+        factory = staticmethod(lambda config, spec: agent)
+
+    class OfNotebook:
+        factory = "__main__:make"
+
+    spec = types.SimpleNamespace(name="probe")
+    assert [build_agent(config, spec).split for config in (AsMethod(), AsFunction())] == [None, None]
+    with pytest.raises(ConfigError, match=r"OfNotebook.factory is '__main__:make', which no other process can import"):
+        build_agent(OfNotebook(), spec)
 
 
 @pytest.mark.parametrize(

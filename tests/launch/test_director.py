@@ -52,7 +52,7 @@ def written(result) -> dict:
     found = json.loads(path.read_text())
     for _, _, lease in found["leases"]:  # learner and director are new incarnations after a resume
         lease["players"] = [(policy, version_updates(version)) for policy, version in lease["players"]]
-        del lease["life"]
+        del lease["session"]
     return found
 
 

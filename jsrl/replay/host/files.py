@@ -99,4 +99,4 @@ def _lanes(stored: Any, number: int) -> list[dict[str, int]]:
 
 def _arrays(replay: HostReplay) -> dict[str, np.ndarray]:
     named = {f"rows.{name.replace('/', '.')}": leaf for name, leaf in named_leaves(replay.rows.rows)}
-    return named | {"fresh": replay.rows.fresh, "seam": replay.rows.after_gap} | replay.index_arrays
+    return named | {"fresh": replay.rows.fresh, "after_gap": replay.rows.after_gap} | replay.index_arrays

@@ -142,7 +142,7 @@ def leases_of(
             if player.policy not in numbers:
                 raise unknown_policy(f"assigns {player} in game {one.id}", player.policy, numbers)
             players[side], learns[side] = (numbers[player.policy], version_of(player)), trains
-        yield Lease(one.id, session, players, learns, one.seed, one.task)
+        yield Lease(one.id, session, players, learns, one.task)
 
 
 def unknown_policy(does: str, policy: str, known: Iterable[str]) -> ConfigError:
