@@ -33,7 +33,8 @@ from jsrl.launch.memory_folder import own_memory_folder
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.importing import spawn_environment
-from jsrl.runs.control import ControlServer, Crash, Stage
+from jsrl.runs.control import ControlServer
+from jsrl.runs.control_bodies import Crash, Stage
 from jsrl.transport.base import Reply
 from jsrl.types import map_tree
 from jsrl.workers.ends import bind_reader, bind_server

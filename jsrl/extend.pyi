@@ -104,7 +104,7 @@ from jsrl.parallel import DataParallel as DataParallel
 from jsrl.parallel import data_parallel as data_parallel
 from jsrl.replay.buffer import ReplayBuffer as ReplayBuffer
 from jsrl.report.graph import draw_run as draw_run
-from jsrl.runs.control import Command as Command
+from jsrl.runs.control_bodies import Command as Command
 from jsrl.snapshots.store import SnapshotStore as SnapshotStore
 from jsrl.transport.base import Entry as Entry
 from jsrl.transport.base import InferenceClient as InferenceClient

@@ -26,7 +26,8 @@ from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import to_json
-from jsrl.runs.control import ControlServer, Crash, Stage
+from jsrl.runs.control import ControlServer
+from jsrl.runs.control_bodies import Crash, Stage
 from jsrl.types import make_version
 from jsrl.workers.ends import bind_publisher, bind_reader
 

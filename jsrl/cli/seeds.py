@@ -19,7 +19,7 @@ from jsrl.launch.resume import claimed, with_paths
 from jsrl.launch.run_log import RunLog, redirect
 from jsrl.launch.start_points import check_kept
 from jsrl.metrics.scores import score_text
-from jsrl.report.report import write_comparison
+from jsrl.report.comparison_page import write_comparison
 from jsrl.runs.files import write_json
 from jsrl.runs.groups import COMPARISON, Group, read_group
 from jsrl.runs.logs import CONTROLLER

@@ -25,7 +25,8 @@ from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, crash_text, deat
 from jsrl.launch.supervision import Restart, Supervision, lost_text, replacement_job
 from jsrl.launch.watchdog import Watchdog
 from jsrl.references.importing import spawn_environment
-from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage, with_texts
+from jsrl.runs.control import ControlServer, with_texts
+from jsrl.runs.control_bodies import AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stage
 from jsrl.runs.door import printable
 from jsrl.runs.process import Pauses
 from jsrl.runs.runs import to_resume

@@ -18,7 +18,7 @@ from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.supervised import loss_notice
 from jsrl.launch.watchdog import Watchdog
-from jsrl.runs.control import Command, Crash, Event, Report
+from jsrl.runs.control_bodies import Command, Crash, Event, Report
 from jsrl.workers.base import report_of, step_of
 from jsrl.workers.kinds import build_worker, value_of
 

@@ -27,8 +27,7 @@ from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.scores import score_name, score_of
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
-from jsrl.runs.control import Event, Report
-from jsrl.runs.control_bodies import FINAL, ForwardedCommand
+from jsrl.runs.control_bodies import FINAL, Event, ForwardedCommand, Report
 from jsrl.runs.door import printable
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jsrl.launch.launcher import Handle
-from jsrl.runs.control import REPLAYING, AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
+from jsrl.runs.control_bodies import REPLAYING, AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
 from jsrl.runs.door import Drops, TextBudget
 from jsrl.workers.jobs import Job
 

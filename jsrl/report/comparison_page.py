@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 import numpy as np
 
 from jsrl.report.charts import SMALL, WIDE, Series, chart, keys_of
-from jsrl.report.comparison import SAME, band, grouped, scores_table, settings_table
+from jsrl.report.comparison import SAME, band, grouped, scores_table, settings_table, summarise
 from jsrl.report.curves import STEPS, algorithm_metrics, title_of
 from jsrl.report.page import Table, header, section, shell
 from jsrl.report.run_report import flat_options, how_it_ended
 from jsrl.report.text import number
+from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import Run
 from jsrl.workers.learner.kind import KIND as LEARNER
 from jsrl.workers.learner.kind import MEASURED
@@ -125,3 +127,17 @@ def _runs(runs: Sequence[Run]) -> str:
         at = number(float(steps.max())) if steps.size else "-"
         rows.append((run.name, how_it_ended(run.folder.path), at, score))
     return Table(("run", "ended", "env steps", "score"), rows).html()
+
+
+def write_comparison(runs: Sequence[Run], path: Path) -> str:
+    """Write the page of several runs to `path`; return their scores as a table.
+
+    Raises:
+      ConfigError: a folder is not a whole run. OSError: it cannot be written.
+    """
+    write_atomic(path, comparison_page(runs).encode(), durable=False)
+    scored = with_score(runs)
+    metric = score_of(scored) if scored else ""
+    without = [run.name for run in runs if run not in scored]
+    note = f"\nwithout a score: {', '.join(without)}" if without else ""
+    return (summarise(scored, metric) if metric else "no score that all of these runs have") + note

@@ -6,18 +6,15 @@ a run that was killed or is still running.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from jsrl.launch.graph_file import kinds_of
 from jsrl.metrics.tracing import merge_traces
-from jsrl.report.comparison import summarise
-from jsrl.report.comparison_page import comparison_page, score_of, with_score
 from jsrl.report.html import page
 from jsrl.report.run_report import make_report
 from jsrl.report.text import document, summary
 from jsrl.runs.files import write_atomic
-from jsrl.runs.runs import Run, RunFolder, in_command
+from jsrl.runs.runs import RunFolder, in_command
 from jsrl.runs.state import is_whole
 from jsrl.workers.kinds import phase_of
 
@@ -55,17 +52,3 @@ def write_report(folder: RunFolder) -> str:
     write_atomic(folder.path / "report.txt", document(report).encode(), durable=False)
     write_atomic(folder.report, page(report).encode(), durable=False)
     return summary(report)
-
-
-def write_comparison(runs: Sequence[Run], path: Path) -> str:
-    """Write the page of several runs to `path`; return their scores as a table.
-
-    Raises:
-      ConfigError: a folder is not a whole run. OSError: it cannot be written.
-    """
-    write_atomic(path, comparison_page(runs).encode(), durable=False)
-    scored = with_score(runs)
-    metric = score_of(scored) if scored else ""
-    without = [run.name for run in runs if run not in scored]
-    note = f"\nwithout a score: {', '.join(without)}" if without else ""
-    return (summarise(scored, metric) if metric else "no score that all of these runs have") + note

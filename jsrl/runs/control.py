@@ -24,6 +24,7 @@ import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
 from jsrl.rate_limit import is_reported
+from jsrl.runs.control_bodies import AnyMessage, Command, Crash, Event, Heartbeat, Message, Stacks, Stage
 from jsrl.runs.door import MAX_MESSAGE_BYTES, shortened
 from jsrl.runs.logs import MOST_BYTES, cut_log
 from jsrl.runs.process import Lease, Pauses, all_stacks, main_stack
@@ -40,78 +41,10 @@ from jsrl.transport.meeting.keys import KeyPath
 
 _logger = logging.getLogger("jsrl.control")
 HEARTBEAT_S = 0.2
-REPLAYING = "replaying"  # begins the stages in which a worker replays a journal, which may take as long as the run did
 LEASE_GRACE_S = 0.5  # after a lease: a running agent ends its workers first
 MAX_MESSAGES = 4096  # most messages read at once
 MAX_COMMANDS = 1000  # most commands that wait for a lost connection; then the oldest is dropped
 RELAY = b"relay/"  # prefix of the identity of a connection that carries the messages of workers on other hosts
-
-
-class Message(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
-    """A worker's message; `worker` and `incarnation` identify the sender."""
-
-    worker: str
-    incarnation: int
-
-
-class Stage(Message, tag="stage"):
-    """Stage of a worker's start, and its process id."""
-
-    stage: str
-    pid: int
-
-
-class Heartbeat(Message, tag="heartbeat"):
-    """Alive; `activity`: current call of the worker, since `activity_s` seconds (empty: between steps)."""
-
-    progress: int
-    activity: str = ""
-    activity_s: float = 0.0
-
-
-class Report(Message, tag="report"):
-    """Metrics since the last report, and facts that only this worker knows."""
-
-    metrics: dict[str, float]
-    facts: dict[str, Any] = {}
-
-
-class Event(Message, tag="event"):
-    """Something to show the user (`warning`, `note`) or to act on (`finished`, `evaluated`)."""
-
-    name: str
-    text: str = ""
-    facts: dict[str, Any] = {}
-
-
-class Crash(Message, tag="crash"):
-    """The last message of a crashing worker: error type, message and traceback."""
-
-    error: str
-    text: str
-    trace: str
-
-
-class Stacks(Message, tag="stacks"):
-    """Stacks of all threads: the answer to `stacks`, and sent with the last message of a hanging worker."""
-
-    text: str
-
-
-class Bye(Message, tag="bye"):
-    """A worker has closed regularly; `facts` holds its ledger and last counters."""
-
-    facts: dict[str, Any] = {}
-
-
-class Command(msgspec.Struct, forbid_unknown_fields=True):
-    """A command of the controller to a worker: `stop`, `stacks`, `snapshot`, `evaluate`, ..."""
-
-    name: str
-    facts: dict[str, Any] = {}
-
-
-AnyMessage = Stage | Heartbeat | Report | Event | Crash | Stacks | Bye
 
 
 class ControlClient:

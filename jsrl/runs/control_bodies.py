@@ -1,4 +1,4 @@
-"""Contents of workers' messages: checked before the controller uses them."""
+"""Messages of workers and commands of the controller; their contents are checked before the controller uses them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,79 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from jsrl.runs.control import AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage
-
+REPLAYING = "replaying"  # begins the stages in which a worker replays a journal, which may take as long as the run did
 FINAL = "evaluated finally"  # an event with the final score; later reports repeat it, because it may be lost
 _NUMBER = re.compile(r"\d[\d,.]*")
 MOST = 2**53  # largest count: floats are exact up to here
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Version = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Message(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
+    """A worker's message; `worker` and `incarnation` identify the sender."""
+
+    worker: str
+    incarnation: int
+
+
+class Stage(Message, tag="stage"):
+    """Stage of a worker's start, and its process id."""
+
+    stage: str
+    pid: int
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    """Alive; `activity`: current call of the worker, since `activity_s` seconds (empty: between steps)."""
+
+    progress: int
+    activity: str = ""
+    activity_s: float = 0.0
+
+
+class Report(Message, tag="report"):
+    """Metrics since the last report, and facts that only this worker knows."""
+
+    metrics: dict[str, float]
+    facts: dict[str, Any] = {}
+
+
+class Event(Message, tag="event"):
+    """Something to show the user (`warning`, `note`) or to act on (`finished`, `evaluated`)."""
+
+    name: str
+    text: str = ""
+    facts: dict[str, Any] = {}
+
+
+class Crash(Message, tag="crash"):
+    """The last message of a crashing worker: error type, message and traceback."""
+
+    error: str
+    text: str
+    trace: str
+
+
+class Stacks(Message, tag="stacks"):
+    """Stacks of all threads: the answer to `stacks`, and sent with the last message of a hanging worker."""
+
+    text: str
+
+
+class Bye(Message, tag="bye"):
+    """A worker has closed regularly; `facts` holds its ledger and last counters."""
+
+    facts: dict[str, Any] = {}
+
+
+class Command(msgspec.Struct, forbid_unknown_fields=True):
+    """A command of the controller to a worker: `stop`, `stacks`, `snapshot`, `evaluate`, ..."""
+
+    name: str
+    facts: dict[str, Any] = {}
+
+
+AnyMessage = Stage | Heartbeat | Report | Event | Crash | Stacks | Bye
 
 
 class WorkerStatus(msgspec.Struct):

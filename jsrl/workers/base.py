@@ -13,7 +13,7 @@ from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.metrics.metrics import Meter, as_number
 from jsrl.references.importing import shown_target
-from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Command
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import ended_by_own_code
 

@@ -20,8 +20,7 @@ from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
 from jsrl.metrics.tracing import Tracer
-from jsrl.runs.control import AnyMessage, Event
-from jsrl.runs.control_bodies import RESERVED_EVENTS, complaint, metrics_of, texts_of
+from jsrl.runs.control_bodies import RESERVED_EVENTS, AnyMessage, Event, complaint, metrics_of, texts_of
 from jsrl.runs.door import TEXT_BYTES, TEXT_BYTES_PER_S, TextBudget
 from jsrl.transport.stream import StreamType
 from jsrl.workers.jobs import Job, WorkerJob, whole

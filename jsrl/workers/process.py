@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from jsrl.errors import StreamClosed
 from jsrl.linux import show_name, signal_at_parents_end
 from jsrl.metrics.metrics import Meter
-from jsrl.runs.control import HEARTBEAT_S, Bye, ControlClient, Crash, Event, Report
+from jsrl.runs.control import HEARTBEAT_S, ControlClient
+from jsrl.runs.control_bodies import Bye, Crash, Event, Report
 from jsrl.workers.base import Reporter, Worker, report_of, step_of
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from jsrl.launch import machine, resume
 from jsrl.launch.plan import make_plan
 from jsrl.launch.resume import continue_exactly
 from jsrl.launch.run import run
-from jsrl.runs.control import REPLAYING
+from jsrl.runs.control_bodies import REPLAYING
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, named_leaves

@@ -29,7 +29,7 @@ from jsrl.launch.start_points import begin_policies, find_start_points
 from jsrl.metrics.display import LineDisplay, make_display
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import load_policy
-from jsrl.runs.control import Event, Report
+from jsrl.runs.control_bodies import Event, Report
 from jsrl.runs.runs import Run, RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import open_ledger

@@ -27,7 +27,7 @@ from jsrl.launch.supervised import SupervisedWorker
 from jsrl.launch.supervision import Supervision
 from jsrl.launch.watchdog import KEPT, Watchdog
 from jsrl.references.reference import from_json, to_json
-from jsrl.runs.control import Crash, Report, Stacks
+from jsrl.runs.control_bodies import Crash, Report, Stacks
 from jsrl.runs.process import all_stacks
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind, value_of

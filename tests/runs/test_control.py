@@ -14,18 +14,8 @@ import pytest
 import zmq
 
 from jsrl.runs import control, process
-from jsrl.runs.control import (
-    HEARTBEAT_S,
-    LEASE_GRACE_S,
-    RELAY,
-    Bye,
-    ControlClient,
-    ControlServer,
-    Event,
-    Heartbeat,
-    Stage,
-    encoded,
-)
+from jsrl.runs.control import HEARTBEAT_S, LEASE_GRACE_S, RELAY, ControlClient, ControlServer, encoded
+from jsrl.runs.control_bodies import Bye, Event, Heartbeat, Stage
 from jsrl.runs.process import Lease
 from jsrl.workers.kinds import find_kind
 from jsrl.workers.process import slowness

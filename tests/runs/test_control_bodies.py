@@ -19,8 +19,8 @@ from jsrl.launch.launcher import ALONE
 from jsrl.launch.session import Session
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.metrics.display import make_display
-from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stacks, Stage
-from jsrl.runs.control_bodies import MOST, complaint
+from jsrl.runs.control import ControlServer
+from jsrl.runs.control_bodies import MOST, AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage, complaint
 from jsrl.runs.door import TEXT_BYTES
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import read_result

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 from jsrl.metrics.display import make_display
-from jsrl.runs.control import Crash, Event, Report, Stage, encoded
+from jsrl.runs.control import encoded
+from jsrl.runs.control_bodies import Crash, Event, Report, Stage
 from jsrl.runs.door import (
     DROPS_S,
     MAX_CHARS,

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jsrl.errors import CodecError
-from jsrl.runs.control import ControlClient, ControlServer, Event
+from jsrl.runs.control import ControlClient, ControlServer
+from jsrl.runs.control_bodies import Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.transports import (

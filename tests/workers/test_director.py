@@ -20,8 +20,7 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.launch.directing import check_director
 from jsrl.metrics.metrics import Meter
-from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import Games, Lease, Played
+from jsrl.runs.control_bodies import Command, Games, Lease, Played
 from jsrl.runs.standings import read_standings
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED

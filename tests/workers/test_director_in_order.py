@@ -15,8 +15,7 @@ from jsrl.directors.plr import PLR
 from jsrl.directors.pools import DeltaUniform
 from jsrl.envs.base import Episode
 from jsrl.metrics.metrics import Meter
-from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import Lease
+from jsrl.runs.control_bodies import Command, Lease
 from jsrl.snapshots.players import PlayerStore
 from jsrl.types import make_version
 from jsrl.workers.actor.assignments import Assignments

@@ -17,7 +17,7 @@ from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.errors import AgentFault, ConfigError, NonFiniteUpdate
 from jsrl.parallel import data_parallel
-from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId
 from jsrl.transport.transports import bind_samples, connect_samples

@@ -22,7 +22,7 @@ from jsrl.experiment import AgentReference, Experiment
 from jsrl.launch.resume import params_source
 from jsrl.launch.run import made_folder, run
 from jsrl.networks.model import NetworkConfig
-from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Command
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec

@@ -16,7 +16,7 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.launch.local.processes import Leader
-from jsrl.runs.control import Bye, Crash
+from jsrl.runs.control_bodies import Bye, Crash
 from jsrl.runs.names import FileNames
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind, build_worker

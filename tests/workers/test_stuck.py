@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from jsrl.runs.control import ControlServer, Crash, Heartbeat, Stage
+from jsrl.runs.control import ControlServer
+from jsrl.runs.control_bodies import Crash, Heartbeat, Stage
 
 WORKER = """
 import os, sys, threading, time

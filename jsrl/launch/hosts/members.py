@@ -45,7 +45,7 @@ from jsrl.launch.hosts.messages import (
 )
 from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.rate_limit import is_reported
-from jsrl.runs.control import AnyMessage
+from jsrl.runs.control_bodies import AnyMessage
 from jsrl.runs.door import Drops, TextBudget
 from jsrl.runs.names import Registration
 from jsrl.transport.stream import EPOCH

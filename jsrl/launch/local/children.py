@@ -19,7 +19,8 @@ from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.machine import accelerators
 from jsrl.rate_limit import is_reported
 from jsrl.references.importing import SpawnEnvironment, own_paths
-from jsrl.runs.control import AnyMessage, Command, Heartbeat, Report, Stage, identity_of
+from jsrl.runs.control import identity_of
+from jsrl.runs.control_bodies import AnyMessage, Command, Heartbeat, Report, Stage
 from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.sockets import bind

@@ -20,8 +20,7 @@ from jsrl.envs.faults import foreign
 from jsrl.envs.seats import seat_group
 from jsrl.errors import ConfigError, JsrlError, StreamClosed, StreamTimeout
 from jsrl.metrics.metrics import Meter
-from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import Lease
+from jsrl.runs.control_bodies import Command, Lease
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.types import ACTING
 from jsrl.workers.actor.assignments import Assignments

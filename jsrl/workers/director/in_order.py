@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from jsrl.directors.messages import Outcome, Score, Stop
-from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import CommandDone, Games, GroupStep, Scores
+from jsrl.runs.control_bodies import Command, CommandDone, Games, GroupStep, Scores
 from jsrl.types import version_updates
 from jsrl.workers.director.worker import DirectorWorker
 

@@ -32,8 +32,7 @@ from jsrl.directors.messages import Command as Order
 from jsrl.directors.ratings import rate
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Meter
-from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import CommandDone, Games, Lease, Scores
+from jsrl.runs.control_bodies import Command, CommandDone, Games, Lease, Scores
 from jsrl.runs.standings import LEARNS, StandingsTable
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION

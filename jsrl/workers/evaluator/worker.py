@@ -21,8 +21,7 @@ from jsrl.errors import SnapshotError
 from jsrl.matches.players import Contestant
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.scores import score_of
-from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import FINAL
+from jsrl.runs.control_bodies import FINAL, Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jsrl.metrics.metrics import Meter
-from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Command
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.transport.inference.arrivals import Arrivals
 from jsrl.types import version_updates

@@ -17,7 +17,7 @@ from jsrl.agents.base import AgentState, UpdateOutput
 from jsrl.errors import AgentFault, SnapshotError
 from jsrl.metrics.metrics import Meter
 from jsrl.replay.device.agent import MADE, ReplayExtra
-from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
 from jsrl.types import make_version

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jsrl.experiment.building import build_agent
-from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter

@@ -20,7 +20,7 @@ from jsrl.replay.host.files import load_replay, save_replay
 from jsrl.replay.host.limiter import Limiter, make_limiter
 from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import rows_shape, windows_spec
-from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Command
 from jsrl.runs.names import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.transport.ledger.hops import ledger_path

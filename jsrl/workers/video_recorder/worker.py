@@ -17,7 +17,7 @@ from jsrl.metrics.phases import Phases
 from jsrl.metrics.scores import score_of
 from jsrl.recordings.video import VideoWriter, require_video
 from jsrl.recordings.video_shelf import FOLDER, Video, VideoShelf
-from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Command
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job

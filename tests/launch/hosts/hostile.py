@@ -32,8 +32,8 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
-from jsrl.runs.control import AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage, encoded
-from jsrl.runs.control_bodies import FINAL
+from jsrl.runs.control import encoded
+from jsrl.runs.control_bodies import FINAL, AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage
 from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.curve import connect, incoming, outgoing

@@ -37,7 +37,8 @@ from jsrl.launch.hosts.messages import (
     WorkerCommand,
     WorkerMessages,
 )
-from jsrl.runs.control import Stage, encoded
+from jsrl.runs.control import encoded
+from jsrl.runs.control_bodies import Stage
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import load_client_keys
 from jsrl.transport.stream import epoch_at, name_at
