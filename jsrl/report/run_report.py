@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -409,14 +409,15 @@ def hosts_of_actors(folder: Path) -> tuple[str, ...]:
 def facts_of(
     experiment: Experiment | None,
     environment: dict[str, Any],
-    options: Collection[str] = (),
+    options: Mapping[str, Any],
     hosts: tuple[str, ...] = (),
 ) -> RunSetup:
     """Return the facts that advice depends on; options: of the run, by name. hosts: of its actors."""
     hardware = environment.get("hardware", {})
     cores, accelerators = int(hardware.get("cores", 1)), len(hardware.get("accelerators", ()))
     if experiment is None:
-        return RunSetup(cores=cores, accelerators=accelerators, options=frozenset(options))
+        placement = str(options.get("placement", RunSetup.placement))
+        return RunSetup(placement, cores, accelerators=accelerators, options=frozenset(options))
     e = experiment
     most = min(MOST_ACTORS, max(2 * cores, 4 * e.actors))
     actors = range(e.actors + 1, most + 1) if e.placement != "serial" else ()

@@ -403,6 +403,9 @@ def test_experiment_of_another_version_drops_only_the_advice(run_folder: RunFold
     config["fields"]["num_envs"] = "many"
     run_folder.write_config(config)
     assert "Environments limit" in write_report(run_folder)
+    config["fields"]["placement"] = "serial"
+    run_folder.write_config(config)
+    assert "This run is serial" in write_report(run_folder)
 
 
 def test_the_command(run_folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
