@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,17 @@ from jsrl.agents.distributions import Distribution, mask_logits, named
 from jsrl.agents.normalization import ACTION_MASK, normalize
 from jsrl.errors import ConfigError
 from jsrl.networks.model import ActorCritic
+from jsrl.references.importing import import_target
 from jsrl.types import Array, ArraySpec, Continuous, EnvSpec, Trajectory, Tree, map_tree, named_leaves, spread
 
-OptimizerName: TypeAlias = Literal["adam", "sgd", "rmsprop"]
-Schedule: TypeAlias = Literal["constant", "linear"]
+OPTIMIZERS, SCHEDULES = ("adam", "sgd", "rmsprop"), ("constant", "linear")
+OPTIMIZER_HELP = (
+    f"{', '.join(OPTIMIZERS)}, or a factory of an optax optimizer, called with the learning rate: optax:lamb."
+)
+SCHEDULE_HELP = (
+    "learning rate over time: `constant`, `linear` to 0 at update `total_updates`, or a factory of an optax schedule, called "
+    "with (learning_rate, total_updates): optax:cosine_decay_schedule."
+)
 
 
 class Weights(NamedTuple):
@@ -161,28 +169,66 @@ def make_act(network: ActorCritic, chosen: Distribution, *, with_value: bool = F
 # -- optimisation -----------------------------------------------------------------------------------------------------
 
 
-def make_optimizer(name: OptimizerName, *, eps: float, max_grad_norm: float | None) -> optax.GradientTransformation:
-    """Return clipping and scaling of gradients; `apply_gradients` applies the learning rate and its sign."""
-    match name:
-        case "adam":
-            scale = optax.scale_by_adam(eps=eps)
-        case "rmsprop":
-            scale = optax.scale_by_rms(decay=0.99, eps=eps)
-        case "sgd":
-            scale = optax.identity()
+def make_optimizer(optimizer: Any, *, eps: float, max_grad_norm: float | None) -> optax.GradientTransformation:
+    """Return an optimizer with clipping, for `apply_gradients`, which gives the learning rate of each step.
+
+    Args:
+      optimizer: adam, sgd, rmsprop, or a factory `(learning_rate) -> optax.GradientTransformation` or its `module:NAME`.
+      eps: of adam and rmsprop.
+    """
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
-    return optax.chain(clip, scale)
+    match optimizer:
+        case "adam":
+            return optax.chain(clip, optax.scale_by_adam(eps=eps))
+        case "rmsprop":
+            return optax.chain(clip, optax.scale_by_rms(decay=0.99, eps=eps))
+        case "sgd":
+            return optax.chain(clip, optax.identity())
+    factory = _factory("optimizer", optimizer, OPTIMIZERS, "learning_rate")
+
+    def with_rate(learning_rate: Array) -> optax.GradientTransformation:
+        return optax.chain(clip, factory(learning_rate))
+
+    return optax.inject_hyperparams(with_rate)(learning_rate=0.0)
 
 
-def learning_rate_at(base: float, schedule: Schedule, total_updates: int | None, updates: Array) -> Array:
-    """Return the learning rate after `updates` updates; `linear` falls to 0 at `total_updates`."""
-    if schedule == "linear" and total_updates is None:
+def _factory(what: str, given: Any, choices: tuple[str, ...], *names: str) -> Callable[..., Any]:
+    """Return an optax factory, given as such or as `module:NAME`, that is called with the named values."""
+    if not callable(given) and ":" not in str(given):
         raise ConfigError(
-            "schedule='linear' needs total_updates (where the rate reaches 0), got None; an Experiment sets it, your own loop "
-            "must give it."
+            f"unknown {what} {given!r}; choose one of {', '.join(choices)}, or module:NAME of an optax factory"
         )
-    if schedule == "constant" or total_updates is None:
+    factory = import_target(given) if isinstance(given, str) else given
+
+    def call(*values: Any) -> Any:
+        try:
+            return factory(*values)
+        except TypeError as error:
+            raise ConfigError(
+                f"{what} {given!r} cannot be called with ({', '.join(names)}): {error}. Give a function of these that sets "
+                "the rest, such as functools.partial(optax.adamw, weight_decay=0.01)."
+            ) from error
+
+    return call
+
+
+def learning_rate_at(base: float, schedule: Any, total_updates: int | None, updates: Array) -> Array:
+    """Return the learning rate after `updates` updates.
+
+    Args:
+      schedule: constant, linear (it falls to 0 at `total_updates`), or a factory `(base, total_updates) -> optax.Schedule` or
+        its `module:NAME`.
+    """
+    if schedule == "constant":
         return jnp.asarray(base, jnp.float32)
+    if total_updates is None:
+        raise ConfigError(
+            f"schedule={schedule!r} needs total_updates (where it ends), got None; an Experiment sets it, your own loop must "
+            "give it."
+        )
+    if schedule != "linear":
+        at = _factory("schedule", schedule, SCHEDULES, "learning_rate", "total_updates")(base, total_updates)
+        return jnp.asarray(at(updates), jnp.float32)
     return base * jnp.clip(1.0 - updates / float(total_updates), 0.0, 1.0)  # an int above 2^31 overflows
 
 
@@ -190,6 +236,10 @@ def apply_gradients(
     optimizer: optax.GradientTransformation, gradients: Tree, opt_state: Tree, weights: Tree, learning_rate: Array
 ) -> tuple[Tree, Tree]:
     """Return (weights, opt_state) after one gradient step."""
+    if isinstance(opt_state, optax.InjectStatefulHyperparamsState):  # of a factory: it applies the rate and its sign
+        opt_state = opt_state._replace(hyperparams={"learning_rate": jnp.asarray(learning_rate, jnp.float32)})
+        steps, opt_state = optimizer.update(gradients, opt_state, weights)
+        return optax.apply_updates(weights, steps), opt_state
     steps, opt_state = optimizer.update(gradients, opt_state, weights)
     return jax.tree.map(lambda w, s: w - learning_rate * s, weights, steps), opt_state
 

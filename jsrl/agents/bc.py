@@ -38,9 +38,9 @@ class BCConfig:
     needs_recording: ClassVar[bool] = True
 
     # fmt: off
-    learning_rate: PositiveFinite = option(1e-3, "learning rate of Adam.")
-    schedule: ac.Schedule = option("constant", "learning rate over time: `constant`, or `linear` to 0 at update "
-        "`total_updates`.")
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(1e-3, "learning rate.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
     total_updates: PositiveInt | None = option(None, "updates of the whole run; filled in by "
         "Experiment.", in_python=True)
     max_grad_norm: PositiveFloat | None = option(None, "clip the gradient to this global norm; None: no clipping.")
@@ -81,7 +81,7 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
     if config.loss == "mse" and not isinstance(spec.action, Continuous):
         raise ConfigError(f"loss='mse' needs continuous actions, {spec.name} has {spec.action!r}; use 'log_prob'")
     parts = Components(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action))
-    optimizer = ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
+    optimizer = ac.make_optimizer(config.optimizer, eps=1e-8, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
         weights, _ = parts.network.init(key)

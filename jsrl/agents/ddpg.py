@@ -11,6 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from jsrl.agents import actor_critic as ac
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import Agent
 from jsrl.agents.td3 import TD3Config, td3
@@ -38,7 +39,8 @@ class DDPGConfig:
     usual_replay: ClassVar[dict[str, Any]] = off.USUAL_REPLAY
 
     # fmt: off
-    learning_rate: PositiveFinite = option(3e-4, "learning rate of Adam for the policy.")
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(3e-4, "learning rate of the policy.")
     critic_learning_rate: PositiveFinite | None = option(None, "that of the critic; None: learning_rate.")
     max_grad_norm: PositiveFloat | None = option(None, "clip each gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")

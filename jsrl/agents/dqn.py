@@ -55,7 +55,8 @@ class DQNConfig:
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     # fmt: off
-    learning_rate: PositiveFinite = option(1e-4, "learning rate of Adam.")
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(1e-4, "learning rate.")
     adam_eps: PositiveFinite = option(1e-8, "epsilon of Adam.")
     max_grad_norm: PositiveFloat | None = option(10.0, "clip the gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")
@@ -116,7 +117,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
     options: Any = {"dueling": config.dueling, "num_atoms": config.num_atoms}
     network = value_network(config.network, agent_spec, **options)
     parts = Components(config, network, jnp.linspace(config.value_min, config.value_max, config.num_atoms))
-    optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+    optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
         moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()

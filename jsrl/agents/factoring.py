@@ -85,7 +85,7 @@ def make_team(config: Any, spec: EnvSpec, make: Callable[[Any, EnvSpec], Agent],
     if n is None:
         raise ConfigError(f"{spec.name} has one agent; VDN and QMIX are for teams. Use dqn or r2d2")
     whole = numbered_spec(spec, config.agent_ids)
-    optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+    optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
     width = team_size(spec)
     return Team(config, make(config, whole), ac.one_agent(whole), make_mixing(n, width), width, optimizer, n)
 

@@ -9,7 +9,7 @@ Differs: losses are means over the unmasked rows of all devices, not sums (so le
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import chex
 import jax
@@ -54,11 +54,10 @@ class IMPALAConfig:
 
     # fmt: off
     learning_rate: PositiveFinite = option(6e-4, "learning rate of the optimizer.")
-    schedule: ac.Schedule = option("constant", "learning rate over time: `constant`, or `linear` to 0 at update "
-        "`total_updates`.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
     total_updates: PositiveInt | None = option(None, "updates of the whole run; filled in by "
         "Experiment.", in_python=True)
-    optimizer: ac.OptimizerName = option("rmsprop", "adam, sgd or rmsprop.")
+    optimizer: Any = option("rmsprop", ac.OPTIMIZER_HELP)
     optimizer_eps: PositiveFinite = option(1e-5, "epsilon of the optimizer.")
     max_grad_norm: PositiveFloat | None = option(0.5, "clip the gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")

@@ -61,11 +61,10 @@ class PPOConfig:
 
     # fmt: off
     learning_rate: PositiveFinite = option(3e-4, "learning rate of the optimizer.")
-    schedule: ac.Schedule = option("constant", "learning rate over time: `constant`, or `linear` to 0 at update "
-        "`total_updates`.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
     total_updates: PositiveInt | None = option(None, "updates of the whole run; filled in by "
         "Experiment.", in_python=True)
-    optimizer: ac.OptimizerName = option("adam", "adam, sgd or rmsprop.")
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
     adam_eps: PositiveFinite = option(1e-5, "epsilon of Adam.")
     max_grad_norm: PositiveFloat | None = option(0.5, "clip the gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")

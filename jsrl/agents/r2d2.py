@@ -53,7 +53,8 @@ class R2D2Config:
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     # fmt: off
-    learning_rate: PositiveFinite = option(1e-4, "learning rate of Adam.")
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(1e-4, "learning rate.")
     adam_eps: PositiveFinite = option(1e-3, "epsilon of Adam.")
     max_grad_norm: PositiveFloat | None = option(40.0, "clip the gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.997, "discount factor.")
@@ -136,7 +137,7 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
     agent_spec = ac.one_agent(spec)
     parts = Components(config, value_network(config.network, agent_spec, dueling=config.dueling))
     network = parts.network
-    optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+    optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
         moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()

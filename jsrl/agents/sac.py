@@ -45,7 +45,8 @@ class SACConfig:
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     # fmt: off
-    learning_rate: PositiveFinite = option(3e-4, "learning rate of Adam for the policy.")
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(3e-4, "learning rate of the policy.")
     critic_learning_rate: PositiveFinite | None = option(None, "that of the critics; None: learning_rate.")
     temperature_learning_rate: PositiveFinite | None = option(None, "that of the temperature; None: learning_rate.")
     max_grad_norm: PositiveFloat | None = option(None, "clip each gradient to this global norm; None: no clipping.")
@@ -346,4 +347,4 @@ def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Ch
 
 
 def _optimizer(config: SACConfig) -> optax.GradientTransformation:
-    return ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
+    return ac.make_optimizer(config.optimizer, eps=1e-8, max_grad_norm=config.max_grad_norm)

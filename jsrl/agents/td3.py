@@ -50,7 +50,8 @@ class TD3Config:
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     # fmt: off
-    learning_rate: PositiveFinite = option(3e-4, "learning rate of Adam for the policy.")
+    optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
+    learning_rate: PositiveFinite = option(3e-4, "learning rate of the policy.")
     critic_learning_rate: PositiveFinite | None = option(None, "that of the critics; None: learning_rate.")
     max_grad_norm: PositiveFloat | None = option(None, "clip each gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")
@@ -108,7 +109,7 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
     box = off.action_box(agent_spec)
     policy_net = policy_network(config.network, agent_spec, deterministic=True)
     critic_net = critic_network(config.network, agent_spec, num_critics=config.num_critics)
-    optimizer = ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
+    optimizer = ac.make_optimizer(config.optimizer, eps=1e-8, max_grad_norm=config.max_grad_norm)
     parts = Components(config, policy_net, critic_net, box, optimizer)
 
     def init(key: Array) -> AgentState:

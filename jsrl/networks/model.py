@@ -8,6 +8,7 @@ core, {value_torso, value_core}, among policy_weights: acting carries the state 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +50,8 @@ class NetworkConfig:
     torso: Any = option("auto", "auto, mlp, nature_cnn, impala_resnet, entities, a flax module, or its `module:Class`. "
         "auto reads images by nature_cnn, or by impala_resnet where they are smaller than 36 pixels, and all else by "
         "an mlp. entities is attention over sets of entities (jsrl.networks.entities). A module maps observations "
-        "[..., *shape] to features [..., F]; given by name, it needs no arguments.")
+        "[..., *shape] to features [..., F]; given by name, it needs no arguments. Of flax.nnx it is a class or a "
+        "functools.partial of one, called with `rngs`.")
     hidden: tuple[PositiveInt, ...] = option((64, 64), "layer sizes of the MLP that reads all leaves that are not "
         "images.")
     activation: ActivationName = option("tanh", "of the layers of that MLP.")
@@ -281,12 +283,17 @@ def check_features(config: NetworkConfig, spec: EnvSpec) -> None:
 
 
 def _own_torso(torso: Any, given: Any) -> nn.Module:
-    if isinstance(torso, type) and issubclass(torso, nn.Module):
+    made = torso.func if isinstance(torso, partial) else torso
+    nnx: Any = sys.modules.get("flax.nnx")  # 0.4 s to import; who wrote such a class has
+    if nnx is not None and isinstance(made, type) and issubclass(made, nnx.Module):
+        torso = nnx.bridge.ToLinen(torso)
+    elif isinstance(torso, type) and issubclass(torso, nn.Module):
         torso = torso()
     if not isinstance(torso, nn.Module):
         raise ConfigError(
-            f"torso {given!r} is {type(torso).__name__}, not a flax.linen module that maps observations [..., *shape] to "
-            f"features [..., F]; pass a module, its class, module:Class, or one of {', '.join(get_args(TorsoName))}"
+            f"torso {given!r} is {type(torso).__name__}, not a flax.linen or flax.nnx module that maps observations "
+            f"[..., *shape] to features [..., F]; pass a module of linen, a class, module:Class, or one of "
+            f"{', '.join(get_args(TorsoName))}"
         )
     return torso.clone(parent=None, name=None)
 

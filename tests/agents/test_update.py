@@ -303,8 +303,6 @@ def test_continuous_actions(factory, transform):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "cosine"}, "schedule is 'cosine'; expected one of constant, linear"),
-        ({"optimizer": "lion"}, "optimizer is 'lion'; expected one of adam, sgd, rmsprop"),
         ({"returns": "td"}, "returns is 'td'; expected one of gae, vtrace"),
         ({"chunk_length": 4}, "chunk_length=4 is for recurrent networks, and network.core is 'none'"),
     ],

@@ -103,7 +103,6 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
     (PPOConfig, "learning_rate", math.inf, "it must be above 0 and finite."),
     (PPOConfig, "gamma", 1.5, "it must be from 0 to 1."),
     (PPOConfig, "returns", "mc", "expected one of gae, vtrace."),
-    (PPOConfig, "optimizer", "lion", "expected one of adam, sgd, rmsprop."),
     (PPOConfig, "total_updates", 0, "it must be at least 1, or none."),
     (PPOConfig, "max_grad_norm", 0.0, "it must be above 0, or none."),
     (PPOConfig, "dual_clip", 0.5, "it must be at least 1, or none."),

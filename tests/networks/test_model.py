@@ -1,10 +1,12 @@
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, actor_critic, observation_leaves
@@ -226,7 +228,21 @@ class OwnTorso(nn.Module):
         return 2.0 * observation
 
 
-@pytest.mark.parametrize("torso", [OwnTorso(), OwnTorso], ids=["module", "class"])
+class NnxTorso(nnx.Module):
+    """Multiplies its input by the factor it was made with."""
+
+    def __init__(self, factor: float = 2.0, *, rngs: nnx.Rngs) -> None:
+        self.factor = factor
+
+    def __call__(self, observation):
+        return self.factor * observation
+
+
+@pytest.mark.parametrize(
+    "torso",
+    [OwnTorso(), OwnTorso, NnxTorso, functools.partial(NnxTorso, factor=2.0), nnx.bridge.ToLinen(NnxTorso)],
+    ids=["module", "class", "nnx", "nnx partial", "nnx bridge"],
+)
 def test_user_torso(torso):
     network = programs(actor_critic(NetworkConfig(torso=torso), VECTOR))
     policy, value = drawn(network.init)
@@ -253,7 +269,7 @@ class Unshaped(nn.Module):
         ({"torso": "nature_cnn"}, MIXED, "at least 36 x 36"),
         ({"precision": "bfloat"}, VECTOR, "did you mean bfloat16"),
         ({"torso": "flax.linen:Dense", "precision": "bfloat16"}, VECTOR, "leave precision out"),
-        ({"torso": 3}, VECTOR, "torso 3 is int, not a flax.linen module"),
+        ({"torso": 3}, VECTOR, "torso 3 is int, not a flax.linen or flax.nnx module"),
         (
             {"torso": "tests.networks.test_model:Unshaped"},
             VECTOR,
