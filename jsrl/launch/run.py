@@ -379,6 +379,7 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
     config = sent(experiment, folder.source)
     copy_captured(config, folder.source)
     folder.use_source()
+    config["fields"]["env"] = to_json(from_json(config["fields"]["env"]))  # its captured definitions have names now
     with decoding():
         experiment = from_json(config)
     if resumed:
