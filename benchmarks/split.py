@@ -24,12 +24,12 @@ if "--here" not in sys.argv and os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
 import jax
 import numpy as np
 
+from jsrl.agents.minibatches import several_updates
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.experiment.building import compute_in_caller
 from jsrl.networks.model import NetworkConfig
 from jsrl.parallel import data_parallel, split_devices
-from jsrl.replay.device.agent import several_updates
 from jsrl.types import ArraySpec, Continuous, EnvSpec
 from jsrl.workers.learner.split_update import SplitUpdate
 from jsrl.workers.learner.updaters import OwnUpdate

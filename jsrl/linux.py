@@ -9,7 +9,9 @@ import contextlib
 import ctypes
 import os
 import re
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,3 +198,40 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:  # there is no such file, or not Linux
         return []
+
+
+def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to signal this process when its parent dies (Linux); exit at once if it already has."""
+    signal_at_parents_end(number)  # elsewhere the control thread watches the parent's pid
+    if os.getppid() != parent_pid:
+        os._exit(0)
+
+
+class Forks:
+    """Lets what an environment forks, inside a `with` block, end with the main thread of its process (Linux).
+
+    A fork also keeps the locks of its process, by which others know that a run goes on.
+    """
+
+    def __init__(self) -> None:
+        self._active, self._parent = False, 0
+        os.register_at_fork(before=self._before, after_in_child=self._after)
+
+    def _before(self) -> None:
+        ends = (
+            self._active and threading.current_thread() is threading.main_thread()
+        )  # the kernel ends it with its thread
+        self._parent = os.getpid() if ends else 0
+
+    def _after(self) -> None:
+        if self._parent:
+            die_with_parent(self._parent)
+
+    def __enter__(self) -> None:
+        self._active = True
+
+    def __exit__(self, *_: object) -> None:
+        self._active = False
+
+
+FORKS = Forks()

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 from jsrl.agents.rows import row_masks
 from jsrl.types import Array, Trajectory, Tree
 
+MADE = "replay/updates_made"  # metric: 0 before the ring has `min_size` rows
+
 
 class ActParams(NamedTuple):
     """Everything that acting needs; the only part that is published.
@@ -34,6 +36,26 @@ class AgentState(NamedTuple):
     opt_state: Tree
     extra: Tree
     updates: Array
+
+
+class Failure(NamedTuple):
+    """The update whose metrics were not finite. number: its place in its call (-1: none). ids, weights: its windows."""
+
+    number: Array
+    ids: Array
+    weights: Array
+
+
+class ReplayExtra(NamedTuple):
+    """AgentState.extra of an agent with replay. agent: its own extra. ring: () in a snapshot without rows.
+
+    made: int32, updates of the agent so far.
+    """
+
+    agent: Tree
+    ring: Any
+    made: Array
+    failure: Failure
 
 
 class ActOutput(NamedTuple):

@@ -1,4 +1,4 @@
-"""Cutting one update's rows into minibatches, inside the compiled update.
+"""Cutting one update's rows into minibatches, and several updates in one call, inside the compiled update.
 
 A batch is a NamedTuple with leaves [T, C, ...] and a field `core` [C, ...]; minibatches consist of some of its C columns.
 Recurrent networks keep sequences together: a column is an environment, or a chunk of its rows (`chunked`). For
@@ -12,8 +12,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jsrl.agents.base import Agent, AgentState, UpdateOutput
 from jsrl.errors import ConfigError
-from jsrl.types import Array
+from jsrl.types import Array, Trajectory, map_trajectory
 
 AUTO_ROWS = 64  # rows of a minibatch, at least, where their number is `auto`: SB3's default
 
@@ -81,3 +82,38 @@ def plan_minibatches(
     keys = jax.random.split(key, num_epochs)
     orders = jax.vmap(lambda k: jax.random.permutation(k, num_columns))(keys)
     return orders.astype(jnp.int32).reshape(num_epochs * num_minibatches, -1)
+
+
+def update_keys(key: Array, number: int | Array) -> tuple[Array, Array]:
+    """Return (key to draw with, key of the agent's update) for update `number` of a call."""
+    draws, updates = jax.random.split(jax.random.fold_in(key, number))
+    return draws, updates
+
+
+def several_updates(agent: Agent, number: int) -> Agent:
+    """Return `agent` whose update makes `number` updates, each with its part of the batch's columns.
+
+    Priorities come back for all columns, in their order; metrics are means over the updates.
+    """
+    if number == 1:
+        return agent
+
+    def update(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        def rows(x: Array) -> Array:
+            return jnp.moveaxis(x.reshape(x.shape[0], number, -1, *x.shape[2:]), 1, 0)
+
+        def columns(x: Array) -> Array:
+            return x.reshape(number, -1, *x.shape[1:])
+
+        def one(now: AgentState, part: tuple[Trajectory, Array]) -> tuple[AgentState, UpdateOutput]:
+            return agent.update(now, part[0], part[1], axis_name=axis_name)
+
+        parts = map_trajectory(rows, columns, trajectory), jax.random.split(key, number)
+        state, output = jax.lax.scan(one, state, parts)
+        metrics = {name: values.astype(jnp.float32).mean() for name, values in output.metrics.items()}
+        priorities = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), output.priorities)
+        return state, UpdateOutput(metrics, priorities)
+
+    return agent._replace(update=update)

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name):g}, expected 0 or more")
     try:
         if options.parent is not None:
-            from jsrl.workers.process import die_with_parent
+            from jsrl.linux import die_with_parent
 
             die_with_parent(options.parent, signal.SIGHUP)
         most = (options.cores, options.memory_mb)

@@ -48,8 +48,8 @@ def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
     """Repeat the failed update of a run; `policy`: name of a policy other than the first."""
     import jax
 
+    from jsrl.agents.minibatches import several_updates, update_keys
     from jsrl.parallel import data_parallel
-    from jsrl.replay.device.agent import several_updates, update_keys
     from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
     from jsrl.workers.learner.build_updater import agent_of
 

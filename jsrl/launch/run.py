@@ -54,6 +54,7 @@ from jsrl.launch.start_points import (
     check_kept_state,
     find_start_points,
 )
+from jsrl.linux import FORKS
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
 from jsrl.references.capture import Capture
@@ -65,7 +66,6 @@ from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
 from jsrl.transport.wire.packing import lz4_block
 from jsrl.workers.jobs import StartPoint
-from jsrl.workers.process import FORKS
 
 CONTINUES = (
     f"it continues with its changed graph ({FILE}): --placement and --num-actors do not change its workers; --graph gives "

@@ -1,8 +1,8 @@
 """The process that sends to Weights & Biases: it reads JSON lines from standard input. It imports nothing of jsrl.
 
-Inside the launching process the package `wandb` would keep it from ending: where the server does not answer, its handler at
-exit waits for its own service (measured with wandb 0.31: 63 s where the run had ended after 4 s). Only the end of that
-service, which other W&B runs of a notebook share, would stop the wait.
+Inside the launching process the package `wandb` would keep it from ending: while its `init` waits for a server that does not
+answer, its handler at exit waits too, up to `init_timeout` (measured with wandb 0.31 and 60 s: the process ended after 63 s,
+the run after 4 s; the default is 90 s). A shorter timeout would give up on slow servers. A process of its own can be killed.
 """
 
 from __future__ import annotations

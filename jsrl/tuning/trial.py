@@ -277,7 +277,7 @@ def _numbers(line: dict[str, Any]) -> dict[str, float]:
 def main(arguments: list[str]) -> int:
     """Run a trial's launching process: the experiment in FOLDER until interrupted."""
     from jsrl.launch.run import run
-    from jsrl.workers.process import die_with_parent
+    from jsrl.linux import die_with_parent
 
     folder, parent_pid = Path(arguments[0]), int(arguments[1])
     die_with_parent(parent_pid)

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.linux import show_name, show_word, thread_names
-from jsrl.workers.process import die_with_parent
+from jsrl.linux import die_with_parent, show_name, show_word, thread_names
 
 MAX_ORDER_BYTES = 1 << 16
 

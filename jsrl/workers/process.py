@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import StreamClosed
-from jsrl.linux import show_name, signal_at_parents_end
+from jsrl.linux import FORKS, die_with_parent, show_name, signal_at_parents_end
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import HEARTBEAT_S, ControlClient
 from jsrl.runs.control_bodies import Bye, Crash, Event, Report
@@ -212,43 +211,6 @@ class _ReportsJax:
                 f"{self.name}: the environment imported jax, which costs each process about 150 MB and slows its start; "
                 "keep jax out of the modules that environments import.",
             )
-
-
-def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to signal this process when its parent dies (Linux); exit at once if it already has."""
-    signal_at_parents_end(number)  # elsewhere the control thread watches the parent's pid
-    if os.getppid() != parent_pid:
-        os._exit(0)
-
-
-class Forks:
-    """Lets what an environment forks, inside a `with` block, end with the main thread of its process (Linux).
-
-    A fork also keeps the locks of its process, by which others know that a run goes on.
-    """
-
-    def __init__(self) -> None:
-        self._active, self._parent = False, 0
-        os.register_at_fork(before=self._before, after_in_child=self._after)
-
-    def _before(self) -> None:
-        ends = (
-            self._active and threading.current_thread() is threading.main_thread()
-        )  # the kernel ends it with its thread
-        self._parent = os.getpid() if ends else 0
-
-    def _after(self) -> None:
-        if self._parent:
-            die_with_parent(self._parent)
-
-    def __enter__(self) -> None:
-        self._active = True
-
-    def __exit__(self, *_: object) -> None:
-        self._active = False
-
-
-FORKS = Forks()
 
 
 def outlive_parent() -> None:

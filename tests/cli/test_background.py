@@ -126,7 +126,7 @@ def test_messages_are_separated_from_progress_lines():
 def test_runs_started_by_other_commands_record_a_command_that_repeats_them(parent, monkeypatch):
     found = []
     monkeypatch.setattr(run_command, "main", lambda *_, **__: found.append(environment_facts()["command"]))
-    monkeypatch.setattr("jsrl.workers.process.die_with_parent", lambda pid: None)
+    monkeypatch.setattr("jsrl.linux.die_with_parent", lambda pid: None)
     monkeypatch.setattr(sys, "argv", ["child", parent, "ppo", "--seed", "3"])
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-P", "-m", "jsrl.cli.child", parent, "ppo"])
     monkeypatch.delitem(sys.modules, "jsrl.cli.child", raising=False)

@@ -42,8 +42,13 @@ PPO = Experiment(
     evaluator=EvaluatorConfig(enabled=False),
     snapshots=SnapshotConfig(period_s=0.05),
 )
+OF_OPTAX = dataclasses.replace(PPO.agent, optimizer="optax:lamb", schedule="optax:cosine_decay_schedule")
 SLOW = dataclasses.replace(
-    PPO, env=EnvConfig("resume_process:SlowCartPole", max_episode_steps=200), deterministic=True, num_actors=2
+    PPO,
+    agent=OF_OPTAX,
+    env=EnvConfig("resume_process:SlowCartPole", max_episode_steps=200),
+    deterministic=True,
+    num_actors=2,
 )
 REPLAY = ReplayConfig(
     capacity=512, batch_size=16, min_size=64, save=True

@@ -96,6 +96,7 @@ def test_hanging_or_raising_sinks_do_not_affect_the_run(tmp_path):
     assert kept.rows[0]["wall_s"] == rows[0]["wall_s"] and len(rows) > 2
     log = (result.folder / "logs" / "controller.log").read_text()
     assert "warning: HangingSink did not end within 3 s (deadlines.sinks_s)" in log
+    assert "within 3 s (deadlines.sinks_s); the lines so far are kept" in log  # TensorBoard's file is closed
     assert log.count("Broken could not be started (KeyError: 'token' in test_sinks.py:") == 1
     assert "switched off" not in log and " kept for you" in log
 

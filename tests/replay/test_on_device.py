@@ -13,10 +13,11 @@ import jax
 import numpy as np
 import pytest
 
-from jsrl.agents.base import Agent, UpdateOutput
+from jsrl.agents.base import MADE, Agent, UpdateOutput
+from jsrl.agents.minibatches import update_keys
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ReplayConfig
-from jsrl.replay.device.agent import MADE, on_device, update_keys
+from jsrl.replay.device.agent import on_device
 from jsrl.types import spec_of
 from jsrl.workers.learner.worker import Learner
 from tests.fake_devices import STRICT, fake_devices

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
-from jsrl.replay.device.agent import several_updates, update_keys
+from jsrl.agents.minibatches import several_updates, update_keys
 from tests.replay.streams import World
 
 

@@ -503,7 +503,7 @@ def test_trial_that_raises_reports_the_error_and_not_the_end_of_its_traceback(tm
         raise OverflowError("an int of 64 bits\nSet JAX_TRACEBACK_FILTERING=off")
 
     monkeypatch.setattr("jsrl.launch.run.run", fails)
-    monkeypatch.setattr("jsrl.workers.process.die_with_parent", lambda pid: None)
+    monkeypatch.setattr("jsrl.linux.die_with_parent", lambda pid: None)
     (tmp_path / "experiment.json").write_text(json.dumps(to_json(PPO)))
     assert trials.main([str(tmp_path), "0"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "OverflowError: an int of 64 bits"

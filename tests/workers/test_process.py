@@ -29,7 +29,8 @@ import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from jsrl.runs.control import ControlClient
-from jsrl.workers.process import die_with_parent, run
+from jsrl.workers.process import run
+from jsrl.linux import die_with_parent
 
 parent, folder = os.getppid(), Path(sys.argv[1])
 die_with_parent(parent)
@@ -140,7 +141,7 @@ def test_serial_worker_does_not_wait_for_a_stream_that_no_setup_bound(tmp_path) 
 
 FORKING = """
 import os, time
-from jsrl.workers.process import FORKS
+from jsrl.linux import FORKS
 
 def fork():
     pid = os.fork()

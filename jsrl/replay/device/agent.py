@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jsrl.agents.base import Agent, AgentState, UpdateOutput
+from jsrl.agents.base import MADE, Agent, AgentState, Failure, ReplayExtra, UpdateOutput
+from jsrl.agents.minibatches import update_keys
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ReplayConfig
 from jsrl.replay.device.ring import (
@@ -34,28 +35,6 @@ from jsrl.replay.device.ring import (
 )
 from jsrl.replay.device.tree import SumTree
 from jsrl.types import Array, Trajectory, Tree, map_trajectory
-
-MADE = "replay/updates_made"  # metric: 0 before the ring has `min_size` rows
-
-
-class Failure(NamedTuple):
-    """The update whose metrics were not finite. number: its place in its call (-1: none). ids, weights: its windows."""
-
-    number: Array
-    ids: Array
-    weights: Array
-
-
-class ReplayExtra(NamedTuple):
-    """AgentState.extra of an agent with replay. agent: its own extra. ring: () in a snapshot without rows.
-
-    made: int32, updates of the agent so far.
-    """
-
-    agent: Tree
-    ring: Any
-    made: Array
-    failure: Failure
 
 
 class _Carry(NamedTuple):
@@ -80,12 +59,6 @@ class OnDevice(NamedTuple):
     pack: Any
     unpack: Any
     failed: Any
-
-
-def update_keys(key: Array, number: int | Array) -> tuple[Array, Array]:
-    """Return (key to draw with, key of the agent's update) for update `number` of a call."""
-    draws, updates = jax.random.split(jax.random.fold_in(key, number))
-    return draws, updates
 
 
 def on_device(
@@ -250,32 +223,3 @@ def _finite(metrics: dict[str, Array]) -> Array:
 
 def _choose(condition: Array, yes: Tree, no: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
-
-
-def several_updates(agent: Agent, number: int) -> Agent:
-    """Return `agent` whose update makes `number` updates, each with its part of the batch's columns.
-
-    Priorities come back for all columns, in their order; metrics are means over the updates.
-    """
-    if number == 1:
-        return agent
-
-    def update(
-        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
-    ) -> tuple[AgentState, UpdateOutput]:
-        def rows(x: Array) -> Array:
-            return jnp.moveaxis(x.reshape(x.shape[0], number, -1, *x.shape[2:]), 1, 0)
-
-        def columns(x: Array) -> Array:
-            return x.reshape(number, -1, *x.shape[1:])
-
-        def one(now: AgentState, part: tuple[Trajectory, Array]) -> tuple[AgentState, UpdateOutput]:
-            return agent.update(now, part[0], part[1], axis_name=axis_name)
-
-        parts = map_trajectory(rows, columns, trajectory), jax.random.split(key, number)
-        state, output = jax.lax.scan(one, state, parts)
-        metrics = {name: values.astype(jnp.float32).mean() for name, values in output.metrics.items()}
-        priorities = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), output.priorities)
-        return state, UpdateOutput(metrics, priorities)
-
-    return agent._replace(update=update)

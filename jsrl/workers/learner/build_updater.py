@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jsrl.agents.base import Agent, AgentState, Update, UpdateOutput
 from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.agents.hyperparameters import with_hyperparameters
+from jsrl.agents.minibatches import several_updates
 from jsrl.directors.base import explored_names
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -23,14 +24,18 @@ from jsrl.experiment.building import agent_faults, build_agent, resolved_agent
 from jsrl.experiment.numbers import device_columns
 from jsrl.parallel import data_parallel
 from jsrl.references.importing import import_target
-from jsrl.replay.device.agent import OnDevice, on_device, several_updates
 from jsrl.types import Array, EnvSpec, Trajectory, leaves, map_tree, with_columns
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.replay_link import batch_of_windows
 from jsrl.workers.learner.updaters import Check, FiniteCheck, OwnUpdate, RingUpdate, Updater, no_check, only_finite
 
-SPLIT = "jsrl.workers.learner.split_update:split_update"  # imported only where the learner is split
+if TYPE_CHECKING:
+    from jsrl.replay.device.agent import OnDevice
+
+# imported only where the learner is split, or replays on its device
+SPLIT = "jsrl.workers.learner.split_update:split_update"
+ON_DEVICE = "jsrl.replay.device.agent:on_device"
 
 
 class BuiltUpdater(NamedTuple):
@@ -120,7 +125,7 @@ def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
     e = job.experiment
     if e.buffer is None or e.buffer.kind != "device":
         return None
-    return on_device(
+    return import_target(ON_DEVICE)(
         agent,
         dataclasses.replace(e.buffer, updates_per_call=e.updates_per_call, samples_per_insert=None),
         with_columns(job.schemas.trajectory, e.batch_columns),

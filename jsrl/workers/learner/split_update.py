@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.agents.base import Agent, AgentState, Split, Update, UpdateOutput
+from jsrl.agents.base import MADE, Agent, AgentState, ReplayExtra, Split, Update, UpdateOutput
 from jsrl.agents.finite import CHECKS, describe_non_finite, non_finite_metrics
+from jsrl.agents.minibatches import several_updates
 from jsrl.errors import NonFiniteUpdate
 from jsrl.experiment.building import agent_name, check_split
-from jsrl.replay.device.agent import MADE, ReplayExtra, several_updates
 from jsrl.types import Array, Trajectory, Tree
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.build_updater import checked, replay_on_device

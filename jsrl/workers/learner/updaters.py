@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 
-from jsrl.agents.base import Agent, AgentState, UpdateOutput
+from jsrl.agents.base import MADE, Agent, AgentState, UpdateOutput
 from jsrl.agents.finite import CHECKS, describe_non_finite, non_finite_metrics
 from jsrl.errors import NonFiniteUpdate
 from jsrl.parallel import DataParallel
 from jsrl.references.importing import spawn_environment
-from jsrl.replay.device.agent import MADE, OnDevice
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import Array, Trajectory, Tree, map_trajectory
 from jsrl.workers.jobs import FAILED_UPDATE
+
+if TYPE_CHECKING:
+    from jsrl.replay.device.agent import OnDevice
 
 
 class Updater(Protocol):

@@ -13,10 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jsrl.agents.base import AgentState, UpdateOutput
+from jsrl.agents.base import MADE, AgentState, ReplayExtra, UpdateOutput
 from jsrl.errors import AgentFault, SnapshotError
 from jsrl.metrics.metrics import Meter
-from jsrl.replay.device.agent import MADE, ReplayExtra
 from jsrl.runs.control_bodies import Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
