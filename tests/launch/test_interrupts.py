@@ -211,5 +211,5 @@ def test_ctrl_c_while_hooks_are_awaited_keeps_the_result(monkeypatch):
 
     plan = SimpleNamespace(experiment=SimpleNamespace(where=SimpleNamespace(has_processes=False)))
     session = SimpleNamespace(begin=lambda: None, finish=finish)
-    monkeypatch.setattr(run, "SerialRun", lambda *_: SimpleNamespace(run=lambda: "result"))
+    monkeypatch.setattr(run, "part_of_run", lambda name: lambda *_: SimpleNamespace(run=lambda: "result"))
     assert run.train(plan, session, None) == "result"

@@ -186,8 +186,6 @@ def test_options_incompatible_with_policies_are_refused() -> None:
         dataclasses.replace(DEPOT, agent=PPO)
     with pytest.raises(ConfigError, match="a policy is called 'Big Boss'; use lower-case letters"):
         dataclasses.replace(DEPOT, policies={"Big Boss": PolicyConfig(PPO)})
-    with pytest.raises(ConfigError, match=r"policies\.boss\.placement is 'apart'; use as-run, inline or served"):
-        dataclasses.replace(DEPOT, policies={"boss": PolicyConfig(PPO, placement="apart")})
     with pytest.raises(ConfigError, match=r"environment 'CartPole-v1' has one agent, but there are 3 policies"):
         make_plan(dataclasses.replace(DEPOT, env=EnvConfig("CartPole-v1")), "folder", Path("memory"))
 
