@@ -1,9 +1,9 @@
-"""The defaults of `jsrl run ppo` beside those of Stable-Baselines3: `python benchmarks/defaults.py`, then `--table`.
+"""The defaults of `jsrl run ppo` beside those of Stable-Baselines3: `python benchmarks/defaults.py ppo`, then `--table`.
 
-Runs `jsrl run ppo --env.id TASK` with seeds 0 to 4 on the tasks of benchmarks/peers/run_sb3_defaults.py, which runs the other
-side with equal env steps. A row per task and seed goes to benchmarks/results/ppo-defaults.json as soon as it is known; rows
-that are there are not run again. Scores: mean return of the final params over 100 greedy episodes of fresh seeds, and of
-`@best` over 100 others.
+Runs `jsrl run ALGORITHM --env.id TASK` with seeds 0 to 4 on the tasks of benchmarks/peers/run_sb3_defaults.py, which runs the
+other side with equal env steps. A row per task and seed goes to benchmarks/results/ALGORITHM-defaults.json as soon as it is
+known; rows that are there are not run again. Scores: mean return of the final params over 100 greedy episodes of fresh seeds,
+and of `@best` over 100 others.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def jsrl(*args: str) -> str:
     return subprocess.run([sys.executable, "-m", "jsrl", *args], check=True, capture_output=True, text=True).stdout
 
 
-def train(task: str, seed: int, folder: Path, options: list[str]) -> dict:
+def train(algorithm: str, task: str, seed: int, folder: Path, options: list[str]) -> dict:
     """Train and score one policy."""
     name, started = f"{task}-{seed}", time.monotonic()
     where = ("--runs-dir", str(folder), "--run-name", name, "--overwrite")
-    how = ("--placement", "serial", "--display", "quiet", "--total-env-steps", str(TASKS[task]))
-    jsrl("run", "ppo", "--env.id", task, "--seed", str(seed), *how, *where, *options)
+    how = ("--placement", "serial", "--display", "quiet", "--total-env-steps", str(TASKS[algorithm][task]))
+    jsrl("run", algorithm, "--env.id", task, "--seed", str(seed), *how, *where, *options)
     seconds = time.monotonic() - started
-    run = folder / "ppo" / name
+    run = folder / algorithm / name
     result = json.loads((run / "result.json").read_text())
     jsrl("evaluate", f"{run}@best", "--episodes", "100", "--seed", str(20_000 + seed), "--json", str(run / "best.json"))
     best = json.loads((run / "best.json").read_text())
@@ -44,13 +44,14 @@ def train(task: str, seed: int, folder: Path, options: list[str]) -> dict:
     }  # fmt: skip
 
 
-def table() -> str:
+def table(algorithm: str) -> str:
     """Return both sides as a table: means over seeds, the standard error of their difference, and who is ahead."""
     ours, theirs = (
-        json.loads((RESULTS / f"{name}.json").read_text())["rows"] for name in ("ppo-defaults", "ppo-defaults-sb3")
+        json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+        for name in (f"{algorithm}-defaults", f"{algorithm}-defaults-sb3")
     )
     lines = ["| task | env steps | jsrl | its `@best` | SB3 | difference | seeds |", "|---|---|---|---|---|---|---|"]
-    for task, env_steps in TASKS.items():
+    for task, env_steps in TASKS[algorithm].items():
         final, best = ([row[what]["return_mean"] for row in ours if row["task"] == task] for what in ("final", "best"))
         peer = [row["return_mean"] for row in theirs if row["task"] == task]
         error = math.sqrt(sum(statistics.variance(one) / len(one) for one in (final, peer)))
@@ -65,24 +66,26 @@ def table() -> str:
 def main() -> None:
     """Run what is missing, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("algorithm", choices=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", help="some of them; default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--folder", type=Path, default=Path("runs"))
-    parser.add_argument("--out", type=Path, default=RESULTS / "ppo-defaults.json")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--table", action="store_true", help="print both sides as a table, and run nothing")
     args, options = parser.parse_known_args()
     if args.table:
-        print(table())
+        print(table(args.algorithm))
         return
+    out = args.out or RESULTS / f"{args.algorithm}-defaults.json"
     for seed in args.seeds:
-        for task in args.tasks:
-            rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+        for task in args.tasks or TASKS[args.algorithm]:
+            rows = json.loads(out.read_text())["rows"] if out.exists() else []
             if any(row["task"] == task and row["seed"] == seed for row in rows):
                 continue
-            row = train(task, seed, args.folder, options)
+            row = train(args.algorithm, task, seed, args.folder, options)
             print(task, seed, row["final"]["return_mean"], row["best"], row["seconds"], flush=True)
             rows.append(row)
-            args.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+            out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
