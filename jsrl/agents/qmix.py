@@ -49,16 +49,10 @@ class RecurrentQMIXConfig(RecurrentVDNConfig):
 
 
 def qmix(config: QMIXConfig, spec: EnvSpec) -> Agent:
-    """Return QMIX for environments with seats of this spec.
-
-    Raises:
-      ConfigError: the environment has one agent, or the spec or network cannot work with this config.
-    """
     return factored_dqn(config, spec, monotonic(config))
 
 
 def recurrent_qmix(config: RecurrentQMIXConfig, spec: EnvSpec) -> Agent:
-    """Return QMIX with a recurrent network; see `qmix`."""
     return factored_r2d2(config, spec, monotonic(config))
 
 
