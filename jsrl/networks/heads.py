@@ -21,7 +21,6 @@ class LogitsHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Array) -> Array:
-        """Return logits."""
         return dense(self.num_logits, POLICY_GAIN, "logits")(features)
 
 
@@ -33,14 +32,12 @@ class GaussianHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Array) -> tuple[Array, Array]:
-        """Return mean and log standard deviation."""
         mean = dense(self.num_dims, POLICY_GAIN, "mean")(features)
         log_std = self.param("log_std", nn.initializers.constant(self.log_std_init), (self.num_dims,), jnp.float32)
         return mean, jnp.broadcast_to(log_std, mean.shape)
 
 
 def policy_head(action: ActionSpec, log_std_init: float = 0.0) -> Any:
-    """Return the head module of an action spec."""
     match action:
         case Discrete(num_actions=num_actions):
             return LogitsHead(num_actions)

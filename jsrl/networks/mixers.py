@@ -27,7 +27,6 @@ class MonotonicMixer(nn.Module):
 
     @nn.compact
     def __call__(self, utilities: Array, state: Array) -> Array:
-        """Mix."""
         n, e = utilities.shape[-1], self.embedding
 
         def positive(name: str, number: int) -> Array:

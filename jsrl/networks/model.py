@@ -142,11 +142,7 @@ class _Value(nn.Module):
 
 
 def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
-    """Return the network that `config` describes, for observations and actions of `spec`.
-
-    Raises:
-      ConfigError: the config cannot read these observations; the message says why and what would.
-    """
+    """Return the network that `config` describes, for observations and actions of `spec`."""
     check_features(config, spec)
     leaves = observation_leaves(spec)
     recurrent = config.core != "none"
@@ -193,11 +189,7 @@ def make_core_norm(config: NetworkConfig) -> Any:
 
 
 def weights_of(variables: Tree) -> Tree:
-    """Return the parameters among a module's variables.
-
-    Raises:
-      ConfigError: it has others too (batch statistics), which would be lost.
-    """
+    """Return the parameters among a module's variables."""
     others = sorted(set(variables) - {"params"})
     if others:
         raise ConfigError(
@@ -211,11 +203,7 @@ def weights_of(variables: Tree) -> Tree:
 
 
 def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
-    """Return the leaves that a network reads, with the kind of each; a dict's `action_mask` is not among them.
-
-    Raises:
-      ConfigError: there is nothing to read.
-    """
+    """Return the leaves that a network reads, with the kind of each; a dict's `action_mask` is not among them."""
     leaves = [
         Leaf(path, leaf.shape, is_image(leaf), leaf.dtype) for path, leaf in own_leaves(spec) if path != ACTION_MASK
     ]
@@ -227,11 +215,7 @@ def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
 
 
 def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool = False) -> nn.Module:
-    """Return the torso module that reads these leaves; `value`: for a separate value function.
-
-    Raises:
-      ConfigError: a torso for images and no image, an image too small, or a reference that is no flax module.
-    """
+    """Return the torso module that reads these leaves; `value`: for a separate value function."""
     if not isinstance(config.torso, str):
         return _own_torso(config.torso, config.torso)
     if ":" in config.torso:
@@ -263,11 +247,7 @@ def _side(leaf: Leaf) -> int:
 
 
 def check_features(config: NetworkConfig, spec: EnvSpec) -> None:
-    """Refuse a torso of the user's that does not return features of the observations of `spec`.
-
-    Raises:
-      ConfigError: it returns something other than [..., F]; the message has the shapes.
-    """
+    """Refuse a torso of the user's that does not return features of the observations of `spec`."""
     if isinstance(config.torso, str) and ":" not in config.torso:
         return
     torso = make_torso(config, ())
@@ -299,11 +279,7 @@ def _own_torso(torso: Any, given: Any) -> nn.Module:
 
 
 def check_name(what: str, value: Any, choices: Iterable[str], also: str = "") -> None:
-    """Check that `value` is one of `choices`.
-
-    Raises:
-      ConfigError: it is not; names the nearest choice.
-    """
+    """Check that `value` is one of `choices`."""
     choices = list(choices)
     if value in choices:
         return

@@ -65,7 +65,6 @@ class TanhHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Array) -> Array:
-        """Return actions."""
         return jnp.tanh(dense(self.num_dims, POLICY_GAIN, "action")(features))
 
 
@@ -80,7 +79,6 @@ class ConditionalGaussianHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Array) -> tuple[Array, Array]:
-        """Return mean and log standard deviation."""
 
         def bias(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
             return jnp.repeat(jnp.array([0.0, self.log_std_init], dtype), self.num_dims)
@@ -118,7 +116,6 @@ class ScalarHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Array) -> Array:
-        """Return values."""
         return dense(1, VALUE_GAIN, "value")(features)[..., 0]
 
 
@@ -161,11 +158,7 @@ def _blank(spec: EnvSpec, *leading: int) -> Tree:
 
 
 def policy_network(config: NetworkConfig, spec: EnvSpec, *, deterministic: bool = False) -> Network:
-    """Return a policy: (weights, observation) -> logits, (mean, log_std), or an action in [-1, 1] (deterministic).
-
-    Raises:
-      ConfigError: the config cannot read these observations, or is recurrent.
-    """
+    """Return a policy: (weights, observation) -> logits, (mean, log_std), or an action in [-1, 1] (deterministic)."""
     match spec.action:
         case Discrete(num_actions=num_actions):
             head: nn.Module = LogitsHead(num_actions)
@@ -187,9 +180,6 @@ def critic_network(config: NetworkConfig, spec: EnvSpec, *, num_critics: int) ->
 
     Continuous actions: (weights, observation, action [..., A] in [-1, 1]) -> values [E, ...].
     Discrete actions: (weights, observation) -> values of all actions [E, ..., A].
-
-    Raises:
-      ConfigError: the config cannot read these observations, or is recurrent.
     """
     of_all_actions = isinstance(spec.action, Discrete)
     head = LogitsHead(spec.action.num_actions) if isinstance(spec.action, Discrete) else ScalarHead()
@@ -222,11 +212,7 @@ class _Values(nn.Module):
 
 
 def value_network(config: NetworkConfig, spec: EnvSpec, *, dueling: bool = False, num_atoms: int = 1) -> ValueNetwork:
-    """Return a network of action values with `num_atoms` outputs per action.
-
-    Raises:
-      ConfigError: the actions are not discrete, or the config cannot read these observations.
-    """
+    """Return a network of action values with `num_atoms` outputs per action."""
     if not isinstance(spec.action, Discrete):
         other = "sac, td3 or ddpg" if isinstance(spec.action, Continuous) else "ppo or impala"
         raise ConfigError(

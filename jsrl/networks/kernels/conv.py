@@ -55,7 +55,6 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Convolve."""
         shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
