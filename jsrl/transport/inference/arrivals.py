@@ -19,5 +19,4 @@ class Arrivals:
                 self._poller.register(server.waitable, zmq.POLLIN)
 
     def wait(self, max_wait_s: float) -> None:
-        """Return when a request has arrived, or after `max_wait_s`."""
         self._poller.poll(int(1000 * max_wait_s))

@@ -45,11 +45,7 @@ _EVENTS = _FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 def keys_to_bind(endpoint: str, keys: KeyPath) -> ServerKeys | None:
-    """Return the keys of a binding end; None: it has none and needs none.
-
-    Raises:
-      ConfigError: tcp without keys, or unusable keys.
-    """
+    """Return the keys of a binding end; None: it has none and needs none."""
     check_reach(endpoint, encrypted=keys is not None)
     if keys is None:
         return None
@@ -58,11 +54,7 @@ def keys_to_bind(endpoint: str, keys: KeyPath) -> ServerKeys | None:
 
 
 def keys_to_connect(keys: KeyPath | ClientKeys) -> ClientKeys | None:
-    """Return the keys of a connecting end, loaded if necessary; None: it has none.
-
-    Raises:
-      ConfigError: unusable keys.
-    """
+    """Return the keys of a connecting end, loaded if necessary; None: it has none."""
     if keys is None or isinstance(keys, ClientKeys):
         return keys
     check_encryption()
@@ -92,9 +84,6 @@ class Listener:
 
     Attributes:
       address: the endpoint that it got.
-
-    Raises:
-      ConfigError: the endpoint is taken or impossible; the socket is closed then.
     """
 
     def __init__(
@@ -230,7 +219,6 @@ class Authenticator:
         return [version, number, b"400", b"unknown key", b"", b""]
 
     def close(self) -> None:
-        """Stop answering. May be called twice."""
         self._answering.close()
 
 
@@ -316,6 +304,5 @@ class ConnectionWatch:
         return StreamTimeout(f"no answer from {self._endpoint} within {timeout_s:g} s: {known}")
 
     def close(self) -> None:
-        """Stop watching."""
         self._socket.disable_monitor()
         self.monitor.close(linger=0)

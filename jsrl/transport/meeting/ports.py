@@ -17,9 +17,6 @@ def allowed_ports() -> Sequence[int]:
     """Return the ports to try, in this order; (0,): the system chooses one.
 
     They begin at a random place of the range, so that processes that start together rarely try the same ones.
-
-    Raises:
-      ConfigError: the variable is no range of ports.
     """
     given = os.environ.get(VARIABLE, "")
     if not given:
@@ -36,7 +33,6 @@ def allowed_ports() -> Sequence[int]:
 
 
 def none_free(host: str) -> ConfigError:
-    """Return the error for a host at which all allowed ports are in use."""
     return ConfigError(
         f"all ports of {VARIABLE}={os.environ.get(VARIABLE, '')} are in use at {host}; set a larger range, or stop what uses "
         "them (`ss -ltnp` lists it)."

@@ -56,9 +56,6 @@ def bind(socket: zmq.Socket, endpoint: str) -> str:
     """Bind a socket and return the endpoint it got (tcp port 0 becomes one of `ports.allowed_ports`).
 
     Unlike ZeroMQ, it never takes an ipc path from a living process.
-
-    Raises:
-      ConfigError: the endpoint is taken or impossible.
     """
     if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
         _bind_any_port(socket, endpoint.removesuffix(":0"))

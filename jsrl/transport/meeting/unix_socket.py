@@ -31,11 +31,7 @@ def _new_socket(kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
 
 
 def listen_socket(path: Path) -> socket.socket:
-    """Return a non-blocking listening socket at `path` (mode 0600); a dead owner's socket is replaced.
-
-    Raises:
-      ConfigError: a living process listens there, or the socket cannot be made.
-    """
+    """Return a non-blocking listening socket at `path` (mode 0600); a dead owner's socket is replaced."""
     try:
         with _short_name(path) as name:
             if is_alive(name):

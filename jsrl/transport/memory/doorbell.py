@@ -62,7 +62,6 @@ class Doorbell:
 
     @property
     def closed(self) -> bool:
-        """Return whether this end is closed."""
         return self._fd < 0
 
     def fileno(self) -> int:

@@ -37,11 +37,7 @@ def memory_fence() -> None:
 
 
 def make_folder(folder: str | Path) -> Path:
-    """Return the run folder; creates it with mode 0700 if it does not exist.
-
-    Raises:
-      ConfigError: it cannot be made, or is not a private folder of this user.
-    """
+    """Return the run folder; creates it with mode 0700 if it does not exist."""
     folder = Path(folder)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,11 +63,7 @@ class Segment:
 
     @classmethod
     def create(cls, path: str | Path, size_bytes: int) -> Segment:
-        """Make a segment of zeros; its memory is allocated now, so that a write never fails later.
-
-        Raises:
-          ConfigError: the file exists, or there is too little memory.
-        """
+        """Make a segment of zeros; its memory is allocated now, so that a write never fails later."""
         path = Path(path)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -113,7 +105,6 @@ class Segment:
 
     @property
     def buffer(self) -> mmap.mmap:
-        """Return the mapped memory."""
         if self._map is None:
             raise StreamClosed(f"the segment {self.path} is closed here.")
         return self._map
@@ -123,7 +114,6 @@ class Segment:
         return memoryview(self.buffer)[offset : offset + 8 * count].cast("q")
 
     def views(self, layout: Layout, offset: int = 0, *, writeable: bool = True) -> list[np.ndarray]:
-        """Return the arrays of a layout at `offset`."""
         return layout.views(self.buffer, offset, writeable=writeable)
 
     def tree(self, layout: Layout, schema: Any, offset: int = 0, *, writeable: bool = True) -> Any:

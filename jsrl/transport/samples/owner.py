@@ -22,11 +22,7 @@ def open_owner(path: Path) -> int:
 
 
 def claim_owner(path: Path, address: str) -> int:
-    """Return a new, locked owner file; an old one is replaced once no process holds it.
-
-    Raises:
-      ConfigError: a living consumer holds it.
-    """
+    """Return a new, locked owner file; an old one is replaced once no process holds it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     old = os.open(path, flags, 0o600)
     try:

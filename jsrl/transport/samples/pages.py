@@ -163,7 +163,6 @@ class ProducerPages:
 
     @property
     def committed(self) -> int:
-        """Return the number of commits in the ring."""
         return self._words[_PRODUCED]
 
     def take(self, taken: int) -> int | None:

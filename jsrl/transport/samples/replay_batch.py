@@ -26,11 +26,9 @@ class Priorities(NamedTuple):
 
 
 def replay_batch_spec(windows: Trajectory) -> ReplayBatch:
-    """Return the schema of a batch of such windows."""
     number = windows.is_first.shape[1]
     return ReplayBatch(windows, ArraySpec((number,), "int64"), ArraySpec((3,), "int64"))
 
 
 def priorities_spec(number: int) -> Any:
-    """Return the schema of the priorities of one batch of `number` windows."""
     return Priorities(ArraySpec((number,), "int64"), ArraySpec((number,), "float32"))

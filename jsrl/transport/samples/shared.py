@@ -94,21 +94,10 @@ class SharedSampleConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        """Return the counts of all trajectories so far, updated from the producers' pages."""
         self._look()
         return self._queue.ledger
 
     def get(self, timeout_s: float) -> Lease:
-        """Return the next committed trajectory, in order per (producer, group).
-
-        The arrays are read-only views of shared memory, valid until `release`. JAX on CPU reads numpy arrays without
-        copying them, and the producer writes the next trajectory after `release`. So release only once nothing computes
-        with them any more (copy to a staging buffer first).
-
-        Raises:
-          StreamTimeout: none was committed in time. StreamClosed: this end is closed.
-          SpecMismatch: a producer with another schema tried to join (raised once).
-        """
         deadline = time.monotonic() + timeout_s
         while (lease := self._queue.take()) is None:
             if self._look():
@@ -119,7 +108,6 @@ class SharedSampleConsumer:
         return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Free the memory of a lease that nothing reads any more."""
         token = self._queue.settle(lease, outcome)
         if token is None:
             return
@@ -131,12 +119,10 @@ class SharedSampleConsumer:
                     peer.bell.ring()
 
     def pending(self) -> int:
-        """Return the number of committed trajectories that wait."""
         self._look()
         return len(self._queue)
 
     def fence(self, producer: ProducerId) -> None:
-        """Reject this incarnation from now on; its earlier commits are still delivered."""
         with self._lock:
             self._hello_checker.admission.fence(producer)
             peer = self._peers.get(producer)
@@ -144,7 +130,6 @@ class SharedSampleConsumer:
                 self._part(peer, FENCED)
 
     def close(self) -> None:
-        """Drop what is in flight (reason `closed`), free the memory and remove the files."""
         if self._queue.closed:
             return
         self._responder.close()

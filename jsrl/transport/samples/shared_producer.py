@@ -52,7 +52,6 @@ class SharedSampleProducer(ProducerEnd):
         self._closed = False
 
     def reserve(self, timeout_s: float) -> OpenBlock:
-        """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""
         self._check_open()
         number = self._take()
         if number is None:
@@ -83,7 +82,6 @@ class SharedSampleProducer(ProducerEnd):
             self._pages.waiting(False)
 
     def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry:
-        """Send block `number` (called by the block)."""
         self._check_group(group)
         self._check_open()
         entry = self._next_entry(group, origin)
@@ -98,7 +96,6 @@ class SharedSampleProducer(ProducerEnd):
         self._abandoned.append(number)
 
     def close(self) -> None:
-        """Close; committed trajectories still arrive."""
         if self._closed:
             return
         self._closed = True

@@ -103,20 +103,10 @@ class ZmqSampleConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        """Return the counts of all trajectories that have arrived so far, by outcome."""
         self._serve()
         return self._queue.ledger
 
     def get(self, timeout_s: float) -> Lease:
-        """Return the next trajectory that arrived, in order per (producer, group).
-
-        The arrays are read-only views of the received message, valid until `release`. JAX on CPU reads numpy arrays
-        without copying them: release only once nothing computes with them any more (copy to a staging buffer first).
-
-        Raises:
-          StreamTimeout: none arrived in time. StreamClosed: this end is closed.
-          SpecMismatch: a producer with another schema tried to join (raised once).
-        """
         deadline = time.monotonic() + timeout_s
         while (lease := self._queue.take()) is None:
             left_s = remaining(deadline)
@@ -145,12 +135,10 @@ class ZmqSampleConsumer:
             self._serve()
 
     def pending(self) -> int:
-        """Return the number of arrived trajectories that wait."""
         self._serve()
         return len(self._queue)
 
     def fence(self, producer: ProducerId) -> None:
-        """Reject this incarnation from now on; what arrived before is still delivered."""
         with self._lock:
             self._hello_checker.admission.fence(producer)
             for peer in [peer for peer in self._peers.values() if peer.producer == producer]:
@@ -158,7 +146,6 @@ class ZmqSampleConsumer:
         self._serve()
 
     def close(self) -> None:
-        """Drop what is in flight (reason `closed`) and free the memory; producers get StreamClosed."""
         if not self._queue.close():
             return
         self._stop.set()

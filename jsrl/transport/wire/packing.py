@@ -136,11 +136,7 @@ def _decompress(what: str, packed: np.ndarray, size_bytes: int) -> np.ndarray:
 
 
 def lz4_block() -> Any:
-    """Return the module that compresses.
-
-    Raises:
-      MissingExtra: it is not installed.
-    """
+    """Return the module that compresses."""
     try:
         import lz4.block
     except ImportError:
