@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse an invalid experiment.
-
-    Raises:
-      ConfigError: the message gives the option, its value, and the nearest valid values.
-    """
+    """Refuse an invalid experiment."""
     e = experiment
     if isinstance(e.agent, type):
         raise ConfigError(f"agent is the class {e.agent.__name__}; make an instance: agent={e.agent.__name__}(...).")

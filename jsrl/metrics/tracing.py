@@ -40,7 +40,6 @@ class TracedPhases(Phases):
         self._marks: deque[tuple[str, int, float]] = deque(maxlen=_MAX_MARKS)
 
     def enter(self, activity: str) -> None:
-        """End the current activity, start another, and record the time."""
         if activity == self._activity:
             return
         super().enter(activity)
@@ -54,7 +53,6 @@ class TracedPhases(Phases):
         self._entered += 1
 
     def mark(self, name: str, value: float) -> None:
-        """Record a value that changes over time; it becomes a counter track."""
         self._marks.append((name, self._clock_ns(), float(value)))
 
     def facts(self) -> dict[str, Any]:

@@ -39,11 +39,7 @@ NOTE = (
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """Return the page of several runs, as self-contained HTML.
-
-    Raises:
-      ConfigError: a folder is not a whole run.
-    """
+    """Return the page of several runs, as self-contained HTML."""
     groups = grouped(runs)
     title = f"{len(runs)} runs of {len(groups)} experiment{'s' if len(groups) > 1 else ''}"
     environments: dict[str, list[str]] = {}

@@ -44,9 +44,6 @@ def marl_eval(runs: Sequence[Run]) -> dict[str, Any]:
 
     Each run of an environment keeps as many evaluations as the shortest one has: spread evenly, with the first and
     the last one.
-
-    Raises:
-      ConfigError: a run has no evaluations, or no final one; the message names it.
     """
     of_environment: dict[str, list[tuple[Run, str]]] = {}
     for run in runs:
@@ -89,11 +86,7 @@ def _algorithms(runs: Sequence[Run]) -> list[str]:
 
 
 def _evaluations(run: Run) -> list[int]:
-    """Return the lines of a run's metrics that hold an evaluation of the first policy.
-
-    Raises:
-      ConfigError: there are none.
-    """
+    """Return the lines of a run's metrics that hold an evaluation of the first policy."""
     column = run.metrics.get("evaluator/return_mean", np.zeros(0))
     lines = np.flatnonzero(np.isfinite(column)).tolist()
     if not lines:
