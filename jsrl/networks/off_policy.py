@@ -16,9 +16,11 @@ import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
 from jsrl.networks.cores import CORES
-from jsrl.networks.heads import POLICY_GAIN, VALUE_GAIN, LogitsHead
 from jsrl.networks.kernels.products import Precision
 from jsrl.networks.model import (
+    POLICY_GAIN,
+    VALUE_GAIN,
+    LogitsHead,
     NetworkConfig,
     check_features,
     make_core,
