@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jsrl.errors import SpecMismatch, StreamError
+from jsrl.errors import ConfigError, SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import WELCOME, Hello, HelloChecker, HelloResponder
 from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.segment import make_folder, try_lock
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
-from jsrl.transport.samples.owner import claim_owner
 from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
 from jsrl.transport.wire.codec import Message, encode
 from jsrl.transport.wire.schema import flatten_schema, make_layout
@@ -239,3 +238,18 @@ class SharedSampleConsumer:
         peer.bell.close()
         peer.pages.segment.unlink()
         peer.pages.close()
+
+
+def claim_owner(path: Path, address: str) -> int:
+    """Return a new, locked owner file; an old one is replaced once no process holds it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    old = os.open(path, flags, 0o600)
+    try:
+        if not try_lock(old):
+            raise ConfigError(f"{address} has a living consumer; stop it first or choose another name.")
+        path.unlink()  # producers of the old consumer hold the old file, unlocked from now on
+    finally:
+        os.close(old)
+    claimed = os.open(path, flags | os.O_EXCL, 0o600)
+    try_lock(claimed)
+    return claimed

@@ -13,7 +13,6 @@ from jsrl.transport.meeting.handshake import Check, hello_of_producer, meet_at
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import is_locked
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, wait_until
-from jsrl.transport.samples.owner import open_owner
 from jsrl.transport.samples.pages import ProducerPages, file_stem
 from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Tree
@@ -122,3 +121,15 @@ class SharedSampleProducer(ProducerEnd):
         reason = "closed by this producer" if self._closed else self._pages.ending()
         if reason:
             raise StreamClosed(f"{self.producer.name} on {self.address}: {reason}.")
+
+
+def open_owner(path: Path) -> int:
+    """Return the owner file of a living consumer, opened to check its lock.
+
+    Raises:
+      StreamClosed: it does not exist any more.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise StreamClosed(f"{path} is gone: the consumer closed just after its welcome.") from None
