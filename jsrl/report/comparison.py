@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import ConfigError
-from jsrl.intervals import seeds_interval, t_factor
+from jsrl.intervals import RETURN, WIN_RATE, seeds_interval, t_factor
 from jsrl.launch.graph_file import plain_graph
 from jsrl.metrics.display_state import clock, short, sparkline
-from jsrl.metrics.scores import RETURN, WIN_RATE
 from jsrl.report.page import Table
 from jsrl.report.run_report import flat_options, rates_of
 from jsrl.runs.runs import Run

@@ -16,8 +16,8 @@ from urllib.parse import quote
 import msgspec
 
 from jsrl.errors import ConfigError, counted
+from jsrl.intervals import score_of
 from jsrl.metrics.display_state import clock, short
-from jsrl.metrics.scores import score_of
 from jsrl.report.html import body
 from jsrl.report.page import RUNS, UNREADABLE, Html, Table, badge, header
 from jsrl.report.run_report import how_it_ended, make_report
