@@ -108,11 +108,7 @@ def _check_learns_from(e: Experiment) -> None:
 
 
 def split_bind(bind: str) -> tuple[str, int | None]:
-    """Return the IP address and the first port of an option `bind`; port None: any free ports.
-
-    Raises:
-      ConfigError: it is not ADDRESS, ADDRESS:PORT, or for IPv6 [ADDRESS]:PORT.
-    """
+    """Return the IP address and the first port of an option `bind`; port None: any free ports."""
     found = re.fullmatch(r"\[(.*)\](?::(\d{1,5}))?", bind) or re.fullmatch(r"([^:]*)(?::(\d{1,5}))?", bind)
     host, port = found.groups() if found else (bind, None)
     try:

@@ -101,9 +101,6 @@ def merge_traces(folder: Path, phase_of: Mapping[str, str]) -> Path | None:
     """Merge the traces of a run's workers; return the path, or None if there are none.
 
     `phase_of`: the phase of each activity. An unfinished file of a killed worker is skipped. The parts are removed.
-
-    Raises:
-      OSError: the trace cannot be written.
     """
     parts = sorted((folder / FOLDER).glob("*.json"))
     workers = [facts for facts in map(_read, parts) if facts is not None]

@@ -126,11 +126,7 @@ def _runs(runs: Sequence[Run]) -> str:
 
 
 def write_comparison(runs: Sequence[Run], path: Path) -> str:
-    """Write the page of several runs to `path`; return their scores as a table.
-
-    Raises:
-      ConfigError: a folder is not a whole run. OSError: it cannot be written.
-    """
+    """Write the page of several runs to `path`; return their scores as a table."""
     write_atomic(path, comparison_page(runs).encode(), durable=False)
     scored = with_score(runs)
     metric = score_of(scored) if scored else ""

@@ -170,11 +170,7 @@ def signature(run: Path) -> tuple[Any, ...]:
 
 
 def row_of(run: Path) -> RunRow:
-    """Return a run's line in the list, from the end of its metrics.
-
-    Raises:
-      ConfigError: it is not a whole run, or damaged. OSError: its metrics cannot be read.
-    """
+    """Return a run's line in the list, from the end of its metrics."""
     fields = RunFolder(run).config.get("fields", {})
     result = read_result(run)
     running = not result and bool(held_by(run))

@@ -27,11 +27,7 @@ FAMILIES = {"ALE": "atari"}
 
 
 def write_marl_eval(runs: Sequence[Run], path: Path) -> str:
-    """Write runs to a file; return a line about it.
-
-    Raises:
-      ConfigError: a run has no evaluations or no final one. OSError: the file cannot be written.
-    """
+    """Write runs to a file; return a line about it."""
     tree = marl_eval(runs)
     write_atomic(path, f"{json.dumps(tree, indent=2)}\n".encode())
     tasks = sum(len(own) for own in tree.values())

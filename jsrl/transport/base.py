@@ -138,8 +138,8 @@ class SampleConsumer(Protocol):
         arrays without copying them: release only once nothing computes with them any more (copy to a staging buffer first).
 
         Raises:
-            StreamTimeout: none was committed in time. StreamClosed: this end is closed.
-            SpecMismatch: a producer with another schema tried to join (raised once).
+          StreamTimeout: none was committed in time. StreamClosed: this end is closed.
+          SpecMismatch: a producer with another schema tried to join (raised once).
         """
         ...
 

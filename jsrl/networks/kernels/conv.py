@@ -88,9 +88,6 @@ def conv(
 
     Returns:
       [h, w, N, C_out], equal to `lax.conv_general_dilated` up to rounding (`precision`: of the factors, see `Conv`).
-
-    Raises:
-      ValueError: the image is smaller than the window.
     """
     size = kernel.shape[0]
     height, width = x.shape[1:3] if batch_first else x.shape[:2]

@@ -98,8 +98,8 @@ class ServerEnd:
         """Return requests as InferenceServer says; check `departed` before acting.
 
         Raises:
-            SpecMismatch: a client with another schema tried to connect (it was rejected with the reason; the server stays
-                usable).
+          SpecMismatch: a client with another schema tried to connect (it was rejected with the reason; the server stays
+            usable).
         """
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")

@@ -145,11 +145,7 @@ def outgoing(frames: list[Any], keys: object | None) -> list[Any]:
 
 
 def incoming(frames: Sequence[Any], keys: object | None, most_bytes: int) -> Sequence[Any]:
-    """Return the frames of a received message, joined again if there are keys.
-
-    Raises:
-      CodecError: they are more than `most_bytes`, or the last has no end.
-    """
+    """Return the frames of a received message, joined again if there are keys."""
     return frames if keys is None else join(frames, most_bytes)
 
 

@@ -139,11 +139,7 @@ def make_host_keys(folder: str | os.PathLike[str]) -> HostKeys:
 
 
 def admit_hosts(folder: Path, keys: Mapping[str, Sequence[str]]) -> None:
-    """Admit exactly these keys of hosts: file names in `hosts` of the run's own keys -> workers for which each speaks.
-
-    Raises:
-      OSError: they cannot be written.
-    """
+    """Admit exactly these keys of hosts: file names in `hosts` of the run's own keys -> workers it speaks for."""
     folder = folder / HOSTS
     folder.mkdir(mode=0o700, exist_ok=True)
     for path in [path for path in folder.iterdir() if path.name not in keys]:
@@ -177,11 +173,7 @@ def keys_for(server: bytes, keys: KeyPath | ClientKeys) -> KeyPath | ClientKeys:
 
 
 def write_client_keys(path: Path, server: bytes, address: str) -> bytes:
-    """Write new keys for connecting to `server` at an address (mode 0600), and return the public one.
-
-    Raises:
-      OSError: they cannot be written.
-    """
+    """Write new keys for connecting to `server` at an address (mode 0600), and return the public one."""
     public, secret = zmq.curve_keypair()
     _write(path, _content(public=public, secret=secret, server=server, address=address.encode()))
     return public

@@ -66,11 +66,7 @@ def is_alive(name: str, kind: int = socket.SOCK_SEQPACKET) -> bool:
 
 
 def connect_socket(path: str | Path, timeout_s: float, check: Callable[[], None]) -> socket.socket:
-    """Return a connection to the listener at `path`; waits for it to appear, and calls `check` meanwhile.
-
-    Raises:
-      StreamTimeout: no process listened in time.
-    """
+    """Return a connection to the listener at `path`; waits for it to appear, and calls `check` meanwhile."""
     path = Path(path)
     deadline = time.monotonic() + timeout_s
     while True:

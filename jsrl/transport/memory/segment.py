@@ -155,9 +155,6 @@ def lock_file(path: Path) -> int | None:
     """Open a file, made if needed, and take its lock; return the descriptor that holds it (None: another holds it).
 
     A holder may remove the file just before it lets go: then the file is made again.
-
-    Raises:
-      OSError: the file cannot be opened.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -189,11 +186,7 @@ def is_locked(fd: int) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds the lock of a file.
-
-    Raises:
-      OSError: the file cannot be opened, or does not exist.
-    """
+    """Return whether a process holds the lock of a file."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return is_locked(fd)
@@ -238,11 +231,7 @@ def is_living(folder: Path) -> bool:
 
 
 def remove_unless_living(folder: Path) -> None:
-    """Remove a folder of `living_folder` whose process was killed; see is_living.
-
-    Raises:
-      OSError: it is not a folder, or belongs to another user.
-    """
+    """Remove a folder of `living_folder` whose process was killed; see is_living."""
     fd = None if is_living(folder) else lock_file(folder / ALIVE)
     if fd is None:  # else it is held meanwhile: a process that makes the folder now makes it again
         return

@@ -52,9 +52,6 @@ class LatestStore:
 
         Args:
           check: called periodically; raises if the wait cannot succeed.
-
-        Raises:
-          StreamTimeout: it did not arrive in time.
         """
         deadline = time.monotonic() + timeout_s
         with self.changed:

@@ -158,11 +158,7 @@ class SampleQueue:
         return lease
 
     def take_within(self, timeout_s: float) -> Lease:
-        """Lend the oldest trajectory, waiting for other threads to add one.
-
-        Raises:
-          StreamTimeout: none came in time.
-        """
+        """Lend the oldest trajectory, waiting for other threads to add one."""
         deadline = time.monotonic() + timeout_s
         with self.changed:
             while (lease := self._take()) is None:
@@ -176,11 +172,7 @@ class SampleQueue:
         return StreamTimeout(f"{self.address}: no trajectory was committed within {timeout_s:g} s.")
 
     def settle(self, lease: Lease, outcome: str) -> Any:
-        """Count the outcome of a lent trajectory; return its token, or None if the queue is closed.
-
-        Raises:
-          StreamError: it was not lent, or was settled before.
-        """
+        """Count the outcome of a lent trajectory; return its token, or None if the queue is closed."""
         with self.changed:
             if self.closed:
                 return None

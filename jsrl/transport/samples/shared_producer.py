@@ -124,11 +124,7 @@ class SharedSampleProducer(ProducerEnd):
 
 
 def open_owner(path: Path) -> int:
-    """Return the owner file of a living consumer, opened to check its lock.
-
-    Raises:
-      StreamClosed: it does not exist any more.
-    """
+    """Return the owner file of a living consumer, opened to check its lock."""
     try:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -41,11 +41,7 @@ PLAIN = Packing()
 
 
 def read_packing(fields: object) -> Packing:
-    """Return the packing in a welcome; no `fields`: none.
-
-    Raises:
-      CodecError: it is invalid.
-    """
+    """Return the packing in a welcome; no `fields`: none."""
     if fields is None:
         return PLAIN
     try:
@@ -116,9 +112,6 @@ def received_bytes(what: str, packed: Any, size_bytes: int, *, compressed: bool)
 
     Args:
       what: the message is, for errors.
-
-    Raises:
-      CodecError: it has others.
     """
     if not isinstance(packed, np.ndarray) or packed.dtype != np.uint8 or packed.ndim != 1:
         raise CodecError(f"{what} of {type(packed).__name__}, expected raw bytes.")

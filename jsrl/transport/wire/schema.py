@@ -49,11 +49,7 @@ def to_dtype(name: str) -> np.dtype:
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """Return a name that `to_dtype` turns back into `dtype`, byte order included.
-
-    Raises:
-      CodecError: values of this dtype are not plain bytes (objects, structures).
-    """
+    """Return a name that `to_dtype` turns back into `dtype`, byte order included."""
     if dtype.kind in _PLAIN_KINDS:
         return dtype.name if dtype.isnative and dtype.kind in "biufc" else dtype.str
     if _is_extended(dtype):
@@ -110,11 +106,7 @@ def describe_difference(ours: Sequence[Leaf], theirs: Sequence[Leaf], our_name: 
 
 
 def compare_schemas(ours: Sequence[Leaf], theirs: Sequence[Leaf], our_name: str, their_name: str) -> None:
-    """Check that two ends have the same schema.
-
-    Raises:
-      SpecMismatch: they do not; the message names the leaf and what each side has.
-    """
+    """Check that two ends have the same schema."""
     difference = describe_difference(ours, theirs, our_name, their_name)
     if difference is not None:
         raise SpecMismatch(
@@ -146,11 +138,7 @@ def schema_to_fields(leaves: Sequence[Leaf]) -> list[list[Any]]:
 
 
 def schema_from_fields(fields: Any) -> tuple[Leaf, ...]:
-    """Return the schema that `schema_to_fields` wrote.
-
-    Raises:
-      CodecError: `fields` is not such a schema.
-    """
+    """Return the schema that `schema_to_fields` wrote."""
     try:
         rows = msgspec.convert(fields, list[tuple[str, list[int], str]])
     except msgspec.ValidationError as error:
