@@ -202,7 +202,6 @@ def epsilon_now(config: DQNConfig, updates: Array) -> Array:
 
 
 def check_schedule(config: DQNConfig) -> None:
-    """Check that the length of a schedule is known."""
     if config.exploration == "linear" and annealed_over(config) is None:
         raise ConfigError(
             "exploration='linear' needs exploration_updates or total_updates (an Experiment sets the latter), got None; "

@@ -122,7 +122,6 @@ def mix(mixing: Mixing, weights: Tree, utilities: Array, observation: dict[str, 
 
 
 def check_mixed(config: dqn.DQNConfig) -> None:
-    """Check that values are single numbers."""
     if config.num_atoms > 1:
         raise ConfigError(f"num_atoms is {config.num_atoms}, but only single values can be mixed; leave it out")
 

@@ -147,7 +147,6 @@ def _without_central(tree: dict[str, Tree]) -> dict[str, Tree]:
 
 
 def critic_size(config: MAPPOConfig, spec: EnvSpec) -> int:
-    """Return the size of the value function's input for one seat."""
     own = own_size(spec)
     n = spec.num_agents or 1
     if config.critic == "own":

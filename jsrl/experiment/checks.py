@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse an invalid experiment."""
     e = experiment
     if isinstance(e.agent, type):
         raise ConfigError(f"agent is the class {e.agent.__name__}; make an instance: agent={e.agent.__name__}(...).")

@@ -327,7 +327,6 @@ class Experiment:
 
 
 def _with_options(env: EnvConfig, name: str, options: dict[str, Any]) -> EnvConfig:
-    """Return an environment with the options of `name` added."""
     known = {f.name for f in dataclasses.fields(env)}
     unknown = sorted(set(options) - known)
     if unknown:

@@ -148,7 +148,6 @@ class Meter:
 
 
 def as_number(name: str, value: Any) -> float:
-    """Return a metric's value as a float."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -292,7 +292,6 @@ def _own_torso(torso: Any, given: Any) -> nn.Module:
 
 
 def check_name(what: str, value: Any, choices: Iterable[str], also: str = "") -> None:
-    """Check that `value` is one of `choices`."""
     choices = list(choices)
     if value in choices:
         return

@@ -89,7 +89,6 @@ class PlayerStore:
         return {path.stem: self._pointer(path)["version"] for path in sorted(self.folder.glob("[!.]*.json"))}
 
     def version(self, name: str) -> int:
-        """Return the version of a name."""
         path = self.folder / f"{name}.json"
         if not path.exists():
             raise SnapshotError(f"no player is called {name} in {self.folder}. There are: {self._listed()}.")

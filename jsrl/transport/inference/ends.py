@@ -225,7 +225,6 @@ def unserved(group: int, policy: Array | int, served: Mapping[int, str], problem
 
 
 def unknown_policy(server: str, unserved: PolicyNotServed) -> UnknownPolicy:
-    """Return the error for a request that cannot be served."""
     if unserved.problem:
         return UnknownPolicy(f"group {unserved.group} asked {server} for something it cannot serve: {unserved.problem}")
     asked = ", ".join(map(str, unserved.policies))

@@ -91,7 +91,6 @@ class LocalInferenceServer(ServerEnd):
         self._events.put(mismatch)
 
     def leave(self, peer: _LocalClient) -> None:
-        """Queue the departure of a client."""
         self._events.put(peer)
 
     def _gather(self, max_wait_s: float) -> None:

@@ -178,7 +178,6 @@ def read_connections(folder: Path) -> list[Connection]:
 
 
 def pages_in(folder: Path) -> Iterator[Path]:
-    """Yield the pages of a hop's connections."""
     return folder.glob(f"*{_SUFFIX}")
 
 

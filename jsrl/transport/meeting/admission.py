@@ -43,7 +43,6 @@ class JoinRules:
             )
 
     def check_groups(self, sender: ProducerId, groups: dict[int, int]) -> None:
-        """Check the groups of a hello (group -> rows)."""
         if not 1 <= len(groups) <= self.num_groups:
             raise ConfigError(
                 f"{sender.name} has {len(groups)} groups, expected 1 to {self.num_groups} on this stream."

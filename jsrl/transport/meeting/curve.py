@@ -107,7 +107,6 @@ class Listener:
 
     @property
     def refused(self) -> int:
-        """Return the connections rejected so far."""
         return 0 if self._authenticator is None else self._authenticator.refused
 
     def receive(self, flags: int = 0) -> list[zmq.Frame]:
@@ -177,7 +176,6 @@ class Authenticator:
         self._answering = AnswerThread(socket, self._answer, "stream-keys", self._look)
 
     def note(self, frame: zmq.Frame) -> None:
-        """Note the connection of a received message."""
         self._connections[int(frame.get(zmq.SRCFD))] = str(frame.get("User-Id"))
 
     def _look(self) -> None:

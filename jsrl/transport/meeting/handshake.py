@@ -102,7 +102,6 @@ class HelloChecker:
         return self._compared(Hello(sender, groups, schema_from_fields(fields.get("schema"))))
 
     def check(self, hello: Hello) -> None:
-        """Check a hello from within this process."""
         self.admission.check(hello.sender, hello.groups)
         self._compared(hello)
 

@@ -80,7 +80,6 @@ class ClientKeys:
 
 
 def check_encryption() -> None:
-    """Check that ZeroMQ can encrypt."""
     if not zmq.has("curve"):
         raise ConfigError(
             f"this ZeroMQ ({zmq.zmq_version()}) was built without CURVE, so streams cannot be encrypted: install pyzmq from "

@@ -77,7 +77,6 @@ def bind(socket: zmq.Socket, endpoint: str) -> str:
 
 
 def _bind_any_port(socket: zmq.Socket, host: str) -> None:
-    """Bind `tcp://HOST` at a port that is allowed and free."""
     for port in allowed_ports():
         try:
             socket.bind(f"{host}:{port or '*'}")

@@ -83,7 +83,6 @@ class Doorbell:
         return True
 
     def drain(self) -> None:
-        """Clear all rings so far."""
         try:
             while len(os.read(self._fd, _DRAIN_BYTES)) == _DRAIN_BYTES:
                 pass

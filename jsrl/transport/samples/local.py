@@ -36,7 +36,6 @@ def aligned_zeros(size_bytes: int) -> np.ndarray:
 
 
 def read_only(tree: Tree) -> Tree:
-    """Return read-only views of all arrays of a tree."""
 
     def freeze(array: np.ndarray) -> np.ndarray:
         view = array.view()

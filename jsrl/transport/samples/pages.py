@@ -139,7 +139,6 @@ class ProducerPages:
 
     @property
     def attached(self) -> bool:
-        """Return whether the producer has mapped the segment."""
         return bool(self._words[_ATTACHED])
 
     @property

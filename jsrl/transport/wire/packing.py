@@ -28,7 +28,6 @@ class Packing:
     compress: bool = False
 
     def __bool__(self) -> bool:
-        """Return whether anything is packed."""
         return self.frames is not None or self.compress
 
     @property
@@ -129,7 +128,6 @@ def _decompress(what: str, packed: np.ndarray, size_bytes: int) -> np.ndarray:
 
 
 def lz4_block() -> Any:
-    """Return the module that compresses."""
     try:
         import lz4.block
     except ImportError:

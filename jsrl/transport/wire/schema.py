@@ -28,7 +28,6 @@ class Leaf(NamedTuple):
     dtype: str
 
     def __str__(self) -> str:
-        """Return the leaf as text for messages."""
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
@@ -106,7 +105,6 @@ def describe_difference(ours: Sequence[Leaf], theirs: Sequence[Leaf], our_name: 
 
 
 def compare_schemas(ours: Sequence[Leaf], theirs: Sequence[Leaf], our_name: str, their_name: str) -> None:
-    """Check that two ends have the same schema."""
     difference = describe_difference(ours, theirs, our_name, their_name)
     if difference is not None:
         raise SpecMismatch(
@@ -197,7 +195,6 @@ class Layout:
 
 
 def make_layout(leaves: Sequence[Leaf]) -> Layout:
-    """Return the layout of some leaves."""
     offsets, end = [], 0
     for leaf in leaves:
         offsets.append(end)
@@ -206,5 +203,4 @@ def make_layout(leaves: Sequence[Leaf]) -> Layout:
 
 
 def align(size_bytes: int, to: int = ALIGNMENT_BYTES) -> int:
-    """Return `size_bytes` rounded up to a multiple of `to`."""
     return -(-size_bytes // to) * to
