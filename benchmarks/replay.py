@@ -30,7 +30,7 @@ from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import rows_shape, windows_spec
 from jsrl.replay.host.tree import HostTree
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
+from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter

@@ -132,11 +132,7 @@ def check_fields(config: Any) -> None:
 
 
 def check_value(owner: type, name: str, value: Any, kind: Any) -> None:
-    """Refuse a value that is not of a type, which may have a range.
-
-    Raises:
-      InvalidValue: the message begins with the name of the owner and of the field.
-    """
+    """Refuse a value that is not of a type, which may have a range."""
     if not any(_is(value, each) for each in alternatives(kind)):
         raise InvalidValue(owner, name, value, f"expected {_expected(value, kind, name)}")
     for each in alternatives(kind):

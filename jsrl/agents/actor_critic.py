@@ -113,11 +113,7 @@ def mask_outputs(outputs: Any, observation: Tree) -> Any:
 
 
 def check_action_mask(spec: EnvSpec) -> None:
-    """Refuse action masks over real-valued actions.
-
-    Raises:
-      ConfigError: the observation has an action mask and the action is continuous.
-    """
+    """Refuse action masks over real-valued actions."""
     if isinstance(spec.observation, dict) and ACTION_MASK in spec.observation and isinstance(spec.action, Continuous):
         raise ConfigError(
             f"{spec.name} has an action_mask but continuous actions, which cannot be masked; drop the key"
@@ -235,7 +231,6 @@ def learning_rate_at(base: float, schedule: Any, total_updates: int | None, upda
 def apply_gradients(
     optimizer: optax.GradientTransformation, gradients: Tree, opt_state: Tree, weights: Tree, learning_rate: Array
 ) -> tuple[Tree, Tree]:
-    """Return (weights, opt_state) after one gradient step."""
     if isinstance(opt_state, optax.InjectStatefulHyperparamsState):  # of a factory: it applies the rate and its sign
         opt_state = opt_state._replace(hyperparams={"learning_rate": jnp.asarray(learning_rate, jnp.float32)})
         steps, opt_state = optimizer.update(gradients, opt_state, weights)

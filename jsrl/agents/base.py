@@ -150,7 +150,6 @@ class Agent(NamedTuple):
 
 
 def adopt(agent: Agent, state: AgentState, params: ActParams) -> AgentState:
-    """Return a fresh state of the agent that begins with the params of another run."""
     if agent.adopt is not None:
         return agent.adopt(state, params)
     return state._replace(params=params)

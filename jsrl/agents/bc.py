@@ -71,11 +71,6 @@ class Batch(NamedTuple):
 
 
 def bc(config: BCConfig, spec: EnvSpec) -> Agent:
-    """Return behaviour cloning for environments of this spec.
-
-    Raises:
-      ConfigError: the spec or network cannot work with this config.
-    """
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
     if config.loss == "mse" and not isinstance(spec.action, Continuous):

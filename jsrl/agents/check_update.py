@@ -128,8 +128,7 @@ def update_ignores_row_t(checked: Checked) -> None:
     rows = checked.varied()
     last = np.zeros_like(rows.is_first)
     last[-1] = True
-    other = _acted_otherwise(rows, last)
-    other = other._replace(discount=np.where(spread(last, rows.discount), np.float32(0.0), rows.discount))
+    other = _terminated(_acted_otherwise(rows, last), checked.num_rows)
     _ignores(checked, "another action, log_prob, reward and discount in row T", rows, other)
 
 

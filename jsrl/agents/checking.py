@@ -25,7 +25,6 @@ class Broken(Exception):
 
 
 def expect(holds: Any, detail: str) -> None:
-    """Raise Broken unless `holds`."""
     if not holds:
         raise Broken(detail)
 
@@ -160,7 +159,6 @@ def shifted(tree: Tree, rng: np.random.Generator) -> Tree:
 
 
 def paths(tree: Tree) -> list[tuple[str, np.ndarray]]:
-    """Return names and values of all leaves."""
     named = jax.tree_util.tree_leaves_with_path(tree)
     return [(jax.tree_util.keystr(path).lstrip("."), np.asarray(leaf)) for path, leaf in named]
 
@@ -191,14 +189,12 @@ def close(what: str, a: Tree, b: Tree) -> None:
 
 
 def finite(what: str, tree: Tree) -> None:
-    """Expect no NaN or infinity."""
     for path, leaf in paths(tree):
         bad = 0 if leaf.dtype.kind != "f" else int((~np.isfinite(leaf)).sum())
         expect(not bad, f"{what} has NaN or infinity in {bad} of {leaf.size} numbers of leaf {path or 'it'}")
 
 
 def matches(what: str, leaf: Array, wanted: ArraySpec) -> None:
-    """Expect the shape and dtype of `wanted`."""
     got = ArraySpec(tuple(jnp.shape(leaf)), str(jnp.result_type(leaf)))
     expect(got == wanted, f"{what} is {got.dtype}{list(got.shape)}, expected {wanted.dtype}{list(wanted.shape)}")
 

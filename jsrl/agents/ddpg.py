@@ -58,10 +58,5 @@ class DDPGConfig:
 
 
 def ddpg(config: DDPGConfig, spec: EnvSpec) -> Agent:
-    """Return DDPG for environments of this spec.
-
-    Raises:
-      ConfigError: the spec or network cannot work with this config.
-    """
     given = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
     return td3(TD3Config(**given, num_critics=1, policy_delay=1, target_noise=0.0), spec)

@@ -43,7 +43,6 @@ def masked_mean(value: Array, mask: Array, axis_name: str | None = None) -> Arra
 
 
 def _mean_over(mask: Array, axis_name: str | None) -> Mean:
-    """Return `masked_mean` with this mask."""
     count = row_count(mask, axis_name)
 
     def mean(value: Array) -> Array:

@@ -108,11 +108,6 @@ class Core(NamedTuple):
 
 
 def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
-    """Return DQN for environments of this spec.
-
-    Raises:
-      ConfigError: the spec or network cannot work with this config.
-    """
     agent_spec = ac.one_agent(spec)
     options: Any = {"dueling": config.dueling, "num_atoms": config.num_atoms}
     network = value_network(config.network, agent_spec, **options)
@@ -166,7 +161,6 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
 
 
 def make_act(parts: Components) -> Act:
-    """Return DQN's `act`."""
     config = parts.config
 
     def act(
@@ -208,11 +202,6 @@ def epsilon_now(config: DQNConfig, updates: Array) -> Array:
 
 
 def check_schedule(config: DQNConfig) -> None:
-    """Check that the length of a schedule is known.
-
-    Raises:
-      ConfigError: epsilon is annealed, but the config does not say over how many updates.
-    """
     if config.exploration == "linear" and annealed_over(config) is None:
         raise ConfigError(
             "exploration='linear' needs exploration_updates or total_updates (an Experiment sets the latter), got None; "

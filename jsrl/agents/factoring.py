@@ -76,11 +76,7 @@ class Team(NamedTuple):
 
 
 def make_team(config: Any, spec: EnvSpec, make: Callable[[Any, EnvSpec], Agent], make_mixing: MakeMixing) -> Team:
-    """Return the parts; `make` makes the agent of single seats.
-
-    Raises:
-      ConfigError: the environment has one agent.
-    """
+    """Return the parts; `make` makes the agent of single seats."""
     n = spec.num_agents
     if n is None:
         raise ConfigError(f"{spec.name} has one agent; VDN and QMIX are for teams. Use dqn or r2d2")
@@ -105,7 +101,6 @@ def as_team(team: Team, trajectory: Trajectory) -> Trajectory:
 
 
 def with_numbers(team: Team, trajectory: Trajectory) -> Trajectory:
-    """Return the trajectory with observations as the network reads them."""
     shape = trajectory.is_first.shape
     return trajectory._replace(
         observation=numbered(trajectory.observation, team.num_agents, team.config.agent_ids, *shape)
@@ -127,11 +122,6 @@ def mix(mixing: Mixing, weights: Tree, utilities: Array, observation: dict[str, 
 
 
 def check_mixed(config: dqn.DQNConfig) -> None:
-    """Check that values are single numbers.
-
-    Raises:
-      ConfigError: they are distributions.
-    """
     if config.num_atoms > 1:
         raise ConfigError(f"num_atoms is {config.num_atoms}, but only single values can be mixed; leave it out")
 
@@ -225,12 +215,10 @@ def r2d2_loss(
 
 
 def online_of(state: AgentState) -> Factored:
-    """Return the trained weights of a state."""
     return Factored(state.params.weights.network, state.learner_params.mixer)
 
 
 def normalized(state: AgentState, observation: dict[str, Array]) -> dict[str, Array]:
-    """Return a team's observation, normalised by the moments of this state."""
     moments = {"seats": state.params.moments, "acts": (), "state": state.extra}
     return norm.normalize(moments, observation)
 

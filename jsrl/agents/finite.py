@@ -44,11 +44,7 @@ def with_output_check(update: Update, reserved: Collection[str], *, prioritised:
 
 
 def check_layout(what: str, before: Tree, after: Tree) -> None:
-    """Check that two trees have the same leaves, with equal shapes and dtypes.
-
-    Raises:
-      AgentFault: they have not; the message names the first leaf.
-    """
+    """Check that two trees have the same leaves, with equal shapes and dtypes."""
     was, now = ({jax.tree_util.keystr(path): _spec(leaf) for path, leaf in _paths(tree)} for tree in (before, after))
     remedy = "keep names, shapes and dtypes, or it would be compiled again each time"
     if changed := changed_leaves(was, now):
@@ -80,11 +76,7 @@ def _check_priorities(priorities: Any, columns: int) -> None:
 
 
 def check_metrics(metrics: Any, reserved: Collection[str] = ()) -> None:
-    """Check the metrics of an update: a flat dict of scalars, which are shown as `learner/NAME`.
-
-    Raises:
-      AgentFault: it is not flat, a value is no scalar, or a name has a slash or is reserved.
-    """
+    """Check the metrics of an update: a flat dict of scalars, which are shown as `learner/NAME`."""
     if not isinstance(metrics, dict):
         raise AgentFault(f"update: metrics is {type(metrics).__name__}, expected a dict")
     for name, value in metrics.items():
@@ -139,7 +131,6 @@ def non_finite_metrics(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def describe_non_finite(bad: list[str], metrics: Mapping[str, Any]) -> str:
-    """Return a message that says what in an update is not finite."""
     if bad[0] in CHECKS:
         what = "a state with NaN or infinity in it" if bad[0] == STATE else "priorities with NaN or infinity among them"
         return f"{what}, although its metrics are finite"

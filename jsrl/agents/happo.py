@@ -90,11 +90,6 @@ class Seats(NamedTuple):
 
 
 def happo(config: HAPPOConfig, spec: EnvSpec) -> Agent:
-    """Return HAPPO for environments with seats of this spec.
-
-    Raises:
-      ConfigError: the environment has one agent, or a network cannot read its input.
-    """
     n = spec.num_agents
     if n is None:
         raise ConfigError(f"{spec.name} has one agent; HAPPO is for teams. Use ppo")

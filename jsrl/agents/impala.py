@@ -102,11 +102,6 @@ class Batch(NamedTuple):
 
 
 def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
-    """Return IMPALA for environments of this spec.
-
-    Raises:
-      ConfigError: the spec or network cannot work with this config.
-    """
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
     parts = Components(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action))

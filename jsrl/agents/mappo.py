@@ -88,11 +88,6 @@ class MAPPOConfig(PPOConfig):
 
 
 def mappo(config: MAPPOConfig, spec: EnvSpec) -> Agent:
-    """Return MAPPO or IPPO for environments with seats of this spec.
-
-    Raises:
-      ConfigError: the environment has one agent, or a network cannot read its input.
-    """
     n = spec.num_agents
     if n is None:
         raise ConfigError(f"{spec.name} has one agent; MAPPO and IPPO are for environments with several seats. Use PPO")
@@ -152,7 +147,6 @@ def _without_central(tree: dict[str, Tree]) -> dict[str, Tree]:
 
 
 def critic_size(config: MAPPOConfig, spec: EnvSpec) -> int:
-    """Return the size of the value function's input for one seat."""
     own = own_size(spec)
     n = spec.num_agents or 1
     if config.critic == "own":

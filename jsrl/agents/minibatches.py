@@ -42,7 +42,6 @@ def chunked(batch: Any, length: int | None) -> Any:
 
 
 def take(batch: Any, columns: Array) -> Any:
-    """Return the minibatch of these columns."""
     rows = jax.tree.map(lambda x: jnp.take(x, columns, axis=1, mode="clip"), batch._replace(core=()))
     return rows._replace(core=jax.tree.map(lambda x: jnp.take(x, columns, axis=0, mode="clip"), batch.core))
 
@@ -66,9 +65,6 @@ def plan_minibatches(
     """Return which columns each gradient step reads: int32 [epochs * minibatches, columns per minibatch].
 
     Every epoch reads each column once, in its own order (different on each device).
-
-    Raises:
-      ConfigError: the columns cannot be split evenly.
     """
     if num_columns % num_minibatches:
         raise ConfigError(

@@ -114,12 +114,10 @@ def init_value_moments() -> ValueMoments:
 
 
 def denormalize_value(moments: ValueMoments, value: Array) -> Array:
-    """Return values in raw units."""
     return moments.mean + moments.std * value
 
 
 def normalize_value(moments: ValueMoments, value: Array) -> Array:
-    """Return raw values in normalised units."""
     return (value - moments.mean) / moments.std
 
 

@@ -255,7 +255,6 @@ class Choose(Protocol):
 
 
 def make_act(choose: Choose) -> Act:
-    """Return the `act` of an agent without a core."""
 
     def act(
         params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
@@ -300,6 +299,5 @@ def random_first(
 
 
 def no_core(batch_size: int) -> Tree:
-    """Return the core of an agent without one."""
     del batch_size
     return ()

@@ -161,14 +161,7 @@ class Batch(NamedTuple):
 
 
 def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) -> Agent:
-    """Return PPO for environments of this spec.
-
-    Args:
-      network: replaces the config's network; for the same spec.
-
-    Raises:
-      ConfigError: the spec or network cannot work with this config.
-    """
+    """`network` replaces the config's; it is for the same spec."""
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
     optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
@@ -221,7 +214,6 @@ def pack(
 
 
 def weights_of(parts: Components, state: AgentState) -> Weights:
-    """Return all weights of a state made by `pack`."""
     if parts.config.values == "acting":
         return state.params.weights
     return Weights(state.params.weights, state.learner_params)
@@ -358,7 +350,6 @@ def log_ratio_of(parts: Components, outputs: Any, batch: Batch) -> Array:
 
 
 def value_term(parts: Components, value: Array, batch: Batch, mean: Mean) -> Array:
-    """Return the value loss."""
     config = parts.config
     error = value_loss(
         value,

@@ -1,6 +1,6 @@
 """QMIX: a team's value is a monotonic mixture of its seats' utilities; the mixture depends on the state.
 
-Everything but the mixture is jsrl.agents.factoring; the mixer is jsrl.networks.mixers.MonotonicMixer.
+Everything but the mixture is jsrl.agents.factoring.
 
 Source: Rashid et al., 2018, arXiv 1803.11485.
 Differs: double Q-learning, as in the authors' later code; the mixer also reads which seats act; `RecurrentQMIXConfig` stores
@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from jsrl.agents.base import Agent
@@ -19,9 +21,9 @@ from jsrl.agents.factoring import MakeMixing, Mixing, factored_dqn, factored_r2d
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig
 from jsrl.field_names import suggesting
 from jsrl.fields import PositiveFinite, PositiveInt, option
-from jsrl.networks.mixers import MonotonicMixer
-from jsrl.networks.model import weights_of
-from jsrl.types import EnvSpec
+from jsrl.networks.model import VALUE_GAIN, weights_of
+from jsrl.networks.torsos import dense
+from jsrl.types import Array, EnvSpec
 
 
 @suggesting
@@ -49,16 +51,10 @@ class RecurrentQMIXConfig(RecurrentVDNConfig):
 
 
 def qmix(config: QMIXConfig, spec: EnvSpec) -> Agent:
-    """Return QMIX for environments with seats of this spec.
-
-    Raises:
-      ConfigError: the environment has one agent, or the spec or network cannot work with this config.
-    """
     return factored_dqn(config, spec, monotonic(config))
 
 
 def recurrent_qmix(config: RecurrentQMIXConfig, spec: EnvSpec) -> Agent:
-    """Return QMIX with a recurrent network; see `qmix`."""
     return factored_r2d2(config, spec, monotonic(config))
 
 
@@ -74,3 +70,33 @@ def monotonic(config: QMIXConfig | RecurrentQMIXConfig) -> MakeMixing:
         )
 
     return make
+
+
+class MonotonicMixer(nn.Module):
+    """utilities [..., N], state [..., F] -> values [...], with no negative derivative in any utility.
+
+    elu(|W1(s)|' u + b1(s)) . |w2(s)| + b2(s): the weights are outputs of networks of the state (hypernetworks), W1 and w2
+    with one hidden layer of `hyper_hidden` units, b2 with one of `embedding`, b1 linear. W1 and w2 are very small at first:
+    the derivatives start near 0.005, so b2 learns the value of the state before the best of many uncertain utilities
+    matters. With derivatives near 0.3, utilities did not learn cooperative navigation.
+
+    Source: Rashid et al., 2018, arXiv 1803.11485, section 4 and figure 2.
+    """
+
+    embedding: int = 32
+    hyper_hidden: int = 64
+
+    @nn.compact
+    def __call__(self, utilities: Array, state: Array) -> Array:
+        n, e = utilities.shape[-1], self.embedding
+
+        def positive(name: str, number: int) -> Array:
+            hidden = nn.relu(dense(self.hyper_hidden, name=f"{name}_hyper")(state))
+            return jnp.abs(dense(number, (e * self.hyper_hidden) ** -0.5, name)(hidden))
+
+        first = positive("first", n * e).reshape(*state.shape[:-1], n, e)
+        bias = dense(e, name="first_bias")(state)
+        hidden = jax.nn.elu(jnp.einsum("...n,...ne->...e", utilities, first) + bias)
+        last = nn.relu(dense(e, name="last_hidden")(state))
+        offset = dense(1, VALUE_GAIN, "last_bias")(last)[..., 0]
+        return jnp.sum(hidden * positive("last", e), axis=-1) + offset

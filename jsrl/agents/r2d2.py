@@ -129,11 +129,6 @@ class Sequences(NamedTuple):
 
 
 def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
-    """Return R2D2 for environments of this spec.
-
-    Raises:
-      ConfigError: the spec or network cannot work with this config.
-    """
     agent_spec = ac.one_agent(spec)
     parts = Components(config, value_network(config.network, agent_spec, dueling=config.dueling))
     network = parts.network
@@ -178,7 +173,6 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
 
 
 def make_act(parts: Components) -> Act:
-    """Return R2D2's `act`."""
     config = parts.config
 
     def act(
@@ -202,11 +196,7 @@ def make_act(parts: Components) -> Act:
 def burn_in(
     parts: Components, weights: Tree, target: Tree, moments: Tree, trajectory: Trajectory, axis_name: str | None
 ) -> Sequences:
-    """Return the windows without their first `burn_in` rows, and both networks' cores after these rows.
-
-    Raises:
-      ConfigError: the windows are not longer than the burn-in.
-    """
+    """Return the windows without their first `burn_in` rows, and both networks' cores after these rows."""
     rows, num_rows = parts.config.burn_in, trajectory.is_first.shape[0] - 1
     if num_rows <= rows:
         raise ConfigError(
@@ -224,7 +214,6 @@ def burn_in(
 
 
 def trained_rows(config: R2D2Config, trajectory: Trajectory, axis_name: str | None) -> TrainedRows:
-    """Return the rows after burn-in, and which of them are trained on."""
     margin = row_margin(trajectory, axis_name)
     mask = row_masks(trajectory, margin).value[config.burn_in :]
     weighted = mask if isinstance(trajectory.sampling, tuple) else mask * trajectory.sampling

@@ -21,11 +21,7 @@ from jsrl.types import (
 
 
 def action_nums(spec: EnvSpec) -> tuple[int, ...]:
-    """Return how many actions each part of a discrete action has.
-
-    Raises:
-      TypeError: the action is continuous.
-    """
+    """Return how many actions each part of a discrete action has."""
     if isinstance(spec.action, Continuous):
         raise TypeError(f"{spec.name} has continuous actions, which have no number")
     return (spec.action.num_actions,) if isinstance(spec.action, Discrete) else spec.action.nums

@@ -62,9 +62,6 @@ def row_kinds(discount: Array, acts: Array, is_first: Array, margin: Array | int
       discount: the environment's, [T, ...]. acts: [T+1, ...], row T included.
       is_first: [T+1, ...]; may lack trailing axes (an environment's, where agents exist).
       margin: rows t > T - margin have no target, see `row_margin`.
-
-    Raises:
-      ValueError: `acts` lacks row T.
     """
     own, waiting = _own_and_waiting(discount, acts, is_first)
     known, _ = _resolved(discount, acts, waiting)

@@ -110,11 +110,6 @@ class OptStates(NamedTuple):
 
 
 def sac(config: SACConfig, spec: EnvSpec) -> Agent:
-    """Return SAC for environments of this spec.
-
-    Raises:
-      ConfigError: the spec or network cannot work with this config.
-    """
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
     parts, choose = (discrete_parts if isinstance(spec.action, Discrete) else continuous_parts)(config, agent_spec)
@@ -252,7 +247,6 @@ def policy_step(
 
 
 def move_targets(parts: Components, state: AgentState) -> AgentState:
-    """Return the state with the targets moved towards the critics."""
     online, target = state.learner_params
     when: Any = {"tau": parts.config.tau, "period": parts.config.target_period, "updates": state.updates}
     return state._replace(learner_params=Critics(online, off.move_targets(target, online, **when)))

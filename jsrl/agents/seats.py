@@ -101,5 +101,4 @@ def team_size(spec: EnvSpec) -> int:
 
 
 def size(leaf: ArraySpec) -> int:
-    """Return the number of values in an array of this spec."""
     return math.prod(leaf.shape)

@@ -99,11 +99,6 @@ class OptStates(NamedTuple):
 
 
 def td3(config: TD3Config, spec: EnvSpec) -> Agent:
-    """Return TD3 for environments of this spec.
-
-    Raises:
-      ConfigError: the spec or network cannot work with this config.
-    """
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
     box = off.action_box(agent_spec)

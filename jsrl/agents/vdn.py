@@ -79,16 +79,10 @@ class RecurrentVDNConfig(R2D2Config):
 
 
 def vdn(config: VDNConfig, spec: EnvSpec) -> Agent:
-    """Return VDN for environments with seats of this spec.
-
-    Raises:
-      ConfigError: the environment has one agent, or the spec or network cannot work with this config.
-    """
     return factored_dqn(config, spec, summing)
 
 
 def recurrent_vdn(config: RecurrentVDNConfig, spec: EnvSpec) -> Agent:
-    """Return VDN with a recurrent network; see `vdn`."""
     return factored_r2d2(config, spec, summing)
 
 

@@ -36,7 +36,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     from jsrl.launch.hosts.launcher import JoinedHosts
     from jsrl.launch.local.facts import own_facts
     from jsrl.launch.local.launcher import Local
-    from jsrl.transport.meeting.ports import allowed_ports
+    from jsrl.transport.meeting.sockets import allowed_ports
 
     allowed_ports()  # a wrong JSRL_PORTS would only be noticed once all hosts have joined
     engine, address = engine_of(options, notify)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from jsrl.cli import command_line as cli
 from jsrl.errors import ConfigError
+from jsrl.intervals import score_text
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.result import is_finished, missing
 from jsrl.launch.resume import claimed, with_paths
 from jsrl.launch.run_log import RunLog, redirect
 from jsrl.launch.start_points import check_kept
-from jsrl.metrics.scores import score_text
 from jsrl.report.comparison_page import write_comparison
 from jsrl.runs.files import write_json
 from jsrl.runs.groups import COMPARISON, Group, read_group

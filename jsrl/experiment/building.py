@@ -93,17 +93,12 @@ def _call_factory(agent: Any, spec: Tree) -> Any:
 
 
 def agent_name(agent: Any) -> str:
-    """Return the name of an agent for messages: its factory."""
     factory = agent.factory if isinstance(agent, AgentReference) else getattr(type(agent), "factory", agent)
     return factory if isinstance(factory, str) else getattr(factory, "__qualname__", repr(factory))
 
 
 def check_split(agent: Any, name: str) -> None:
-    """Refuse an agent without separate updates of policy and critics.
-
-    Raises:
-      ConfigError: it has none.
-    """
+    """Refuse an agent without separate updates of policy and critics."""
     if agent.split is None:
         raise ConfigError(
             f"learner.split is actor-critic, but {name} has no updates of policy and critics apart (Agent.split): sac, td3 "
@@ -115,8 +110,7 @@ def check_split(agent: Any, name: str) -> None:
 def agent_faults(where: str) -> Iterator[None]:
     """Turn an exception of the agent's own code inside the `with` block into an AgentFault that names the place.
 
-    Raises:
-      AgentFault: from the error; of its traceback the frames of jax and other packages are left out.
+    Frames of jax and other packages are left out of its traceback.
     """
     try:
         yield

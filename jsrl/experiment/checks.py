@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse an invalid experiment.
-
-    Raises:
-      ConfigError: the message gives the option, its value, and the nearest valid values.
-    """
     e = experiment
     if isinstance(e.agent, type):
         raise ConfigError(f"agent is the class {e.agent.__name__}; make an instance: agent={e.agent.__name__}(...).")
@@ -112,11 +107,7 @@ def _check_learns_from(e: Experiment) -> None:
 
 
 def split_bind(bind: str) -> tuple[str, int | None]:
-    """Return the IP address and the first port of an option `bind`; port None: any free ports.
-
-    Raises:
-      ConfigError: it is not ADDRESS, ADDRESS:PORT, or for IPv6 [ADDRESS]:PORT.
-    """
+    """Return the IP address and the first port of an option `bind`; port None: any free ports."""
     found = re.fullmatch(r"\[(.*)\](?::(\d{1,5}))?", bind) or re.fullmatch(r"([^:]*)(?::(\d{1,5}))?", bind)
     host, port = found.groups() if found else (bind, None)
     try:

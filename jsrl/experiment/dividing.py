@@ -26,9 +26,6 @@ def divided(
 
     Args:
       taken: names that no policy may have.
-
-    Raises:
-      ConfigError: an option of the experiment cannot be combined with several policies.
     """
     groups = alike_seats(spec.seats, taken) if isinstance(spec, GameSpec) else {}
     if len(groups) < 2:

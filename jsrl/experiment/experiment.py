@@ -154,7 +154,6 @@ class Experiment:
 
     @property
     def groups(self) -> int:
-        """Return the number of groups of environments."""
         if self.num_groups is not None:
             return self.num_groups
         if self.deterministic:
@@ -249,7 +248,6 @@ class Experiment:
 
     @property
     def updates_per_batch(self) -> int:
-        """Return the updates made with one batch."""
         return self.learner.reuse * self.updates_per_call
 
     @property
@@ -329,11 +327,6 @@ class Experiment:
 
 
 def _with_options(env: EnvConfig, name: str, options: dict[str, Any]) -> EnvConfig:
-    """Return an environment with the options of `name` added.
-
-    Raises:
-      ConfigError: there is no such option; the message gives the nearest one.
-    """
     known = {f.name for f in dataclasses.fields(env)}
     unknown = sorted(set(options) - known)
     if unknown:

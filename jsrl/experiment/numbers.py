@@ -32,9 +32,6 @@ def followed(experiment: Experiment, changes: Mapping[str, Any], given: Collecti
 
     Args:
       changes: field -> value. given: names of the options that were given, such as num-actors.
-
-    Raises:
-      ConfigError: the given numbers contradict each other, or another value is invalid.
     """
     changed = _tried(experiment, changes)
     if changed is not None and (fits(changed) or not fits(experiment)):

@@ -241,11 +241,7 @@ def nearest(name: str, options: dict[str, Option]) -> list[str]:
 
 
 def with_changes(experiment: Any, changes: dict[str, Any], *, follow: bool = True) -> tuple[Any, str]:
-    """Return an experiment with other values of the fields in `changes`, and a line about numbers that follow from them.
-
-    Raises:
-      ConfigError: it has no such field; the message gives its name here, or the nearest names.
-    """
+    """Return an experiment with the fields in `changes` changed, and a line about numbers that follow from them."""
     for name in changes.keys() - {f.name for f in dataclasses.fields(experiment)}:
         option, options = name.replace("_", "-"), options_of(experiment)
         usual = [entry.here for entry in elsewhere(option) if entry.here in options][:1] or nearest(option, options)

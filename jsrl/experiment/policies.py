@@ -60,16 +60,11 @@ def opponents_of(experiment: Experiment, policy: str) -> tuple[str, ...]:
 
 
 def seed_of(policy: PolicyConfig, number: int, seed: int) -> int:
-    """Return the seed of the policy at place `number` of an experiment with a seed."""
     return seed + SEED_STRIDE * number if policy.seed is None else policy.seed
 
 
 def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) -> None:
-    """Refuse invalid names and agents of policies, and equal seeds; `seed`: of the experiment.
-
-    Raises:
-      ConfigError: the message names the policy and says what to do.
-    """
+    """Refuse invalid names and agents of policies, and equal seeds; `seed`: of the experiment."""
     if policies and agent is not None:
         raise ConfigError(
             f"the experiment has an agent ({type(agent).__name__}) beside its policies {', '.join(policies)}; leave it out, "
@@ -100,9 +95,6 @@ def find_seats(
     Args:
       policies: of the experiment; {}: one policy plays all seats; its name here is "".
       shared: several policies may have the same seats, all of them or none: a director chooses which one plays.
-
-    Raises:
-      ConfigError: a pattern matches no seat, a seat has no policy or two, or the environment has no seats.
     """
     if not isinstance(spec, GameSpec):
         if len(policies) > 1 and not shared:
@@ -143,9 +135,6 @@ def check_team(policy: str, agent: Any, seats: Mapping[str, int], spec: EnvSpec 
 
     Args:
       policy: its name. agent: its config. seats: name -> place.
-
-    Raises:
-      ConfigError: the game is zero-sum, or its seats have named sides, and the policy plays several sides.
     """
     if not isinstance(spec, GameSpec) or getattr(agent, "rewards", "own") != "team":
         return
@@ -161,7 +150,6 @@ def check_team(policy: str, agent: Any, seats: Mapping[str, int], spec: EnvSpec 
 
 
 def _matching(policy: str, patterns: Sequence[str], spec: GameSpec) -> set[str]:
-    """Return the seats that match the patterns of a policy."""
     mine: set[str] = set()
     for pattern in patterns:
         matching = seats_named(pattern, spec.names)

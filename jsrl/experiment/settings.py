@@ -137,11 +137,7 @@ class ReplayConfig:
 
 
 def learns_from(agent: Any) -> str:
-    """Return what an agent learns from: fresh trajectories, replay, or either.
-
-    Raises:
-      ConfigError: its config says something else.
-    """
+    """Return what an agent learns from: fresh trajectories, replay, or either."""
     found = getattr(agent, "learns_from", EITHER)
     if found not in (FRESH, REPLAY, EITHER):
         raise ConfigError(f"{type(agent).__name__}.learns_from is {found!r}; use fresh, replay or either.")

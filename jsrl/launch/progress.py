@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.graph.policies import PolicyPart
-from jsrl.metrics.scores import decimals_of, score_of, score_title
+from jsrl.intervals import decimals_of, score_of, score_title
 from jsrl.runs.state import read_best
 from jsrl.types import version_updates
 from jsrl.workers.jobs import StartPoint

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import counted
-from jsrl.metrics.scores import score_text
+from jsrl.intervals import score_text
 from jsrl.runs.curves import Scores
 from jsrl.runs.groups import Group
 from jsrl.runs.runs import Run, RunFolder, to_resume

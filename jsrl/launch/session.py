@@ -18,6 +18,7 @@ from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
+from jsrl.intervals import score_name, score_of
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import STOPPED, Result, ledger_lines
@@ -25,7 +26,6 @@ from jsrl.launch.status_writer import RatedPlayers, Stages, StatusWriter, frames
 from jsrl.metrics.display import Display
 from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.metrics import MetricsHub
-from jsrl.metrics.scores import score_name, score_of
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
 from jsrl.runs.control_bodies import FINAL, Event, ForwardedCommand, Report
 from jsrl.runs.door import printable

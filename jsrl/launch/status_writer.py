@@ -16,13 +16,13 @@ from typing import Any, TypedDict
 import msgspec
 
 from jsrl.envs.config import EnvConfig
+from jsrl.intervals import score_title
 from jsrl.launch.launcher import Handle
 from jsrl.launch.progress import Progress
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.metrics.display import Rate
 from jsrl.metrics.display_state import LONG_S, DisplayState, OtherPolicy, PlayerRow, Waiting, WorkerRow
 from jsrl.metrics.phases import of_main_thread
-from jsrl.metrics.scores import score_title
 from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.standings import FILE as STANDINGS
 from jsrl.runs.standings import StandingsTable, read_standings

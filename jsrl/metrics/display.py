@@ -84,9 +84,6 @@ def make_display(
       mode: one of MODES. log: takes every line and message too, in every mode (the controller's log file).
       stream: where to write (default: standard error, so that standard output stays free for results).
       console: a rich console instead of `stream`. interval_s: between pictures (0.25) or lines (5).
-
-    Raises:
-      ConfigError: the mode is unknown.
     """
     if mode not in MODES:
         raise ConfigError(f"display mode {mode!r} is unknown; choose one of {', '.join(MODES)}.")
@@ -151,7 +148,6 @@ class LineDisplay:
             self._line()
 
     def message(self, text: str, level: str = "info") -> None:
-        """Write a message at once."""
         line = printable(text if level == "info" else f"{level}: {text}")
         if level in self._shown:
             self._write(line)
@@ -159,7 +155,6 @@ class LineDisplay:
             self._log(line)
 
     def close(self) -> None:
-        """Write the last line if it was not shown yet."""
         self._line()
 
     def _line(self) -> None:
@@ -204,14 +199,12 @@ class LiveDisplay:
         self._draw()
 
     def message(self, text: str, level: str = "info") -> None:
-        """Add a line to the last messages and redraw."""
         self._behind.message(text, level)
         self._messages.append((level, printable(text)))
         self._next_s = 0.0
         self._draw()
 
     def close(self) -> None:
-        """Draw the last state and restore the terminal."""
         if self._closed:
             return
         self._next_s = 0.0
@@ -309,7 +302,6 @@ class _Facts:
     """Short texts side by side, in as many lines as the terminal needs; none of them is broken."""
 
     def __init__(self, texts: Sequence[str], style: str = "") -> None:
-        """Take the texts; `style` is that of the first."""
         self._texts, self._style = texts, style
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:

@@ -148,11 +148,6 @@ class Meter:
 
 
 def as_number(name: str, value: Any) -> float:
-    """Return a metric's value as a float.
-
-    Raises:
-      ConfigError: it is no number.
-    """
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -67,7 +67,6 @@ class Phases:
         self._since_ns = now_ns
 
     def rest(self) -> None:
-        """End the current activity and start `rest`."""
         self.enter(self._rest)
 
     def mark(self, name: str, value: float) -> None:

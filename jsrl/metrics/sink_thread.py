@@ -77,7 +77,6 @@ class SinkThread:
         self._present = None
 
     def _call(self, sink: Any, method: str, value: Any) -> None:
-        """Make a call, and report its first failure."""
         name = name_of(sink)
         try:
             answer = getattr(sink, method)(value)

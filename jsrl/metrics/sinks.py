@@ -137,11 +137,7 @@ class TensorBoardSink:
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
-        """Write into `folder`; the file is created with the first line.
-
-        Raises:
-          MissingExtra: tensorboardX is not installed.
-        """
+        """Write into `folder`; the file is created with the first line."""
         try:
             from tensorboardX import crc32c
             from tensorboardX.proto import event_pb2, summary_pb2
@@ -193,7 +189,6 @@ class TensorBoardSink:
         return struct.pack("<I", (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Close the events file."""
         if self._file is not None:
             self._file.close()
 

@@ -40,7 +40,6 @@ class TracedPhases(Phases):
         self._marks: deque[tuple[str, int, float]] = deque(maxlen=_MAX_MARKS)
 
     def enter(self, activity: str) -> None:
-        """End the current activity, start another, and record the time."""
         if activity == self._activity:
             return
         super().enter(activity)
@@ -54,7 +53,6 @@ class TracedPhases(Phases):
         self._entered += 1
 
     def mark(self, name: str, value: float) -> None:
-        """Record a value that changes over time; it becomes a counter track."""
         self._marks.append((name, self._clock_ns(), float(value)))
 
     def facts(self) -> dict[str, Any]:
@@ -103,9 +101,6 @@ def merge_traces(folder: Path, phase_of: Mapping[str, str]) -> Path | None:
     """Merge the traces of a run's workers; return the path, or None if there are none.
 
     `phase_of`: the phase of each activity. An unfinished file of a killed worker is skipped. The parts are removed.
-
-    Raises:
-      OSError: the trace cannot be written.
     """
     parts = sorted((folder / FOLDER).glob("*.json"))
     workers = [facts for facts in map(_read, parts) if facts is not None]

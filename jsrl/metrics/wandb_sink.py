@@ -32,11 +32,7 @@ class WandbNames(TypedDict):
 
 
 def kept_names(run: Path) -> dict[str, Any]:
-    """Return where the run in a folder was sent to; empty: it was not.
-
-    Raises:
-      ConfigError: that cannot be read.
-    """
+    """Return where the run in a folder was sent to; empty: it was not."""
     path = run / FOLDER / OPTIONS
     return read_object(path, WandbNames) if path.exists() else {}
 

@@ -44,7 +44,6 @@ class GRU(nn.Module):
 
     @staticmethod
     def initial(batch_size: int, size: int) -> Array:
-        """Return the initial core of `batch_size` environments."""
         return jnp.zeros((batch_size, size), jnp.float32)
 
 
@@ -73,7 +72,6 @@ class LSTM(nn.Module):
 
     @staticmethod
     def initial(batch_size: int, size: int) -> tuple[Array, Array]:
-        """Return the initial core of `batch_size` environments."""
         return jnp.zeros((batch_size, size), jnp.float32), jnp.zeros((batch_size, size), jnp.float32)
 
 

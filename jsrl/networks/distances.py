@@ -20,7 +20,6 @@ class Distances(nn.Module):
 
     @nn.compact
     def __call__(self, observation: Array | dict[str, Array]) -> Array:
-        """Return the features."""
         if isinstance(observation, dict):
             observation = jnp.concatenate([observation["observation"], observation["agent"]], axis=-1)
         features = distances(observation, self.agents)
@@ -39,9 +38,6 @@ def distances(observation: Array, agents: int) -> Array:
       observation: [..., 3 (F + P) + P]: row, column and level of the foods, the agent itself and the others; the number of
         its seat, one-hot.
       agents: P.
-
-    Raises:
-      ConfigError: the observation has another size.
     """
     lead, size = observation.shape[:-1], observation.shape[-1]
     foods = (size - agents) // 3 - agents

@@ -49,7 +49,6 @@ class EntityConfig:
     # fmt: on
 
     def __post_init__(self) -> None:
-        """Check the values. Raises ConfigError."""
         for entry in (*self.leaves, *self.value_leaves):
             if not entry.partition(":")[0] or entry.count(":") > 1:
                 raise ConfigError(
@@ -83,7 +82,6 @@ class EntityAttention(nn.Module):
 
     @nn.compact
     def __call__(self, observation: Tree) -> Array:
-        """Encode."""
         arrays, act, size = dict(named_leaves(observation)), ACTIVATIONS[self.activation], self.hidden[0]
         own = self._read_own(arrays)
         me = act(dense(size, name="me")(own))
@@ -146,11 +144,7 @@ def make_entity_torso(
     *,
     value: bool,
 ) -> EntityAttention:
-    """Return the torso that reads these leaves; `value`: that of a value function.
-
-    Raises:
-      ConfigError: no set of entities is among the leaves, one has another shape, a mask has floats, or sizes do not fit.
-    """
+    """Return the torso that reads these leaves; `value`: that of a value function."""
     shapes = {leaf.path: leaf.shape for leaf in leaves}
     entries = _entries((config.value_leaves if value else ()) or config.leaves)
     sets = tuple(entry for entry in entries if entry.leaf in shapes)

@@ -23,7 +23,6 @@ from jsrl.field_names import suggesting
 from jsrl.fields import FiniteFloat, PositiveInt, option
 from jsrl.networks.cores import CORES
 from jsrl.networks.entities import EntityConfig, make_entity_torso
-from jsrl.networks.heads import policy_head, value_head
 from jsrl.networks.kernels.products import Precision
 from jsrl.networks.torsos import (
     MIN_NATURE_SIDE,
@@ -32,13 +31,27 @@ from jsrl.networks.torsos import (
     ImpalaResNet,
     Leaf,
     NatureCNN,
+    dense,
 )
 from jsrl.references.importing import import_target
-from jsrl.types import Array, EnvSpec, Tree, is_image, named_leaves, own_leaves
+from jsrl.types import (
+    ActionSpec,
+    Array,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    Tree,
+    is_image,
+    named_leaves,
+    own_leaves,
+)
 
 TorsoName: TypeAlias = Literal["auto", "mlp", "nature_cnn", "impala_resnet", "entities"]
 CoreName: TypeAlias = Literal["none", "gru", "lstm"]
 ACTION_MASK = "action_mask"
+POLICY_GAIN = 0.01
+VALUE_GAIN = 1.0
 
 
 @suggesting
@@ -142,11 +155,7 @@ class _Value(nn.Module):
 
 
 def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
-    """Return the network that `config` describes, for observations and actions of `spec`.
-
-    Raises:
-      ConfigError: the config cannot read these observations; the message says why and what would.
-    """
+    """Return the network that `config` describes, for observations and actions of `spec`."""
     check_features(config, spec)
     leaves = observation_leaves(spec)
     recurrent = config.core != "none"
@@ -193,11 +202,7 @@ def make_core_norm(config: NetworkConfig) -> Any:
 
 
 def weights_of(variables: Tree) -> Tree:
-    """Return the parameters among a module's variables.
-
-    Raises:
-      ConfigError: it has others too (batch statistics), which would be lost.
-    """
+    """Return the parameters among a module's variables."""
     others = sorted(set(variables) - {"params"})
     if others:
         raise ConfigError(
@@ -211,11 +216,7 @@ def weights_of(variables: Tree) -> Tree:
 
 
 def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
-    """Return the leaves that a network reads, with the kind of each; a dict's `action_mask` is not among them.
-
-    Raises:
-      ConfigError: there is nothing to read.
-    """
+    """Return the leaves that a network reads, with the kind of each; a dict's `action_mask` is not among them."""
     leaves = [
         Leaf(path, leaf.shape, is_image(leaf), leaf.dtype) for path, leaf in own_leaves(spec) if path != ACTION_MASK
     ]
@@ -227,11 +228,7 @@ def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
 
 
 def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool = False) -> nn.Module:
-    """Return the torso module that reads these leaves; `value`: for a separate value function.
-
-    Raises:
-      ConfigError: a torso for images and no image, an image too small, or a reference that is no flax module.
-    """
+    """Return the torso module that reads these leaves; `value`: for a separate value function."""
     if not isinstance(config.torso, str):
         return _own_torso(config.torso, config.torso)
     if ":" in config.torso:
@@ -263,11 +260,7 @@ def _side(leaf: Leaf) -> int:
 
 
 def check_features(config: NetworkConfig, spec: EnvSpec) -> None:
-    """Refuse a torso of the user's that does not return features of the observations of `spec`.
-
-    Raises:
-      ConfigError: it returns something other than [..., F]; the message has the shapes.
-    """
+    """Refuse a torso of the user's that does not return features of the observations of `spec`."""
     if isinstance(config.torso, str) and ":" not in config.torso:
         return
     torso = make_torso(config, ())
@@ -299,14 +292,48 @@ def _own_torso(torso: Any, given: Any) -> nn.Module:
 
 
 def check_name(what: str, value: Any, choices: Iterable[str], also: str = "") -> None:
-    """Check that `value` is one of `choices`.
-
-    Raises:
-      ConfigError: it is not; names the nearest choice.
-    """
     choices = list(choices)
     if value in choices:
         return
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
     raise ConfigError(f"unknown network {what} {value!r}{hint} Choose one of {', '.join(choices)}{also}")
+
+
+class LogitsHead(nn.Module):
+    """Logits [..., num_logits]; for MultiDiscrete the concatenated logits of its parts."""
+
+    num_logits: int
+
+    @nn.compact
+    def __call__(self, features: Array) -> Array:
+        return dense(self.num_logits, POLICY_GAIN, "logits")(features)
+
+
+class GaussianHead(nn.Module):
+    """(mean [..., A], log_std [..., A]); log_std is a separate parameter, the same for every observation."""
+
+    num_dims: int
+    log_std_init: float = 0.0
+
+    @nn.compact
+    def __call__(self, features: Array) -> tuple[Array, Array]:
+        mean = dense(self.num_dims, POLICY_GAIN, "mean")(features)
+        log_std = self.param("log_std", nn.initializers.constant(self.log_std_init), (self.num_dims,), jnp.float32)
+        return mean, jnp.broadcast_to(log_std, mean.shape)
+
+
+def policy_head(action: ActionSpec, log_std_init: float = 0.0) -> Any:
+    match action:
+        case Discrete(num_actions=num_actions):
+            return LogitsHead(num_actions)
+        case MultiDiscrete(nums=nums):
+            return LogitsHead(sum(nums))
+        case Continuous(low=low):
+            return GaussianHead(len(low), log_std_init)
+    raise TypeError(f"no head for the action spec {action!r}; expected Discrete, MultiDiscrete or Continuous")
+
+
+def value_head() -> nn.Dense:
+    """Return the value head: a linear layer to [..., 1], kernel [F, 1] and bias [1]."""
+    return dense(1, VALUE_GAIN)

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
 from jsrl.networks.cores import CORES
-from jsrl.networks.heads import POLICY_GAIN, VALUE_GAIN, LogitsHead
 from jsrl.networks.kernels.products import Precision
 from jsrl.networks.model import (
+    POLICY_GAIN,
+    VALUE_GAIN,
+    LogitsHead,
     NetworkConfig,
     check_features,
     make_core,
@@ -65,7 +67,6 @@ class TanhHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Array) -> Array:
-        """Return actions."""
         return jnp.tanh(dense(self.num_dims, POLICY_GAIN, "action")(features))
 
 
@@ -80,7 +81,6 @@ class ConditionalGaussianHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Array) -> tuple[Array, Array]:
-        """Return mean and log standard deviation."""
 
         def bias(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
             return jnp.repeat(jnp.array([0.0, self.log_std_init], dtype), self.num_dims)
@@ -118,7 +118,6 @@ class ScalarHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Array) -> Array:
-        """Return values."""
         return dense(1, VALUE_GAIN, "value")(features)[..., 0]
 
 
@@ -161,11 +160,7 @@ def _blank(spec: EnvSpec, *leading: int) -> Tree:
 
 
 def policy_network(config: NetworkConfig, spec: EnvSpec, *, deterministic: bool = False) -> Network:
-    """Return a policy: (weights, observation) -> logits, (mean, log_std), or an action in [-1, 1] (deterministic).
-
-    Raises:
-      ConfigError: the config cannot read these observations, or is recurrent.
-    """
+    """Return a policy: (weights, observation) -> logits, (mean, log_std), or an action in [-1, 1] (deterministic)."""
     match spec.action:
         case Discrete(num_actions=num_actions):
             head: nn.Module = LogitsHead(num_actions)
@@ -187,9 +182,6 @@ def critic_network(config: NetworkConfig, spec: EnvSpec, *, num_critics: int) ->
 
     Continuous actions: (weights, observation, action [..., A] in [-1, 1]) -> values [E, ...].
     Discrete actions: (weights, observation) -> values of all actions [E, ..., A].
-
-    Raises:
-      ConfigError: the config cannot read these observations, or is recurrent.
     """
     of_all_actions = isinstance(spec.action, Discrete)
     head = LogitsHead(spec.action.num_actions) if isinstance(spec.action, Discrete) else ScalarHead()
@@ -222,11 +214,7 @@ class _Values(nn.Module):
 
 
 def value_network(config: NetworkConfig, spec: EnvSpec, *, dueling: bool = False, num_atoms: int = 1) -> ValueNetwork:
-    """Return a network of action values with `num_atoms` outputs per action.
-
-    Raises:
-      ConfigError: the actions are not discrete, or the config cannot read these observations.
-    """
+    """Return a network of action values with `num_atoms` outputs per action."""
     if not isinstance(spec.action, Discrete):
         other = "sac, td3 or ddpg" if isinstance(spec.action, Continuous) else "ppo or impala"
         raise ConfigError(

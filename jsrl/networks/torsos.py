@@ -48,7 +48,6 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Encode."""
         for i, features in enumerate(self.hidden):
             layer = dense(features, precision=self.precision if i else "float32")
             x = ACTIVATIONS[self.activation](layer(x))
@@ -125,7 +124,6 @@ class NatureCNN(nn.Module):
 
     @nn.compact
     def __call__(self, image: Array) -> Array:
-        """Encode."""
         layers = partial(_nature_layers, precision=self.precision)
         return nn.relu(dense(self.features, precision=self.precision)(_convolve(layers, image)))
 
@@ -158,7 +156,6 @@ class ImpalaResNet(nn.Module):
 
     @nn.compact
     def __call__(self, image: Array) -> Array:
-        """Encode."""
         layers = partial(_resnet_layers, channels=self.channels, num_blocks=self.num_blocks, precision=self.precision)
         return nn.relu(dense(self.features, precision=self.precision)(_convolve(layers, image)))
 
@@ -202,7 +199,6 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, observation: Tree) -> Array:
-        """Encode."""
         arrays = dict(named_leaves(observation))
         features, vectors = [], []
         for leaf in self.leaves:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import ConfigError
-from jsrl.intervals import seeds_interval, t_factor
+from jsrl.intervals import RETURN, WIN_RATE, seeds_interval, t_factor
 from jsrl.launch.graph_file import plain_graph
 from jsrl.metrics.display_state import clock, short, sparkline
-from jsrl.metrics.scores import RETURN, WIN_RATE
 from jsrl.report.page import Table
 from jsrl.report.run_report import flat_options, rates_of
 from jsrl.runs.runs import Run
@@ -174,11 +173,7 @@ UNEQUAL = "Runs end after different numbers of env steps, and each counts with i
 
 
 def scores_table(runs: Sequence[Run], key: str) -> tuple[Table, list[str]]:
-    """Return a line per experiment with its seeds' last values of `key`, and notes on them.
-
-    Raises:
-      ConfigError: a run has no such metric.
-    """
+    """Return a line per experiment with its seeds' last values of `key`, and notes on them."""
     rows, unequal = [], False
     for experiment, own in grouped(runs).items():
         values, env_steps = _ends(own, key)
@@ -201,11 +196,7 @@ def _with_interval(value: float, low: float, high: float) -> str:
 
 
 def _ends(runs: Sequence[Run], key: str) -> np.ndarray:
-    """Return the last values of a metric and the env steps at which they were reported, [2, runs].
-
-    Raises:
-      ConfigError: a run has no such metric.
-    """
+    """Return the last values of a metric and the env steps at which they were reported, [2, runs]."""
     ends = []
     for run in runs:
         at, curve = run.curve(key)

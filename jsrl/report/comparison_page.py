@@ -39,11 +39,7 @@ NOTE = (
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """Return the page of several runs, as self-contained HTML.
-
-    Raises:
-      ConfigError: a folder is not a whole run.
-    """
+    """Return the page of several runs, as self-contained HTML."""
     groups = grouped(runs)
     title = f"{len(runs)} runs of {len(groups)} experiment{'s' if len(groups) > 1 else ''}"
     environments: dict[str, list[str]] = {}
@@ -130,11 +126,7 @@ def _runs(runs: Sequence[Run]) -> str:
 
 
 def write_comparison(runs: Sequence[Run], path: Path) -> str:
-    """Write the page of several runs to `path`; return their scores as a table.
-
-    Raises:
-      ConfigError: a folder is not a whole run. OSError: it cannot be written.
-    """
+    """Write the page of several runs to `path`; return their scores as a table."""
     write_atomic(path, comparison_page(runs).encode(), durable=False)
     scored = with_score(runs)
     metric = score_of(scored) if scored else ""

@@ -16,8 +16,8 @@ from urllib.parse import quote
 import msgspec
 
 from jsrl.errors import ConfigError, counted
+from jsrl.intervals import score_of
 from jsrl.metrics.display_state import clock, short
-from jsrl.metrics.scores import score_of
 from jsrl.report.html import body
 from jsrl.report.page import RUNS, UNREADABLE, Html, Table, badge, header
 from jsrl.report.run_report import how_it_ended, make_report
@@ -170,11 +170,7 @@ def signature(run: Path) -> tuple[Any, ...]:
 
 
 def row_of(run: Path) -> RunRow:
-    """Return a run's line in the list, from the end of its metrics.
-
-    Raises:
-      ConfigError: it is not a whole run, or damaged. OSError: its metrics cannot be read.
-    """
+    """Return a run's line in the list, from the end of its metrics."""
     fields = RunFolder(run).config.get("fields", {})
     result = read_result(run)
     running = not result and bool(held_by(run))

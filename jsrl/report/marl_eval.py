@@ -27,11 +27,7 @@ FAMILIES = {"ALE": "atari"}
 
 
 def write_marl_eval(runs: Sequence[Run], path: Path) -> str:
-    """Write runs to a file; return a line about it.
-
-    Raises:
-      ConfigError: a run has no evaluations or no final one. OSError: the file cannot be written.
-    """
+    """Write runs to a file; return a line about it."""
     tree = marl_eval(runs)
     write_atomic(path, f"{json.dumps(tree, indent=2)}\n".encode())
     tasks = sum(len(own) for own in tree.values())
@@ -44,9 +40,6 @@ def marl_eval(runs: Sequence[Run]) -> dict[str, Any]:
 
     Each run of an environment keeps as many evaluations as the shortest one has: spread evenly, with the first and
     the last one.
-
-    Raises:
-      ConfigError: a run has no evaluations, or no final one; the message names it.
     """
     of_environment: dict[str, list[tuple[Run, str]]] = {}
     for run in runs:
@@ -89,11 +82,7 @@ def _algorithms(runs: Sequence[Run]) -> list[str]:
 
 
 def _evaluations(run: Run) -> list[int]:
-    """Return the lines of a run's metrics that hold an evaluation of the first policy.
-
-    Raises:
-      ConfigError: there are none.
-    """
+    """Return the lines of a run's metrics that hold an evaluation of the first policy."""
     column = run.metrics.get("evaluator/return_mean", np.zeros(0))
     lines = np.flatnonzero(np.isfinite(column)).tolist()
     if not lines:

@@ -31,7 +31,6 @@ class Table:
     words: Collection[int] = ()
 
     def html(self) -> str:
-        """Return it as HTML, which scrolls where it is too wide."""
         titles = "".join(f"<th{self._class(column)}>{_html(title)}</th>" for column, title in enumerate(self.head))
         head = f"<thead><tr>{titles}</tr></thead>" if self.head else ""
         lines = "".join(f"<tr>{self._cells(row)}</tr>" for row in self.rows)

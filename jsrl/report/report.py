@@ -43,11 +43,7 @@ def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
 
 
 def write_report(folder: RunFolder) -> str:
-    """Write report.txt and report.html from a run's files; return the summary for the end of the run.
-
-    Raises:
-      ConfigError: the folder is not a whole run. OSError: they cannot be written.
-    """
+    """Write report.txt and report.html from a run's files; return the summary for the end of the run."""
     report = make_report(folder)
     write_atomic(folder.path / "report.txt", document(report).encode(), durable=False)
     write_atomic(folder.report, page(report).encode(), durable=False)

@@ -17,9 +17,9 @@ import numpy as np
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.graph.policies import folder_of
+from jsrl.intervals import WIN_RATE, score_of, score_title
 from jsrl.launch.graph_file import kinds_of, plain_graph, workers_of
 from jsrl.metrics.phases import by_phase
-from jsrl.metrics.scores import WIN_RATE, score_of, score_title
 from jsrl.plain_files import read_plain
 from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json

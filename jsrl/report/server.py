@@ -61,11 +61,7 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        """Listen on a port of 127.0.0.1; 0: any free port.
-
-        Raises:
-          ConfigError: there is no such folder, or the port cannot be used.
-        """
+        """Listen on a port of 127.0.0.1; 0: any free port."""
         if not folder.is_dir():
             raise ConfigError(f"there is no folder {folder.absolute()}; give the folder that holds your runs.")
         self.live = Live(folder)

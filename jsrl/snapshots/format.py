@@ -143,11 +143,7 @@ def _new_digest() -> Any:
 
 
 def check_size(folder: Path, manifest: Manifest) -> None:
-    """Refuse arrays that do not fit into a snapshot's files, or into this host's free memory; reads no array.
-
-    Raises:
-      SnapshotError: the message gives the declared bytes.
-    """
+    """Refuse arrays that do not fit into a snapshot's files, or into this host's free memory; reads no array."""
     declared = sum(leaf.size_bytes for leaf in manifest.leaves)
     stored = sum(written.size_bytes for written in manifest.files.values())
     free = free_memory_bytes()

@@ -61,11 +61,7 @@ def specs_of(manifest: fmt.Manifest) -> dict[tuple[str, ...], ArraySpec]:
 
 
 def check_template(template: Tree, manifest: fmt.Manifest, folder: Path) -> None:
-    """Compare path, shape and dtype of a manifest's leaves with a template's; reads no arrays.
-
-    Raises:
-      SnapshotError: one differs; the message names it.
-    """
+    """Compare path, shape and dtype of a manifest's leaves with a template's; reads no arrays."""
     fill_template(template, specs_of(manifest), folder)
 
 

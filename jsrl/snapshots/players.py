@@ -43,9 +43,6 @@ class PlayerStore:
 
         Args:
           name: for directors and users. version: of the params. values: their leaves, in order.
-
-        Raises:
-          SnapshotError: the name is invalid, the version was frozen with other params, or the disk write failed.
         """
         check_tag(name)
         content = _packed(values)
@@ -64,11 +61,7 @@ class PlayerStore:
             raise SnapshotError(f"player {name} could not be frozen in {self.folder}: {error}.") from error
 
     def load(self, version: int) -> list[np.ndarray]:
-        """Return the leaves of a frozen version.
-
-        Raises:
-          SnapshotError: they are missing, or have changed.
-        """
+        """Return the leaves of a frozen version."""
         path = self.file(version)
         if path is None:
             raise SnapshotError(
@@ -87,28 +80,15 @@ class PlayerStore:
         return _unpacked(content)
 
     def check(self) -> None:
-        """Check that every named player is there and unchanged.
-
-        Raises:
-          SnapshotError: one is not; the message names it.
-        """
+        """Check that every named player is there and unchanged."""
         for version in sorted(set(self.names().values())):
             self.load(version)
 
     def names(self) -> dict[str, int]:
-        """Return name -> version of all players.
-
-        Raises:
-          SnapshotError: one of the files with names cannot be read.
-        """
+        """Return name -> version of all players."""
         return {path.stem: self._pointer(path)["version"] for path in sorted(self.folder.glob("[!.]*.json"))}
 
     def version(self, name: str) -> int:
-        """Return the version of a name.
-
-        Raises:
-          SnapshotError: there is no such name.
-        """
         path = self.folder / f"{name}.json"
         if not path.exists():
             raise SnapshotError(f"no player is called {name} in {self.folder}. There are: {self._listed()}.")
@@ -125,7 +105,6 @@ class PlayerStore:
         raise SnapshotError(f"{path} does not say which version its player has ({problem}).")
 
     def file(self, version: int) -> Path | None:
-        """Return the file of a version; None: there is none."""
         return next(iter(self._files(version)), None)
 
     def _files(self, version: int) -> list[Path]:
@@ -142,11 +121,7 @@ class SentPlayers(PlayerStore):
     """
 
     def load(self, version: int) -> list[np.ndarray]:
-        """Return the leaves of a frozen version, waiting for its file; see PlayerStore.
-
-        Raises:
-          SnapshotError: it did not arrive within SENT_S, or has changed.
-        """
+        """Return the leaves of a frozen version, waiting for its file; see PlayerStore."""
         asked, until_s = self.folder / WANTED / str(int(version)), time.monotonic() + SENT_S
         while self.file(version) is None and time.monotonic() < until_s:
             asked.parent.mkdir(parents=True, exist_ok=True)

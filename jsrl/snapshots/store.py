@@ -253,7 +253,6 @@ class SnapshotStore:
         return []
 
     def tags(self) -> dict[str, Tag]:
-        """Return the target of every tag."""
         found: dict[str, Tag] = {}
         for path in sorted((self.folder / "tags").glob("[!.]*.json")):
             try:
@@ -273,7 +272,6 @@ class SnapshotStore:
         return self._resolve(selector)[0]
 
     def load(self, selector: str | int = "latest", template: Tree = None) -> Loaded:
-        """Return (tree, meta); see `load_snapshot`."""
         snapshot = self.load_snapshot(selector, template)
         return Loaded(snapshot.tree, snapshot.meta)
 

@@ -132,7 +132,15 @@ class SampleConsumer(Protocol):
         ...
 
     def get(self, timeout_s: float) -> Lease:
-        """Return the next committed trajectory, in order per (producer, group)."""
+        """Return the next committed trajectory, in order per (producer, group).
+
+        The arrays are read-only views of memory that the producer may write again after `release`. JAX on CPU reads numpy
+        arrays without copying them: release only once nothing computes with them any more (copy to a staging buffer first).
+
+        Raises:
+          StreamTimeout: none was committed in time. StreamClosed: this end is closed.
+          SpecMismatch: a producer with another schema tried to join (raised once).
+        """
         ...
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
@@ -172,7 +180,6 @@ class Ledger:
         """Record that the counts of one trajectory are about to change, or have changed."""
 
     def arrive(self) -> None:
-        """Count one received trajectory."""
         self.received += 1
 
     def hold(self, count: int) -> None:
@@ -187,13 +194,11 @@ class Ledger:
             self.drop(outcome, count)
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Count `count` trajectories as dropped for `reason`."""
         self.dropped = self.dropped or {}
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Return the ledger as plain values."""
         dropped = dict(self.dropped or {})
         return {"received": self.received, "consumed": self.consumed, "in_flight": self.in_flight, "dropped": dropped}
 
@@ -280,9 +285,7 @@ class InferenceClient(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Close."""
-        ...
+    def close(self) -> None: ...
 
 
 class ClientRequest(NamedTuple):
@@ -365,9 +368,7 @@ class ParamsSubscriber(Protocol):
         """Block until a version with at least `min_updates` updates can be polled. Raises StreamTimeout."""
         ...
 
-    def close(self) -> None:
-        """Close."""
-        ...
+    def close(self) -> None: ...
 
 
 class FirstRank(Protocol):
@@ -387,21 +388,15 @@ class FirstRank(Protocol):
         """Return whether a sender may use the name of a worker."""
         ...
 
-    def send(self, receiver: bytes, message: bytes) -> None:
-        """Send a message to a sender."""
-        ...
+    def send(self, receiver: bytes, message: bytes) -> None: ...
 
-    def close(self) -> None:
-        """Close the stream. May be called twice."""
-        ...
+    def close(self) -> None: ...
 
 
 class OtherRank(Protocol):
     """A connecting end of a stream of type `ranks`."""
 
-    def send(self, message: bytes) -> None:
-        """Send a message."""
-        ...
+    def send(self, message: bytes) -> None: ...
 
     def receive(self, timeout_s: float) -> bytes | None:
         """Return a message, waiting up to `timeout_s`; None: none came."""
@@ -415,10 +410,6 @@ class OtherRank(Protocol):
         """
         ...
 
-    def no_answer(self, timeout_s: float) -> StreamTimeout:
-        """Return the error for an end that does not answer."""
-        ...
+    def no_answer(self, timeout_s: float) -> StreamTimeout: ...
 
-    def close(self) -> None:
-        """Close the stream. May be called twice."""
-        ...
+    def close(self) -> None: ...

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
+
+from jsrl.types import Array, ArraySpec, Trajectory
 
 StreamType = Literal["samples", "inference", "params", "ranks"]
 EPOCH = ".epoch"  # ends the name of an epoch, see epoch_at
@@ -91,3 +93,30 @@ def name_at(stream: str, worker: str) -> str:
 def epoch_at(stream: str, worker: str) -> str:
     """Return the name under which the reader of a stream publishes the epoch that trains on its rows."""
     return f"{name_at(stream, worker)}{EPOCH}"
+
+
+class ReplayBatch(NamedTuple):
+    """A batch of windows: `windows` [W+1, M, ...], `ids` int64 [M].
+
+    counters: int64 [3], when the batch was drawn: number of the replay worker, env steps inserted, windows drawn.
+    """
+
+    windows: Trajectory
+    ids: Array
+    counters: Array
+
+
+class Priorities(NamedTuple):
+    """New priorities float32 [M] of windows `ids` int64 [M]."""
+
+    ids: Array
+    priorities: Array
+
+
+def replay_batch_spec(windows: Trajectory) -> ReplayBatch:
+    number = windows.is_first.shape[1]
+    return ReplayBatch(windows, ArraySpec((number,), "int64"), ArraySpec((3,), "int64"))
+
+
+def priorities_spec(number: int) -> Any:
+    return Priorities(ArraySpec((number,), "int64"), ArraySpec((number,), "float32"))

@@ -50,7 +50,7 @@ ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
     ("params", "local"): ("params.local:LocalParamsPublisher", "params.local:LocalParamsSubscriber"),
     ("params", "shm"): ("params.shared:SharedParamsPublisher", "params.shared:SharedParamsSubscriber"),
     ("params", "zmq"): ("params.zmq:ZmqParamsPublisher", "params.zmq:ZmqParamsSubscriber"),
-    ("ranks", "zmq"): ("ranks.zmq:ZmqFirstRank", "ranks.zmq:ZmqOtherRank"),
+    ("ranks", "zmq"): ("ranks:ZmqFirstRank", "ranks:ZmqOtherRank"),
 }
 
 

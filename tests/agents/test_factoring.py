@@ -13,7 +13,7 @@ from jsrl.agents import dqn as dqn_file
 from jsrl.agents import factoring
 from jsrl.agents import off_policy as off
 from jsrl.agents.check import check_agent
-from jsrl.agents.qmix import QMIXConfig, RecurrentQMIXConfig, monotonic, qmix, recurrent_qmix
+from jsrl.agents.qmix import MonotonicMixer, QMIXConfig, RecurrentQMIXConfig, monotonic, qmix, recurrent_qmix
 from jsrl.agents.r2d2 import r2d2
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.rows import row_masks
@@ -23,7 +23,6 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.rows import GameRows
 from jsrl.errors import ConfigError
 from jsrl.games.matrix import make_matrix
-from jsrl.networks.mixers import MonotonicMixer
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import value_network
 from jsrl.types import (

@@ -469,7 +469,9 @@ def test_a_serial_run_is_one_process():
 
 
 def test_invalid_device_is_refused():
-    with pytest.raises(ConfigError, match=r"InferenceConfig\.device is 'cuda'; use auto, cpu, or an index such as gpu:1"):
+    with pytest.raises(
+        ConfigError, match=r"InferenceConfig\.device is 'cuda'; use auto, cpu, or an index such as gpu:1"
+    ):
         experiment(inference=InferenceConfig(device="cuda"))
 
 

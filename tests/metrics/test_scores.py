@@ -8,10 +8,9 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.experiment import Experiment
-from jsrl.intervals import return_facts
+from jsrl.intervals import return_facts, score_text
 from jsrl.launch.progress import Progress
 from jsrl.launch.status_writer import other_policy
-from jsrl.metrics.scores import score_text
 
 
 def test_small_returns_keep_their_digits() -> None:

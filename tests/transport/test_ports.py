@@ -8,8 +8,7 @@ import pytest
 import zmq
 
 from jsrl.errors import ConfigError
-from jsrl.transport.meeting.ports import VARIABLE
-from jsrl.transport.meeting.sockets import bind
+from jsrl.transport.meeting.sockets import VARIABLE, bind
 from jsrl.workers.learner.ranks import held_port
 
 

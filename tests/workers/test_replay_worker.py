@@ -22,7 +22,7 @@ from jsrl.replay.host.rows import read_ids, rows_shape, windows_spec
 from jsrl.transport.base import ProducerId
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import open_ledger
-from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
+from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter

@@ -17,7 +17,7 @@ from jsrl.graph.graph import Graph, node
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer
 from jsrl.transport.ledger.hops import read_hops
-from jsrl.transport.samples.replay_batch import replay_batch_spec
+from jsrl.transport.stream import replay_batch_spec
 from jsrl.transport.transports import connect_samples
 from jsrl.types import ArraySpec
 from jsrl.workers.base import Reporter

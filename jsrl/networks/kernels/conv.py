@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -21,10 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jsrl.networks.kernels.padding import Padding, Pads, pads_of
 from jsrl.networks.kernels.products import Precision, dot
 from jsrl.networks.orthogonal import orthogonal
 from jsrl.types import Array
+
+Padding: TypeAlias = Literal["VALID", "SAME"]
+Pads: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 
 _LAYOUT = ("HWNC", "HWIO", "HWNC")
 _LAST, _LAST_TURNED = (((3,), (0,)), ((), ())), (((3,), (1,)), ((), ()))  # [h, w, N, K] times [K, O], or times [O, K]
@@ -55,7 +57,6 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Convolve."""
         shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
@@ -87,9 +88,6 @@ def conv(
 
     Returns:
       [h, w, N, C_out], equal to `lax.conv_general_dilated` up to rounding (`precision`: of the factors, see `Conv`).
-
-    Raises:
-      ValueError: the image is smaller than the window.
     """
     size = kernel.shape[0]
     height, width = x.shape[1:3] if batch_first else x.shape[:2]
@@ -326,3 +324,11 @@ def _uncell_kernel(weights: Array, stride: int) -> Array:
     channels = depth // stride**2
     split = weights.reshape(cells, cells, stride, stride, channels, features).transpose(0, 2, 1, 3, 4, 5)
     return split.reshape(cells * stride, cells * stride, channels, features)
+
+
+def pads_of(length: int, size: int, stride: int, padding: Padding) -> tuple[int, int]:
+    """Return the padding before and after an axis of `length`."""
+    if padding == "VALID":
+        return (0, 0)
+    total = max((-(-length // stride) - 1) * stride + size - length, 0)
+    return (total // 2, total - total // 2)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jsrl.networks.kernels.padding import Padding, Pads, pads_of
+from jsrl.networks.kernels.conv import Padding, Pads, pads_of
 from jsrl.types import Array
 
 

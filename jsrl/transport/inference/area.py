@@ -39,7 +39,6 @@ POLICY, VERSION = ArraySpec((), "int32"), ArraySpec((), "int64")  # of one row
 
 
 def question_schema(spec: InferenceSpec, num_rows: int) -> RequestArrays:
-    """Return the schema of a request of `num_rows` rows."""
     rows = RequestArrays(spec.observation, ArraySpec((), "bool"), POLICY, version_schema(spec))
     return map_tree(lambda leaf: leaf.batched(num_rows), rows)
 
@@ -57,16 +56,11 @@ def answer_schema(spec: InferenceSpec, num_rows: int) -> ReplyArrays:
 
 
 def core_schema(spec: InferenceSpec, num_rows: int) -> Tree:
-    """Return the schema of the core in a reply."""
     return map_tree(lambda leaf: leaf.batched(num_rows), {"core": spec.core})
 
 
 def check_group_sizes(group_sizes: dict[int, int]) -> dict[int, int]:
-    """Return `group_sizes` (group -> B) after checking them.
-
-    Raises:
-      ConfigError: there is no group, or a group number or size is invalid.
-    """
+    """Return `group_sizes` (group -> B) after checking them."""
     for group, rows in group_sizes.items():
         if not (0 <= group < 2**31 and 0 < rows <= MAX_ROWS_PER_GROUP):
             raise ConfigError(
@@ -90,11 +84,6 @@ class TreeWriter:
         self._prefix = prefix
 
     def write(self, tree: Tree) -> None:
-        """Copy `tree` in.
-
-        Raises:
-          SpecMismatch: a leaf is missing, or has another shape or dtype than the schema says.
-        """
         try:
             for leaf, (view, shape, dtype) in zip(self._flatten(tree), self._targets, strict=True):
                 if leaf.shape != shape or leaf.dtype != dtype:
@@ -120,11 +109,7 @@ class NumberWriter:
         self._last: int | None = last
 
     def write(self, number: Any) -> None:
-        """Write a number for all rows, or an array [B].
-
-        Raises:
-          SpecMismatch: the array has another shape or dtype than the schema says.
-        """
+        """Write a number for all rows, or an array [B]."""
         if not isinstance(number, int):
             self._rows.write(number)
             self._last = None
@@ -183,23 +168,19 @@ class AreaLayout:
         self.size_bytes = max(end, 64)
 
     def question(self, group: int) -> slice:
-        """Return the position of a group's request in the buffer, in bytes."""
         at_question, at_answer, _ = self.offsets[group]
         return slice(at_question, at_answer)
 
     def question_bytes(self, group: int) -> int:
-        """Return how many bytes a group's request has."""
         where = self.question(group)
         return int(where.stop - where.start)
 
     def answer(self, group: int, has_core: bool) -> slice:
-        """Return the position of a group's reply in the buffer, in bytes."""
         _, at_answer, at_core = self.offsets[group]
         core_bytes = self.parts(self.group_sizes[group])[2].size_bytes if has_core else 0
         return slice(at_answer, at_core + core_bytes)
 
     def parts(self, rows: int) -> tuple[Layout, Layout, Layout]:
-        """Return the layouts of request, reply and core of a group of `rows` rows."""
         found = self._parts.get(rows)
         if found is None:
             found = self._parts[rows] = self._make_parts(rows)
@@ -233,7 +214,6 @@ class ClientArea:
         self.in_flight = False
 
     def write(self, request: Request) -> None:
-        """Copy a request's arrays in."""
         self._observation.write(request.observation)
         self._is_first.write(request.is_first)
         self._policy.write(request.policy)

@@ -44,7 +44,6 @@ class PolicyNotServed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_fields(message: Message, kind: Any) -> Any:
-    """Return the fields of a message as `kind`."""
     try:
         return msgspec.convert(message.fields, kind)
     except msgspec.ValidationError as error:
@@ -96,14 +95,11 @@ class ServerEnd:
         raise NotImplementedError
 
     def collect(self, max_rows: int, max_wait_s: float) -> list[ClientRequest]:
-        """Return requests that have arrived, whole groups, at most `max_rows` rows (but at least one request).
-
-        Waits up to `max_wait_s` for the first one; returns [] when nothing came. Check `departed` before acting.
+        """Return requests as InferenceServer says; check `departed` before acting.
 
         Raises:
           SpecMismatch: a client with another schema tried to connect (it was rejected with the reason; the server stays
             usable).
-          StreamClosed: this end is closed.
         """
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
@@ -123,21 +119,12 @@ class ServerEnd:
         return taken
 
     def reply(self, request: ClientRequest, reply: Reply) -> None:
-        """Answer one request; arrays are copied out. An answer to a client that left is dropped.
-
-        Raises:
-          SpecMismatch: the reply differs from the stream's schema. StreamError: the request was answered already.
-        """
+        """Answer one request; an answer to a client that left is dropped."""
         peer = self._peer_of(request)
         if peer is not None and not peer.answer(request, reply):
             self._drop(peer, "its connection broke")
 
     def refuse(self, request: ClientRequest, served: Mapping[int, str], problem: str = "") -> None:
-        """Answer one request that cannot be served with UnknownPolicy; see jsrl.transport.base.InferenceServer.
-
-        Raises:
-          StreamError: the request was answered already.
-        """
         peer = self._peer_of(request)
         refusal = unserved(request.group, request.request.policy, served, problem)
         if peer is not None and not peer.refuse(request, refusal):
@@ -152,18 +139,12 @@ class ServerEnd:
         return peer if area is not None and area.asked is request.request else None
 
     def departed(self, look: bool = True) -> list[ProducerId]:
-        """Return clients that left, died or were replaced since the last call, so that their cores can be deleted.
-
-        Args:
-          look: first check for new departures; see jsrl.transport.base.InferenceServer.
-        """
         if look and not self._closed:
             self._gather(0.0)
         departed, self._departed = self._departed, []
         return departed
 
     def close(self) -> None:
-        """Close; clients get StreamClosed. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -244,7 +225,6 @@ def unserved(group: int, policy: Array | int, served: Mapping[int, str], problem
 
 
 def unknown_policy(server: str, unserved: PolicyNotServed) -> UnknownPolicy:
-    """Return the error for a request that cannot be served."""
     if unserved.problem:
         return UnknownPolicy(f"group {unserved.group} asked {server} for something it cannot serve: {unserved.problem}")
     asked = ", ".join(map(str, unserved.policies))
@@ -255,11 +235,6 @@ def unknown_policy(server: str, unserved: PolicyNotServed) -> UnknownPolicy:
 
 
 def check_request(request: Request) -> None:
-    """Check the plain fields of a request.
-
-    Raises:
-      StreamError: a field cannot be sent.
-    """
     policy = request.policy
     policy_travels = not isinstance(policy, int) or 0 <= policy < 2**31  # an array is checked by the stream's schema
     if not (-1 <= request.min_updates < 2**62 and 0 <= request.step < 2**62 and policy_travels):

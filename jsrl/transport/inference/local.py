@@ -72,11 +72,6 @@ class LocalInferenceServer(ServerEnd):
             _servers[self.name] = self
 
     def admit(self, client: LocalInferenceClient, areas: dict[int, ServerArea]) -> _LocalClient:
-        """Admit a client of this process.
-
-        Raises:
-          StreamClosed: the server is closed, or a newer incarnation of the client is connected.
-        """
         peer = _LocalClient(client, areas)
         with self._lock:
             if self._closed:
@@ -96,7 +91,6 @@ class LocalInferenceServer(ServerEnd):
         self._events.put(mismatch)
 
     def leave(self, peer: _LocalClient) -> None:
-        """Queue the departure of a client."""
         self._events.put(peer)
 
     def _gather(self, max_wait_s: float) -> None:
@@ -149,22 +143,11 @@ class LocalInferenceClient(ClientEnd):
         self._peer = server.admit(self, answering)
 
     def send(self, group: int, request: Request) -> None:
-        """Request a group's actions; the request's arrays may be reused at once.
-
-        Raises:
-          SpecMismatch: an array differs from the schema. StreamError: the group already waits for a reply.
-        """
         area = self._write(group, request)
         self._server.announce(self._peer, group, request)
         area.in_flight = True
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Return (group, reply) of the group that is answered first; arrays are views until the group's next send.
-
-        Raises:
-          StreamTimeout: nothing came in time. StreamClosed: the server is gone.
-          UnknownPolicy: a group requested a policy that is not served; the group may send another request.
-        """
         self._check_open()
         try:
             arrived = self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
@@ -180,7 +163,6 @@ class LocalInferenceClient(ClientEnd):
         return arrived.group, area.read(arrived.has_core)
 
     def close(self) -> None:
-        """Close. May be called twice."""
         if self._closed_because is None:
             self._server.leave(self._peer)
         self._closed_because = "this client closed it"
@@ -194,13 +176,7 @@ def connect_local(
     timeout_s: float,
     check: Check = lambda: None,
 ) -> LocalInferenceClient:
-    """Connect to `local:NAME`; waits for another thread to bind it if necessary.
-
-    No process is replaced here: `check` is not called.
-
-    Raises:
-      StreamTimeout: the name was not bound in time. SpecMismatch: the schemas differ.
-    """
+    """Connect to `local:NAME`, waiting for another thread to bind it. No process is replaced here: `check` is not called."""
     deadline = time.monotonic() + timeout_s
     while True:
         with _servers_lock:

@@ -67,12 +67,6 @@ class SharedInferenceClient(ClientEnd):
         return segment
 
     def send(self, group: int, request: Request) -> None:
-        """Request a group's actions; the request's arrays may be reused at once.
-
-        Raises:
-          SpecMismatch: an array differs from the schema. StreamError: the group already waits for a reply.
-          StreamClosed: the server is gone.
-        """
         area = self._write(group, request)
         header = REQUEST.pack(group, request.min_updates, request.step, request.wants_core)
         try:
@@ -82,12 +76,6 @@ class SharedInferenceClient(ClientEnd):
         area.in_flight = True
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Return (group, reply) of the group that is answered first; arrays are views until the group's next send.
-
-        Raises:
-          StreamTimeout: nothing came in time. StreamClosed: the server is gone.
-          UnknownPolicy: a group requested a policy that is not served; the group may send another request.
-        """
         self._check_open()
         if timeout_s != self._timeout_s:
             self._connection.settimeout(max(timeout_s, 0.0))
@@ -106,7 +94,6 @@ class SharedInferenceClient(ClientEnd):
         return group, area.read(has_core)
 
     def _other(self, message: bytes) -> StreamError:
-        """Return the error for a message that is not a reply."""
         if not message:
             return self._lost("the server is gone (its process ended)")
         try:
@@ -130,7 +117,6 @@ class SharedInferenceClient(ClientEnd):
         return self._closed()
 
     def close(self) -> None:
-        """Close. May be called twice."""
         if self._closed_because is None:
             self._closed_because = "this client closed it"
         self._connection.close()

@@ -73,7 +73,6 @@ class ClientBuffer:
 
 
 def array_of(message: Message) -> np.ndarray:
-    """Return the one array of a message."""
     arrays = message.arrays
     if not (isinstance(arrays, tuple) and len(arrays) == 1 and isinstance(arrays[0], np.ndarray)):
         raise CodecError(f"a {message.kind[:40]!r} message must have one array.")
@@ -101,7 +100,6 @@ class _ZmqClient:
         self._socket, self._keys = socket, keys
 
     def take(self, message: Message, group: int, step: int) -> None:
-        """Write a request into its group's area."""
         packer = self._packers.get(group)
         if packer is None:
             rows = self._layout.group_sizes[group]

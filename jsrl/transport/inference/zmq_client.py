@@ -75,12 +75,6 @@ class ZmqInferenceClient(ClientEnd):
             raise
 
     def send(self, group: int, request: Request) -> None:
-        """Request a group's actions; the request's arrays may be reused at once.
-
-        Raises:
-          SpecMismatch: an array differs from the schema. StreamError: the group already waits for a reply.
-          StreamClosed: the server is gone.
-        """
         area = self._write(group, request)
         fields = {
             "incarnation": self.identity.incarnation,
@@ -99,12 +93,6 @@ class ZmqInferenceClient(ClientEnd):
         area.in_flight = True
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Return (group, reply) of the group that is answered first; arrays are views until the group's next send.
-
-        Raises:
-          StreamTimeout: nothing came in time. StreamClosed: the server is gone.
-          UnknownPolicy: a group requested a policy that is not served; the group may send another request.
-        """
         self._check_open()
         deadline = time.monotonic() + timeout_s
         while True:
@@ -162,7 +150,6 @@ class ZmqInferenceClient(ClientEnd):
         self._context.destroy(linger=LINGER_MS if self._closed_because is not None else 0)
 
     def close(self) -> None:
-        """Close. May be called twice."""
         if self._closed_because is None:
             send_if_possible(self._socket, encode("bye", {"incarnation": self.identity.incarnation}))
             self._close("this client closed it")

@@ -123,11 +123,9 @@ class HopPage:
         self._words[_ATTACHED] = 1
 
     def begin(self) -> None:
-        """Record the start of a commit."""
         self._words[_BEGUN] = self._words[_COMMITTED] + 1
 
     def commit(self) -> None:
-        """Record the end of the commit."""
         self._words[_COMMITTED] += 1
 
     def leave(self, committed: int) -> None:
@@ -140,7 +138,6 @@ class HopPage:
     # -- the consumer's end
 
     def receive(self) -> None:
-        """Count a received trajectory."""
         self._words[_RECEIVED] += 1
 
     def record_sent(self, committed: int) -> None:
@@ -163,16 +160,11 @@ def new_session() -> int:
 
 
 def page_path(folder: Path, producer: ProducerId, session: int) -> Path:
-    """Return the path of a connection's page."""
     return folder / f"{producer.name}.{producer.incarnation}.{session:012x}{_SUFFIX}"
 
 
 def read_session(value: object) -> int:
-    """Return the consumer's incarnation number from its welcome.
-
-    Raises:
-      StreamError: there is none.
-    """
+    """Return the consumer's incarnation number from its welcome."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
         raise StreamError(
             f"the consumer's welcome has the incarnation number {value!r}; do both ends run the same version?"
@@ -186,7 +178,6 @@ def read_connections(folder: Path) -> list[Connection]:
 
 
 def pages_in(folder: Path) -> Iterator[Path]:
-    """Yield the pages of a hop's connections."""
     return folder.glob(f"*{_SUFFIX}")
 
 

@@ -22,7 +22,6 @@ _READS, _READ_S = 50, 1.0  # retries for pages that change while they are read; 
 
 
 def hop_folder(run: Path, hop: str) -> Path:
-    """Return the folder of the pages of a hop's connections."""
     return run / HOPS / hop
 
 
@@ -32,7 +31,6 @@ def recorded_hop(policy_folder: str) -> str:
 
 
 def ledger_path(run: Path, hop: str) -> Path:
-    """Return the path of the consumer's counts of a hop."""
     return run / LEDGER if hop == SAMPLES else hop_folder(run, hop) / LEDGER
 
 

@@ -60,31 +60,25 @@ class PersistedLedger(Ledger):
         self._places = {reason: place for place, reason in enumerate(self.dropped or {})}
 
     def join(self) -> None:
-        """Count a connection."""
         self._words[_JOINED] += 1
 
     def mark(self, changing: bool) -> None:
-        """Record that the counts of one trajectory are about to change, or have changed."""
         self._words[_CHANGING] = changing
 
     def arrive(self) -> None:
-        """Count one received trajectory."""
         super().arrive()
         self._words[_RECEIVED] = self.received
 
     def hold(self, count: int) -> None:
-        """Record how many trajectories the queue holds, waiting or lent."""
         super().hold(count)
         self._words[_HELD] = count
 
     def settle(self, outcome: str, count: int = 1) -> None:
-        """Count the outcome of `count` trajectories."""
         super().settle(outcome, count)
         if outcome == "consumed":
             self._words[_CONSUMED] = self.consumed
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Count `count` trajectories as dropped for `reason`."""
         super().drop(reason, count)
         assert self.dropped is not None
         if reason not in self._places:
@@ -192,11 +186,7 @@ def _has_more_counts(saved: dict[str, Any] | None, last: PageContent) -> bool:
 
 
 def read_page(path: Path) -> PageContent | None:
-    """Return the content of a page, None if there is none. Exact once its consumer has ended, even if it was killed.
-
-    Raises:
-      SnapshotError: the file is not such a page.
-    """
+    """Return the content of a page, None if there is none. Exact once its consumer has ended, even if it was killed."""
     try:
         page = read_plain(path)
     except (FileNotFoundError, NotADirectoryError):

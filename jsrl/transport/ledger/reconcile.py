@@ -60,7 +60,6 @@ class HopLedger:
 
     @property
     def verdict(self) -> str:
-        """Return a text that says whether it balances."""
         if not self.holds:
             more = f" and {len(self.faults) - _MOST_FAULTS} more" if len(self.faults) > _MOST_FAULTS else ""
             return "; ".join(["NOT BALANCED", *self.faults[:_MOST_FAULTS]]) + more
@@ -78,12 +77,10 @@ class HopLedger:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Return the ledger as plain values."""
         counts = {name: getattr(self, name) for name in ("produced", "consumed", "in_flight", "unknown", "uncounted")}
         return counts | {"dropped": dict(self.dropped), "faults": list(self.faults), "lost_at": dict(self.lost_at)}
 
     def __str__(self) -> str:
-        """Return one line for messages."""
         dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(self.dropped.items())) or "0"
         unknown = f" + unknown {self.unknown}" if self.unknown else ""
         uncounted = f" (and at most {self.uncounted} that could not be counted)" if self.uncounted else ""
@@ -158,7 +155,6 @@ class _Compared(NamedTuple):
 
 
 def _compare(c: Connection) -> _Compared:
-    """Compare the counts of the two ends of a connection."""
     if not c.attached and c.counted < 0 and c.transport == ZEROMQ:
         return _Compared(c.received, c.received, uncounted=c.blocks)  # the counts of another host cannot be read
     low, high = (c.committed, c.begun) if c.attached else (max(c.counted, 0), max(c.counted, 0))

@@ -36,11 +36,6 @@ class Address:
 
 
 def parse_address(address: str) -> Address:
-    """Return a parsed address.
-
-    Raises:
-      ConfigError: it has none of the known forms.
-    """
     if address.startswith("local:"):
         return Address(check_name(address.removeprefix("local:"), "stream"))
     if address.startswith("shm:"):
@@ -58,11 +53,7 @@ def parse_address(address: str) -> Address:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return `name` if it can be part of a file name.
-
-    Raises:
-      ConfigError: it cannot.
-    """
+    """Return `name` if it can be part of a file name."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None or ".." in name:
         raise ConfigError(
             f"{what} name {str(name)[:80]!r}: expected 1 to 64 letters, digits, '_', '-' or '.', such as actor-3."
@@ -71,11 +62,6 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_producer(producer: ProducerId) -> ProducerId:
-    """Return `producer` if its name and incarnation are valid.
-
-    Raises:
-      ConfigError: they are not.
-    """
     check_name(producer.name, "producer")
     if not isinstance(producer.incarnation, int) or not 0 <= producer.incarnation <= MAX_INCARNATION:
         raise ConfigError(
@@ -85,11 +71,6 @@ def check_producer(producer: ProducerId) -> ProducerId:
 
 
 def check_origin(name: Any, incarnation: Any, sequence: Any) -> Origin:
-    """Return the origin in a producer's message.
-
-    Raises:
-      StreamError: it is invalid.
-    """
     try:
         maker = check_producer(ProducerId(name, incarnation))
     except ConfigError as error:
@@ -100,11 +81,7 @@ def check_origin(name: Any, incarnation: Any, sequence: Any) -> Origin:
 
 
 def check_ipc_path(path: str) -> str:
-    """Return the path of a Unix socket if it is short enough for the kernel.
-
-    Raises:
-      ConfigError: it is too long.
-    """
+    """Return the path of a Unix socket if it is short enough for the kernel."""
     if not 0 < len(path.encode()) <= MAX_IPC_PATH_BYTES:
         raise ConfigError(
             f"the socket path {path!r} has {len(path.encode())} bytes, at most {MAX_IPC_PATH_BYTES} are possible: "
@@ -114,11 +91,7 @@ def check_ipc_path(path: str) -> str:
 
 
 def check_reach(endpoint: str, *, encrypted: bool) -> None:
-    """Check that a tcp endpoint has keys: without them every user of this machine could connect, even on loopback.
-
-    Raises:
-      ConfigError: it has no keys.
-    """
+    """Check that a tcp endpoint has keys: without them every user of this machine could connect, even on loopback."""
     if not encrypted and endpoint.startswith("tcp://"):
         raise ConfigError(
             f"{endpoint} can be reached by other users and hosts, and there are no keys to encrypt it with: bind ipc:///PATH "

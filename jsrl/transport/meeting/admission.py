@@ -29,11 +29,7 @@ class JoinRules:
     rows: int = 1 << 20
 
     def check(self, sender: ProducerId, known: Collection[str]) -> None:
-        """Check name and incarnation; `known` are the names admitted so far.
-
-        Raises:
-          ConfigError: an invalid name or incarnation. StreamClosed: a name that may not join this stream.
-        """
+        """Check name and incarnation; `known` are the names admitted so far."""
         check_producer(sender)
         if self.names is None:
             if sender.name not in known and len(known) >= MOST_NAMES:
@@ -47,11 +43,6 @@ class JoinRules:
             )
 
     def check_groups(self, sender: ProducerId, groups: dict[int, int]) -> None:
-        """Check the groups of a hello (group -> rows).
-
-        Raises:
-          ConfigError: no groups, too many, one that this stream does not have, or one with too many rows.
-        """
         if not 1 <= len(groups) <= self.num_groups:
             raise ConfigError(
                 f"{sender.name} has {len(groups)} groups, expected 1 to {self.num_groups} on this stream."
@@ -79,20 +70,11 @@ class Admission:
         self._lowest: dict[str, int] = {}  # name -> the lowest incarnation that may join
 
     def check(self, sender: ProducerId, groups: dict[int, int]) -> None:
-        """Check that this worker may join with these groups (group -> rows).
-
-        Raises:
-          ConfigError: an invalid name, incarnation or group. StreamClosed: the name may not join.
-        """
         self.rules.check(sender, self._lowest)
         self.rules.check_groups(sender, groups)
 
     def check_incarnation(self, sender: ProducerId) -> None:
-        """Check that this incarnation is new.
-
-        Raises:
-          StreamClosed: it has joined already, was fenced, or a later one has joined.
-        """
+        """Refuse an incarnation that has joined already, was fenced, or after which a later one has joined."""
         latest = self._lowest.get(sender.name, 0) - 1
         if sender.incarnation <= latest:
             verb = "has joined before" if sender.incarnation == latest else f"was replaced by incarnation {latest}"
@@ -101,11 +83,7 @@ class Admission:
             )
 
     def admit(self, sender: ProducerId) -> None:
-        """Admit a new incarnation; earlier ones may not join any more.
-
-        Raises:
-          StreamClosed: see `check_incarnation`.
-        """
+        """Admit a new incarnation; earlier ones may not join any more."""
         self.check_incarnation(sender)
         self._lowest[sender.name] = sender.incarnation + 1
 
@@ -120,11 +98,7 @@ class Admission:
 
 
 def read_pairs(given: Any, most: int) -> dict[int, int]:
-    """Return the groups of a hello ([[group, rows], ...]) as group -> rows; reads no more than `most`.
-
-    Raises:
-      CodecError: there are more, or they are not pairs of integers, each group once.
-    """
+    """Return the groups of a hello ([[group, rows], ...]) as group -> rows; reads no more than `most`."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes) or len(given) > most:
         number = len(given) if isinstance(given, Sequence) else "no"
         raise CodecError(f"a hello with {number} groups, expected at most {most} as a list.")

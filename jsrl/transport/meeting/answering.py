@@ -50,7 +50,6 @@ class AnswerThread:
                 self._look()
 
     def close(self) -> None:
-        """Stop answering. May be called twice."""
         if self._closed:
             return
         self._closed = True

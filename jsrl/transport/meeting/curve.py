@@ -45,11 +45,7 @@ _EVENTS = _FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 def keys_to_bind(endpoint: str, keys: KeyPath) -> ServerKeys | None:
-    """Return the keys of a binding end; None: it has none and needs none.
-
-    Raises:
-      ConfigError: tcp without keys, or unusable keys.
-    """
+    """Return the keys of a binding end; None: it has none and needs none."""
     check_reach(endpoint, encrypted=keys is not None)
     if keys is None:
         return None
@@ -58,11 +54,7 @@ def keys_to_bind(endpoint: str, keys: KeyPath) -> ServerKeys | None:
 
 
 def keys_to_connect(keys: KeyPath | ClientKeys) -> ClientKeys | None:
-    """Return the keys of a connecting end, loaded if necessary; None: it has none.
-
-    Raises:
-      ConfigError: unusable keys.
-    """
+    """Return the keys of a connecting end, loaded if necessary; None: it has none."""
     if keys is None or isinstance(keys, ClientKeys):
         return keys
     check_encryption()
@@ -92,9 +84,6 @@ class Listener:
 
     Attributes:
       address: the endpoint that it got.
-
-    Raises:
-      ConfigError: the endpoint is taken or impossible; the socket is closed then.
     """
 
     def __init__(
@@ -118,7 +107,6 @@ class Listener:
 
     @property
     def refused(self) -> int:
-        """Return the connections rejected so far."""
         return 0 if self._authenticator is None else self._authenticator.refused
 
     def receive(self, flags: int = 0) -> list[zmq.Frame]:
@@ -156,11 +144,7 @@ def outgoing(frames: list[Any], keys: object | None) -> list[Any]:
 
 
 def incoming(frames: Sequence[Any], keys: object | None, most_bytes: int) -> Sequence[Any]:
-    """Return the frames of a received message, joined again if there are keys.
-
-    Raises:
-      CodecError: they are more than `most_bytes`, or the last has no end.
-    """
+    """Return the frames of a received message, joined again if there are keys."""
     return frames if keys is None else join(frames, most_bytes)
 
 
@@ -192,7 +176,6 @@ class Authenticator:
         self._answering = AnswerThread(socket, self._answer, "stream-keys", self._look)
 
     def note(self, frame: zmq.Frame) -> None:
-        """Note the connection of a received message."""
         self._connections[int(frame.get(zmq.SRCFD))] = str(frame.get("User-Id"))
 
     def _look(self) -> None:
@@ -230,7 +213,6 @@ class Authenticator:
         return [version, number, b"400", b"unknown key", b"", b""]
 
     def close(self) -> None:
-        """Stop answering. May be called twice."""
         self._answering.close()
 
 
@@ -316,6 +298,5 @@ class ConnectionWatch:
         return StreamTimeout(f"no answer from {self._endpoint} within {timeout_s:g} s: {known}")
 
     def close(self) -> None:
-        """Stop watching."""
         self._socket.disable_monitor()
         self.monitor.close(linger=0)

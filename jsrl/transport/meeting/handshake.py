@@ -49,7 +49,6 @@ class Hello(NamedTuple):
     schema: tuple[Leaf, ...]
 
     def frames(self) -> list[Any]:
-        """Return the message."""
         fields = {
             "name": self.sender.name,
             "incarnation": self.sender.incarnation,
@@ -103,11 +102,6 @@ class HelloChecker:
         return self._compared(Hello(sender, groups, schema_from_fields(fields.get("schema"))))
 
     def check(self, hello: Hello) -> None:
-        """Check a hello from within this process.
-
-        Raises:
-          JsrlError: as `read`.
-        """
         self.admission.check(hello.sender, hello.groups)
         self._compared(hello)
 
@@ -123,21 +117,13 @@ def refusal_frames(error: JsrlError) -> list[Any]:
 
 
 def raise_refusal(message: Message) -> None:
-    """Raise the error in a refusal.
-
-    Raises:
-      SpecMismatch, StreamClosed, ConfigError, StreamError: as the other side sent.
-    """
+    """Raise the error in a refusal, of the class that the other side named."""
     kind = _ERRORS.get(str(message.fields.get("error")), StreamError)
     raise kind(str(message.fields.get("text", "refused without a reason")))
 
 
 def read_answer(frames: Sequence[Any]) -> Message:
-    """Return the welcome to a hello.
-
-    Raises:
-      JsrlError: the other side refused, or the message is neither.
-    """
+    """Return the welcome to a hello."""
     message = decode(frames, HELLO_LIMITS)
     if message.kind == REFUSED:
         raise_refusal(message)
@@ -222,6 +208,5 @@ class HelloResponder:
         return [sender, *answer]
 
     def close(self) -> None:
-        """Stop answering."""
         self._answering.close()
         self._context.destroy(linger=200)

@@ -80,11 +80,6 @@ class ClientKeys:
 
 
 def check_encryption() -> None:
-    """Check that ZeroMQ can encrypt.
-
-    Raises:
-      ConfigError: it was built without CURVE.
-    """
     if not zmq.has("curve"):
         raise ConfigError(
             f"this ZeroMQ ({zmq.zmq_version()}) was built without CURVE, so streams cannot be encrypted: install pyzmq from "
@@ -93,11 +88,7 @@ def check_encryption() -> None:
 
 
 def make_keys(folder: str | os.PathLike[str]) -> Path:
-    """Return `folder` with a run's keys in it (mode 0700, files 0600); creates missing ones.
-
-    Raises:
-      ConfigError: they cannot be written, or the files there are not a run's keys.
-    """
+    """Return `folder` with a run's keys in it (mode 0700, files 0600); creates missing ones."""
     check_encryption()
     folder = Path(folder)
     try:
@@ -138,9 +129,6 @@ def make_host_keys(folder: str | os.PathLike[str]) -> HostKeys:
     The host may connect once `admit_hosts` has admitted its key. Once its `file` is removed, its connections end within
     seconds, and it can make no new ones. Its own binding ends admit the run's keys and those of other hosts in its folder
     `hosts`.
-
-    Raises:
-      ConfigError: the folder has no run's keys.
     """
     run = load_client_keys(folder)
     (public, secret), (bound, bound_secret) = zmq.curve_keypair(), zmq.curve_keypair()
@@ -150,11 +138,7 @@ def make_host_keys(folder: str | os.PathLike[str]) -> HostKeys:
 
 
 def admit_hosts(folder: Path, keys: Mapping[str, Sequence[str]]) -> None:
-    """Admit exactly these keys of hosts: file names in `hosts` of the run's own keys -> workers for which each speaks.
-
-    Raises:
-      OSError: they cannot be written.
-    """
+    """Admit exactly these keys of hosts: file names in `hosts` of the run's own keys -> workers it speaks for."""
     folder = folder / HOSTS
     folder.mkdir(mode=0o700, exist_ok=True)
     for path in [path for path in folder.iterdir() if path.name not in keys]:
@@ -180,11 +164,7 @@ def hex_of(key: bytes) -> str:
 
 
 def keys_for(server: bytes, keys: KeyPath | ClientKeys) -> KeyPath | ClientKeys:
-    """Return the keys for connecting to the listener with public key `server` (32 bytes; empty: the run's).
-
-    Raises:
-      ConfigError: unusable keys.
-    """
+    """Return the keys for connecting to the listener with public key `server` (32 bytes; empty: the run's)."""
     if not server or keys is None:
         return keys
     own = keys if isinstance(keys, ClientKeys) else load_client_keys(keys)
@@ -192,42 +172,26 @@ def keys_for(server: bytes, keys: KeyPath | ClientKeys) -> KeyPath | ClientKeys:
 
 
 def write_client_keys(path: Path, server: bytes, address: str) -> bytes:
-    """Write new keys for connecting to `server` at an address (mode 0600), and return the public one.
-
-    Raises:
-      OSError: they cannot be written.
-    """
+    """Write new keys for connecting to `server` at an address (mode 0600), and return the public one."""
     public, secret = zmq.curve_keypair()
     _write(path, _content(public=public, secret=secret, server=server, address=address.encode()))
     return public
 
 
 def load_address(path: Path) -> str:
-    """Return the address in a file that `write_client_keys` wrote.
-
-    Raises:
-      ConfigError: it has none, or cannot be read.
-    """
+    """Return the address in a file that `write_client_keys` wrote."""
     return str(_load(path, ("address",))["address"])
 
 
 def load_server_keys(keys: str | os.PathLike[str]) -> ServerKeys:
-    """Return the keys of a binding end, from a run's folder of keys or from the file itself.
-
-    Raises:
-      ConfigError: there are none, they are broken, or others can read them.
-    """
+    """Return the keys of a binding end, from a run's folder of keys or from the file itself."""
     path = _file(keys, SERVER_FILE)
     fields: dict[str, Any] = {**_read(path, ("public", "secret", "client")), "hosts": path.parent / HOSTS}
     return _make(ServerKeys, path, fields)
 
 
 def load_client_keys(keys: str | os.PathLike[str]) -> ClientKeys:
-    """Return the keys of a connecting end, from a run's folder of keys or from the file itself.
-
-    Raises:
-      ConfigError: there are none, they are broken, or others can read them.
-    """
+    """Return the keys of a connecting end, from a run's folder of keys or from the file itself."""
     path = _file(keys, CLIENT_FILE)
     return _make(ClientKeys, path, _read(path, ("public", "secret", "server")))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
+import re
 import socket as sockets
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +15,12 @@ from typing import Any
 import zmq
 
 from jsrl.errors import ConfigError
-from jsrl.transport.meeting.ports import allowed_ports, none_free
 from jsrl.transport.meeting.unix_socket import is_alive
 
 SILENCE_MS = 10000
+# The ports at which sockets of this host may listen; without it any.
+VARIABLE = "JSRL_PORTS"
+_RANGE = re.compile(r"(\d{1,5})-(\d{1,5})")
 _MOST_WAITING = 1000
 
 
@@ -53,12 +57,9 @@ def send_if_possible(socket: zmq.Socket, frames: Sequence[Any]) -> None:
 
 
 def bind(socket: zmq.Socket, endpoint: str) -> str:
-    """Bind a socket and return the endpoint it got (tcp port 0 becomes one of `ports.allowed_ports`).
+    """Bind a socket and return the endpoint it got (tcp port 0 becomes one of `allowed_ports`).
 
     Unlike ZeroMQ, it never takes an ipc path from a living process.
-
-    Raises:
-      ConfigError: the endpoint is taken or impossible.
     """
     if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
         _bind_any_port(socket, endpoint.removesuffix(":0"))
@@ -76,7 +77,6 @@ def bind(socket: zmq.Socket, endpoint: str) -> str:
 
 
 def _bind_any_port(socket: zmq.Socket, host: str) -> None:
-    """Bind `tcp://HOST` at a port that is allowed and free."""
     for port in allowed_ports():
         try:
             socket.bind(f"{host}:{port or '*'}")
@@ -104,3 +104,29 @@ def remove_path(socket: zmq.Socket) -> None:
 def _path_of(endpoint: str) -> str:
     path = endpoint.removeprefix("ipc://")
     return "" if path == endpoint else path
+
+
+def allowed_ports() -> Sequence[int]:
+    """Return the ports to try, in this order; (0,): the system chooses one.
+
+    They begin at a random place of the range, so that processes that start together rarely try the same ones.
+    """
+    given = os.environ.get(VARIABLE, "")
+    if not given:
+        return (0,)
+    found = _RANGE.fullmatch(given)
+    first, last = map(int, found.groups()) if found else (0, 0)
+    if not 1024 <= first <= last <= 65535:
+        raise ConfigError(
+            f"{VARIABLE} is {given!r}; expected a range of ports from 1024 to 65535, such as 40000-40100."
+        )
+    ports = range(first, last + 1)
+    begin = random.randrange(len(ports))
+    return [*ports[begin:], *ports[:begin]]
+
+
+def none_free(host: str) -> ConfigError:
+    return ConfigError(
+        f"all ports of {VARIABLE}={os.environ.get(VARIABLE, '')} are in use at {host}; set a larger range, or stop what uses "
+        "them (`ss -ltnp` lists it)."
+    )

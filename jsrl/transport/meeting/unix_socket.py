@@ -31,11 +31,7 @@ def _new_socket(kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
 
 
 def listen_socket(path: Path) -> socket.socket:
-    """Return a non-blocking listening socket at `path` (mode 0600); a dead owner's socket is replaced.
-
-    Raises:
-      ConfigError: a living process listens there, or the socket cannot be made.
-    """
+    """Return a non-blocking listening socket at `path` (mode 0600); a dead owner's socket is replaced."""
     try:
         with _short_name(path) as name:
             if is_alive(name):
@@ -70,11 +66,7 @@ def is_alive(name: str, kind: int = socket.SOCK_SEQPACKET) -> bool:
 
 
 def connect_socket(path: str | Path, timeout_s: float, check: Callable[[], None]) -> socket.socket:
-    """Return a connection to the listener at `path`; waits for it to appear, and calls `check` meanwhile.
-
-    Raises:
-      StreamTimeout: no process listened in time.
-    """
+    """Return a connection to the listener at `path`; waits for it to appear, and calls `check` meanwhile."""
     path = Path(path)
     deadline = time.monotonic() + timeout_s
     while True:

@@ -62,7 +62,6 @@ class Doorbell:
 
     @property
     def closed(self) -> bool:
-        """Return whether this end is closed."""
         return self._fd < 0
 
     def fileno(self) -> int:
@@ -84,7 +83,6 @@ class Doorbell:
         return True
 
     def drain(self) -> None:
-        """Clear all rings so far."""
         try:
             while len(os.read(self._fd, _DRAIN_BYTES)) == _DRAIN_BYTES:
                 pass

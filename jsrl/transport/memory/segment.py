@@ -37,11 +37,7 @@ def memory_fence() -> None:
 
 
 def make_folder(folder: str | Path) -> Path:
-    """Return the run folder; creates it with mode 0700 if it does not exist.
-
-    Raises:
-      ConfigError: it cannot be made, or is not a private folder of this user.
-    """
+    """Return the run folder; creates it with mode 0700 if it does not exist."""
     folder = Path(folder)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,11 +63,7 @@ class Segment:
 
     @classmethod
     def create(cls, path: str | Path, size_bytes: int) -> Segment:
-        """Make a segment of zeros; its memory is allocated now, so that a write never fails later.
-
-        Raises:
-          ConfigError: the file exists, or there is too little memory.
-        """
+        """Make a segment of zeros; its memory is allocated now, so that a write never fails later."""
         path = Path(path)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -113,7 +105,6 @@ class Segment:
 
     @property
     def buffer(self) -> mmap.mmap:
-        """Return the mapped memory."""
         if self._map is None:
             raise StreamClosed(f"the segment {self.path} is closed here.")
         return self._map
@@ -123,7 +114,6 @@ class Segment:
         return memoryview(self.buffer)[offset : offset + 8 * count].cast("q")
 
     def views(self, layout: Layout, offset: int = 0, *, writeable: bool = True) -> list[np.ndarray]:
-        """Return the arrays of a layout at `offset`."""
         return layout.views(self.buffer, offset, writeable=writeable)
 
     def tree(self, layout: Layout, schema: Any, offset: int = 0, *, writeable: bool = True) -> Any:
@@ -165,9 +155,6 @@ def lock_file(path: Path) -> int | None:
     """Open a file, made if needed, and take its lock; return the descriptor that holds it (None: another holds it).
 
     A holder may remove the file just before it lets go: then the file is made again.
-
-    Raises:
-      OSError: the file cannot be opened.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -199,11 +186,7 @@ def is_locked(fd: int) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds the lock of a file.
-
-    Raises:
-      OSError: the file cannot be opened, or does not exist.
-    """
+    """Return whether a process holds the lock of a file."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return is_locked(fd)
@@ -248,11 +231,7 @@ def is_living(folder: Path) -> bool:
 
 
 def remove_unless_living(folder: Path) -> None:
-    """Remove a folder of `living_folder` whose process was killed; see is_living.
-
-    Raises:
-      OSError: it is not a folder, or belongs to another user.
-    """
+    """Remove a folder of `living_folder` whose process was killed; see is_living."""
     fd = None if is_living(folder) else lock_file(folder / ALIVE)
     if fd is None:  # else it is held meanwhile: a process that makes the folder now makes it again
         return

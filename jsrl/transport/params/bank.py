@@ -44,7 +44,6 @@ class Bank:
 
     @classmethod
     def create(cls, path: Path, layout: Layout, checked: bool) -> Bank:
-        """Make a segment for params of this layout."""
         schema = msgspec.msgpack.encode(schema_to_fields(layout.leaves))
         size_bytes = align(_HEADS_BYTES + len(schema)) + COPIES * layout.size_bytes
         segment = Segment.create(path, size_bytes)
@@ -74,7 +73,6 @@ class Bank:
         return cls(segment, layout)
 
     def views(self, number: int) -> list[np.ndarray]:
-        """Return the leaves of a numbered copy."""
         return self.layout.views(self.copies[number % COPIES])
 
     def latest_version(self) -> int | None:
@@ -91,7 +89,6 @@ class Bank:
         return None
 
     def close(self) -> None:
-        """Close this end."""
         self.copies.clear()
         self.words.release()
         self.segment.close()

@@ -52,9 +52,6 @@ class LatestStore:
 
         Args:
           check: called periodically; raises if the wait cannot succeed.
-
-        Raises:
-          StreamTimeout: it did not arrive in time.
         """
         deadline = time.monotonic() + timeout_s
         with self.changed:
@@ -71,7 +68,6 @@ class LatestStore:
 
 
 def too_late(address: str, policy: int, min_updates: int, timeout_s: float, version: int | None) -> StreamTimeout:
-    """Return the error for params that did not arrive."""
     have = "none was published yet" if version is None else f"the latest has {version_updates(version)} updates"
     return StreamTimeout(
         f"{address}: no params of policy {policy} with at least {min_updates} updates within {timeout_s} s; {have}."
@@ -100,7 +96,6 @@ class LocalParamsPublisher:
         self._closed = False
 
     def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
-        """Make these leaves the latest of `policy`; copied before it returns."""
         if self._closed:
             raise StreamClosed(f"the params publisher {self.address} is closed.")
         leaves = flatten_schema(list(values))
@@ -108,7 +103,6 @@ class LocalParamsPublisher:
         self._store.put(policy, version, [np.array(value) for value in values])
 
     def close(self) -> None:
-        """Close. May be called twice."""
         self._closed = True
 
 
@@ -122,17 +116,14 @@ class LocalParamsSubscriber:
         self._closed = False
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
-        """Return (version, leaves, freshly copied) if newer than at the last poll, else None."""
         if self._closed:
             raise StreamClosed(f"the params subscriber {self.address} is closed.")
         return self._store.poll(policy, self._seen)
 
     def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
-        """Block until a version with at least `min_updates` updates can be polled. Raises StreamTimeout."""
         if self._closed:
             raise StreamClosed(f"the params subscriber {self.address} is closed.")
         self._store.wait(policy, min_updates, timeout_s, self.address)
 
     def close(self) -> None:
-        """Close. May be called twice."""
         self._closed = True

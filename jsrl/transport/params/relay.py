@@ -41,9 +41,6 @@ class ParamsRelay:
     Attributes:
       address: for relays on other hosts. parent: the current source; empty: none yet.
       version: relayed last; -1: none. failure: why nothing is relayed any more; empty: no failure.
-
-    Raises:
-      ConfigError: it cannot bind.
     """
 
     def __init__(self, local: str, endpoint: str, keys: KeyPath) -> None:
@@ -65,7 +62,6 @@ class ParamsRelay:
                 self._parents, self._begin_again = tuple(parents), True
 
     def close(self) -> None:
-        """Close. May be called twice."""
         self._stop.set()
         self._thread.join()
 

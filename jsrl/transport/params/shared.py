@@ -65,12 +65,6 @@ class SharedParamsPublisher:
         self._closed = False
 
     def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
-        """Make these leaves the latest of `policy`; copied before it returns, without waiting for any reader.
-
-        Raises:
-          SpecMismatch: the leaves differ from the first ones of this policy. StreamClosed: this end is closed.
-          ConfigError: there is no room in shared memory.
-        """
         if self._closed:
             raise StreamClosed(f"the params publisher {self.address} is closed.")
         found = self._banks.get(policy)
@@ -192,11 +186,7 @@ class SharedParamsSubscriber:
         self._closed = False
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
-        """Return (version, leaves, freshly copied) if newer than at the last poll, else None.
-
-        Raises:
-          CodecError: the params in memory fail their checksum. StreamClosed: this end is closed.
-        """
+        """As ParamsSubscriber; raises CodecError if the params in memory fail their checksum."""
         source = self._sources.get(policy)
         if source is None or source.words[REPLACED]:
             source = self._follow(policy)
@@ -245,11 +235,6 @@ class SharedParamsSubscriber:
         return None  # the writer is faster than this reader copies: the next poll tries again
 
     def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
-        """Block until a version with at least `min_updates` updates can be polled.
-
-        Raises:
-          StreamTimeout: none came in time. StreamClosed: this end is closed.
-        """
         version = self._version(policy)
         if version is not None and version_updates(version) >= min_updates:
             return
@@ -279,7 +264,6 @@ class SharedParamsSubscriber:
         return self._bell
 
     def close(self) -> None:
-        """Close. May be called twice."""
         self._closed = True
         for source in self._sources.values():
             source.bank.close()

@@ -162,11 +162,6 @@ class ZmqParamsPublisher:
         self._thread.start()
 
     def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
-        """Make these leaves the latest of `policy`; copied before it returns, without waiting for any reader.
-
-        Raises:
-          SpecMismatch: the leaves differ from the first ones of this policy. StreamClosed: this end is closed.
-        """
         if self._closed:
             raise StreamClosed(f"the params publisher {self.address} is closed.")
         leaves = flatten_schema(list(values))
@@ -175,7 +170,6 @@ class ZmqParamsPublisher:
         self._thread.wake()
 
     def close(self) -> None:
-        """Close. May be called twice."""
         if not self._closed:
             self._closed = True
             self._thread.stop()
@@ -271,18 +265,15 @@ class ZmqParamsSubscriber:
         self._thread.start()
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
-        """Return (version, leaves, freshly copied) if newer than at the last poll, else None."""
         self._want(policy)
         return self._store.poll(policy, self._seen)
 
     def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
-        """Block until a version with at least `min_updates` updates can be polled. Raises StreamTimeout."""
         self._want(policy)
         self._store.wait(policy, min_updates, timeout_s, self.address, check=self._check)
 
     @property
     def there(self) -> bool:
-        """Return whether there is a connection to the publisher."""
         return self._thread.there
 
     def rest(self, timeout_s: float) -> None:
@@ -303,7 +294,6 @@ class ZmqParamsSubscriber:
             raise self._thread.failure
 
     def close(self) -> None:
-        """Close. May be called twice."""
         if not self._closed:
             self._closed = True
             self._thread.stop()

@@ -61,6 +61,5 @@ class BroadcastBlock:
         return entries[0]
 
     def abandon(self) -> None:
-        """Free the memory at every reader."""
         for block in self._blocks:
             block.abandon()

@@ -46,21 +46,12 @@ class OpenBlock:
         return self._owner
 
     def commit(self, group: int, origin: Origin | None = None) -> Entry:
-        """Send the trajectory; the arrays must not be touched afterwards. Counted as produced.
-
-        Args:
-          group: of its environments. origin: of a trajectory that was made elsewhere; None: this producer made it.
-
-        Raises:
-          StreamClosed: this producer was closed or fenced; the trajectory is dropped.
-        """
         owner = self._leave()
         entry = owner.commit_block(self._number, group, origin)
         self._owner = None
         return entry
 
     def abandon(self) -> None:
-        """Free the memory unsent; not counted as produced."""
         owner = self._leave()
         self._owner = None
         owner.abandon_block(self._number)
@@ -77,20 +68,12 @@ class ProducerEnd:
         self._sequences = [0] * num_groups
 
     def reserve(self, timeout_s: float) -> OpenBlock:
-        """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""
         raise NotImplementedError
 
     def mark_lost(self, reason: str) -> None:
         """Mark the consumer as gone for good, so that `close` waits for nothing."""
 
     def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
-        """Reserve, copy and commit.
-
-        Raises:
-          SpecMismatch: a leaf differs from the schema.
-          StreamTimeout: the consumer freed no memory in time.
-          StreamClosed: the consumer is gone, or this producer was fenced.
-        """
         arrays = check_tree(trajectory, self.leaves)
         self._check_group(group)
         block = self.reserve(timeout_s)
@@ -128,7 +111,6 @@ class SampleQueue:
         self.closed = False
 
     def __len__(self) -> int:
-        """Return the number of waiting trajectories."""
         return len(self._waiting)
 
     def add(self, trajectory: Trajectory, entry: Entry, token: Any, page: HopPage) -> None:
@@ -176,11 +158,7 @@ class SampleQueue:
         return lease
 
     def take_within(self, timeout_s: float) -> Lease:
-        """Lend the oldest trajectory, waiting for other threads to add one.
-
-        Raises:
-          StreamTimeout: none came in time.
-        """
+        """Lend the oldest trajectory, waiting for other threads to add one."""
         deadline = time.monotonic() + timeout_s
         with self.changed:
             while (lease := self._take()) is None:
@@ -191,15 +169,10 @@ class SampleQueue:
             return lease
 
     def nothing_came(self, timeout_s: float) -> StreamTimeout:
-        """Return the error for a wait that ended without a trajectory."""
         return StreamTimeout(f"{self.address}: no trajectory was committed within {timeout_s:g} s.")
 
     def settle(self, lease: Lease, outcome: str) -> Any:
-        """Count the outcome of a lent trajectory; return its token, or None if the queue is closed.
-
-        Raises:
-          StreamError: it was not lent, or was settled before.
-        """
+        """Count the outcome of a lent trajectory; return its token, or None if the queue is closed."""
         with self.changed:
             if self.closed:
                 return None
@@ -229,27 +202,16 @@ class SampleQueue:
 
 
 def check_groups(num_groups: int) -> int:
-    """Return `num_groups` if it is valid.
-
-    Raises:
-      ConfigError: it is not.
-    """
     if not isinstance(num_groups, int) or not 1 <= num_groups <= MAX_GROUPS:
         raise ConfigError(f"num_groups {num_groups!r}, expected 1 to {MAX_GROUPS}.")
     return num_groups
 
 
 def choose_blocks(blocks_per_producer: int | None, num_groups: int) -> int:
-    """Return the number of blocks of a producer with `num_groups` groups."""
     return blocks_per_producer or BLOCKS_PER_GROUP * check_groups(num_groups)
 
 
 def check_blocks(blocks_per_producer: int | None) -> int | None:
-    """Return `blocks_per_producer` if it is valid.
-
-    Raises:
-      ConfigError: it is not.
-    """
     if blocks_per_producer is not None and not 1 <= blocks_per_producer <= 1 << 20:
         raise ConfigError(f"blocks_per_producer {blocks_per_producer}, expected 1 to {1 << 20}, or None.")
     return blocks_per_producer

@@ -36,7 +36,6 @@ def aligned_zeros(size_bytes: int) -> np.ndarray:
 
 
 def read_only(tree: Tree) -> Tree:
-    """Return read-only views of all arrays of a tree."""
 
     def freeze(array: np.ndarray) -> np.ndarray:
         view = array.view()
@@ -59,7 +58,6 @@ class LocalSampleProducer(ProducerEnd):
         self._free = list(range(self._num_blocks))
 
     def reserve(self, timeout_s: float) -> OpenBlock:
-        """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""
         deadline = time.monotonic() + timeout_s
         with self._consumer.queue.changed:
             while True:
@@ -96,7 +94,6 @@ class LocalSampleProducer(ProducerEnd):
             self._consumer.queue.changed.notify_all()
 
     def close(self) -> None:
-        """Close; committed trajectories still arrive."""
         self.disconnect("closed by this producer")
         self._consumer.leave(self)
 
@@ -135,7 +132,6 @@ class LocalSampleConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        """Return the counts of all trajectories so far, by outcome."""
         return self.queue.ledger
 
     def join(self, producer: LocalSampleProducer) -> tuple[int, HopPage]:
@@ -163,36 +159,23 @@ class LocalSampleConsumer:
             producer.page.stop_reading()
 
     def get(self, timeout_s: float) -> Lease:
-        """Return the next committed trajectory, in order per (producer, group).
-
-        The arrays are read-only views of the producer's block, valid until `release`. JAX on CPU reads numpy arrays
-        without copying them: release only once nothing computes with them any more (copy to a staging buffer first).
-
-        Raises:
-          StreamTimeout: none was committed in time. StreamClosed: this end is closed.
-          SpecMismatch: a producer with another schema tried to join (raised once).
-        """
         return self.queue.take_within(timeout_s)
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Free the memory of a lease that nothing reads any more."""
         token = self.queue.settle(lease, outcome)
         if token is not None:
             producer, number = token
             producer.abandon_block(number)
 
     def pending(self) -> int:
-        """Return the number of committed trajectories that wait."""
         return len(self.queue)
 
     def fence(self, producer: ProducerId) -> None:
-        """Reject this incarnation from now on; its earlier commits are still delivered."""
         with self.queue.changed:
             self._hello_checker.admission.fence(producer)
             self._disconnect(producer, "fenced by the consumer")
 
     def close(self) -> None:
-        """Drop what is in flight (reason `closed`) and free the memory; producers get StreamClosed."""
         if not self.queue.close():
             return
         with _arrival:

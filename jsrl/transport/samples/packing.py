@@ -48,11 +48,7 @@ class Packer:
         return fields, packed
 
     def unpack(self, fields: Mapping[str, Any], packed: Any) -> np.ndarray:
-        """Return the block [size_bytes] from received bytes.
-
-        Raises:
-          CodecError: they hold none.
-        """
+        """Return the block [size_bytes] from received bytes."""
         thin = fields.get(THIN) is True and self._has_stacks
         size = self._thin.size_bytes if thin else self._layout.size_bytes
         raw = received_bytes("a sample", packed, size, compressed=fields.get(LZ4) is True and self._compress)

@@ -139,7 +139,6 @@ class ProducerPages:
 
     @property
     def attached(self) -> bool:
-        """Return whether the producer has mapped the segment."""
         return bool(self._words[_ATTACHED])
 
     @property
@@ -163,7 +162,6 @@ class ProducerPages:
 
     @property
     def committed(self) -> int:
-        """Return the number of commits in the ring."""
         return self._words[_PRODUCED]
 
     def take(self, taken: int) -> int | None:

@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jsrl.errors import SpecMismatch, StreamError
+from jsrl.errors import ConfigError, SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import WELCOME, Hello, HelloChecker, HelloResponder
 from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.segment import make_folder, try_lock
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
-from jsrl.transport.samples.owner import claim_owner
 from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
 from jsrl.transport.wire.codec import Message, encode
 from jsrl.transport.wire.schema import flatten_schema, make_layout
@@ -94,21 +93,10 @@ class SharedSampleConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        """Return the counts of all trajectories so far, updated from the producers' pages."""
         self._look()
         return self._queue.ledger
 
     def get(self, timeout_s: float) -> Lease:
-        """Return the next committed trajectory, in order per (producer, group).
-
-        The arrays are read-only views of shared memory, valid until `release`. JAX on CPU reads numpy arrays without
-        copying them, and the producer writes the next trajectory after `release`. So release only once nothing computes
-        with them any more (copy to a staging buffer first).
-
-        Raises:
-          StreamTimeout: none was committed in time. StreamClosed: this end is closed.
-          SpecMismatch: a producer with another schema tried to join (raised once).
-        """
         deadline = time.monotonic() + timeout_s
         while (lease := self._queue.take()) is None:
             if self._look():
@@ -119,7 +107,6 @@ class SharedSampleConsumer:
         return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Free the memory of a lease that nothing reads any more."""
         token = self._queue.settle(lease, outcome)
         if token is None:
             return
@@ -131,12 +118,10 @@ class SharedSampleConsumer:
                     peer.bell.ring()
 
     def pending(self) -> int:
-        """Return the number of committed trajectories that wait."""
         self._look()
         return len(self._queue)
 
     def fence(self, producer: ProducerId) -> None:
-        """Reject this incarnation from now on; its earlier commits are still delivered."""
         with self._lock:
             self._hello_checker.admission.fence(producer)
             peer = self._peers.get(producer)
@@ -144,7 +129,6 @@ class SharedSampleConsumer:
                 self._part(peer, FENCED)
 
     def close(self) -> None:
-        """Drop what is in flight (reason `closed`), free the memory and remove the files."""
         if self._queue.closed:
             return
         self._responder.close()
@@ -254,3 +238,18 @@ class SharedSampleConsumer:
         peer.bell.close()
         peer.pages.segment.unlink()
         peer.pages.close()
+
+
+def claim_owner(path: Path, address: str) -> int:
+    """Return a new, locked owner file; an old one is replaced once no process holds it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    old = os.open(path, flags, 0o600)
+    try:
+        if not try_lock(old):
+            raise ConfigError(f"{address} has a living consumer; stop it first or choose another name.")
+        path.unlink()  # producers of the old consumer hold the old file, unlocked from now on
+    finally:
+        os.close(old)
+    claimed = os.open(path, flags | os.O_EXCL, 0o600)
+    try_lock(claimed)
+    return claimed

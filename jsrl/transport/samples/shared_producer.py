@@ -13,7 +13,6 @@ from jsrl.transport.meeting.handshake import Check, hello_of_producer, meet_at
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import is_locked
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, wait_until
-from jsrl.transport.samples.owner import open_owner
 from jsrl.transport.samples.pages import ProducerPages, file_stem
 from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Tree
@@ -52,7 +51,6 @@ class SharedSampleProducer(ProducerEnd):
         self._closed = False
 
     def reserve(self, timeout_s: float) -> OpenBlock:
-        """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""
         self._check_open()
         number = self._take()
         if number is None:
@@ -83,7 +81,6 @@ class SharedSampleProducer(ProducerEnd):
             self._pages.waiting(False)
 
     def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry:
-        """Send block `number` (called by the block)."""
         self._check_group(group)
         self._check_open()
         entry = self._next_entry(group, origin)
@@ -98,7 +95,6 @@ class SharedSampleProducer(ProducerEnd):
         self._abandoned.append(number)
 
     def close(self) -> None:
-        """Close; committed trajectories still arrive."""
         if self._closed:
             return
         self._closed = True
@@ -125,3 +121,11 @@ class SharedSampleProducer(ProducerEnd):
         reason = "closed by this producer" if self._closed else self._pages.ending()
         if reason:
             raise StreamClosed(f"{self.producer.name} on {self.address}: {reason}.")
+
+
+def open_owner(path: Path) -> int:
+    """Return the owner file of a living consumer, opened to check its lock."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise StreamClosed(f"{path} is gone: the consumer closed just after its welcome.") from None

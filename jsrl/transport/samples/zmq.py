@@ -61,7 +61,6 @@ class _ZmqBlock:
     trackers: list[zmq.MessageTracker] = field(default_factory=list)
 
     def is_free(self) -> bool:
-        """Return whether ZeroMQ has released the bytes."""
         return all(tracker.done for tracker in self.trackers)
 
 
@@ -123,7 +122,6 @@ class ZmqSampleProducer(ProducerEnd):
         return num_blocks, read_session(welcome.fields.get("session")), read_packing(welcome.fields.get("packing"))
 
     def reserve(self, timeout_s: float) -> OpenBlock:
-        """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""
         with self._lock:
             return self._reserve(timeout_s)
 
@@ -161,7 +159,6 @@ class ZmqSampleProducer(ProducerEnd):
         return bool(self._free) and self._open + self._sent - self._released < len(self._blocks)
 
     def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry:
-        """Send block `number` (called by the block)."""
         with self._lock:
             return self._commit(number, group, origin)
 
@@ -185,7 +182,6 @@ class ZmqSampleProducer(ProducerEnd):
         return entry
 
     def abandon_block(self, number: int) -> None:
-        """Take block `number` back unwritten (called by the block)."""
         with self._lock:
             self._open -= 1
             self._free.appendleft(number)
@@ -209,7 +205,6 @@ class ZmqSampleProducer(ProducerEnd):
             self._context.destroy(linger=0)
 
     def mark_lost(self, reason: str) -> None:
-        """Mark the consumer as gone for good, so that `close` waits for nothing."""
         with self._lock:
             self._closed, self._lost = self._closed or reason, True
 
@@ -290,11 +285,7 @@ class ZmqSampleProducer(ProducerEnd):
 
 
 def read_number(message: Message, name: str) -> int:
-    """Return a count in a message.
-
-    Raises:
-      CodecError: it is missing, or not an integer from 0.
-    """
+    """Return a count in a message: an integer from 0."""
     value = message.fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise CodecError(f"{message.kind}: {name} is {value!r}, expected an integer from 0.")

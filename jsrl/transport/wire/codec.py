@@ -69,9 +69,6 @@ def encode(kind: str, fields: dict[str, Any] | None = None, arrays: Tree = ()) -
       kind: of the message.
       fields: plain values (numbers, strings, bytes, lists, dicts, None).
       arrays: a tree of arrays.
-
-    Raises:
-      CodecError: a field or an array cannot be sent.
     """
     found: list[np.ndarray] = []
     structure = _structure(arrays, found, DEFAULT_LIMITS.depth)

@@ -28,7 +28,6 @@ class Packing:
     compress: bool = False
 
     def __bool__(self) -> bool:
-        """Return whether anything is packed."""
         return self.frames is not None or self.compress
 
     @property
@@ -41,11 +40,7 @@ PLAIN = Packing()
 
 
 def read_packing(fields: object) -> Packing:
-    """Return the packing in a welcome; no `fields`: none.
-
-    Raises:
-      CodecError: it is invalid.
-    """
+    """Return the packing in a welcome; no `fields`: none."""
     if fields is None:
         return PLAIN
     try:
@@ -116,9 +111,6 @@ def received_bytes(what: str, packed: Any, size_bytes: int, *, compressed: bool)
 
     Args:
       what: the message is, for errors.
-
-    Raises:
-      CodecError: it has others.
     """
     if not isinstance(packed, np.ndarray) or packed.dtype != np.uint8 or packed.ndim != 1:
         raise CodecError(f"{what} of {type(packed).__name__}, expected raw bytes.")
@@ -136,11 +128,6 @@ def _decompress(what: str, packed: np.ndarray, size_bytes: int) -> np.ndarray:
 
 
 def lz4_block() -> Any:
-    """Return the module that compresses.
-
-    Raises:
-      MissingExtra: it is not installed.
-    """
     try:
         import lz4.block
     except ImportError:

@@ -34,9 +34,6 @@ def join(pieces: Sequence[Any], most_bytes: int) -> list[Any]:
 
     Args:
       pieces: bytes or memoryviews. most_bytes: of the whole message.
-
-    Raises:
-      CodecError: there are more bytes than that, or the last frame has no end.
     """
     views = [memoryview(piece) for piece in pieces]
     total_bytes = sum(view.nbytes for view in views)

@@ -28,7 +28,6 @@ class Leaf(NamedTuple):
     dtype: str
 
     def __str__(self) -> str:
-        """Return the leaf as text for messages."""
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
@@ -49,11 +48,7 @@ def to_dtype(name: str) -> np.dtype:
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """Return a name that `to_dtype` turns back into `dtype`, byte order included.
-
-    Raises:
-      CodecError: values of this dtype are not plain bytes (objects, structures).
-    """
+    """Return a name that `to_dtype` turns back into `dtype`, byte order included."""
     if dtype.kind in _PLAIN_KINDS:
         return dtype.name if dtype.isnative and dtype.kind in "biufc" else dtype.str
     if _is_extended(dtype):
@@ -110,11 +105,6 @@ def describe_difference(ours: Sequence[Leaf], theirs: Sequence[Leaf], our_name: 
 
 
 def compare_schemas(ours: Sequence[Leaf], theirs: Sequence[Leaf], our_name: str, their_name: str) -> None:
-    """Check that two ends have the same schema.
-
-    Raises:
-      SpecMismatch: they do not; the message names the leaf and what each side has.
-    """
     difference = describe_difference(ours, theirs, our_name, their_name)
     if difference is not None:
         raise SpecMismatch(
@@ -146,11 +136,7 @@ def schema_to_fields(leaves: Sequence[Leaf]) -> list[list[Any]]:
 
 
 def schema_from_fields(fields: Any) -> tuple[Leaf, ...]:
-    """Return the schema that `schema_to_fields` wrote.
-
-    Raises:
-      CodecError: `fields` is not such a schema.
-    """
+    """Return the schema that `schema_to_fields` wrote."""
     try:
         rows = msgspec.convert(fields, list[tuple[str, list[int], str]])
     except msgspec.ValidationError as error:
@@ -209,7 +195,6 @@ class Layout:
 
 
 def make_layout(leaves: Sequence[Leaf]) -> Layout:
-    """Return the layout of some leaves."""
     offsets, end = [], 0
     for leaf in leaves:
         offsets.append(end)
@@ -218,5 +203,4 @@ def make_layout(leaves: Sequence[Leaf]) -> Layout:
 
 
 def align(size_bytes: int, to: int = ALIGNMENT_BYTES) -> int:
-    """Return `size_bytes` rounded up to a multiple of `to`."""
     return -(-size_bytes // to) * to

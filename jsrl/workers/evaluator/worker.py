@@ -18,9 +18,9 @@ from jsrl.agents.base import ActParams
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.errors import SnapshotError
+from jsrl.intervals import score_of
 from jsrl.matches.players import Contestant
 from jsrl.metrics.metrics import Meter
-from jsrl.metrics.scores import score_of
 from jsrl.runs.control_bodies import FINAL, Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import version_updates

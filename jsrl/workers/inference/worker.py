@@ -6,13 +6,14 @@ It may serve several policies: each has its own stream, params and engine, and i
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import zmq
 
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.control_bodies import Command
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
-from jsrl.transport.inference.arrivals import Arrivals
 from jsrl.types import version_updates
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import Refusals, Reporter
@@ -151,3 +152,16 @@ def batch_sizes(group_size: int, most: int) -> list[int]:
     while sizes[-1] < most:
         sizes.append(min(2 * sizes[-1], most))
     return sizes
+
+
+class Arrivals:
+    """Waits until a request has arrived at any of these ends."""
+
+    def __init__(self, servers: Iterable[InferenceServer]) -> None:
+        self._poller = zmq.Poller()
+        for server in servers:
+            if server.waitable is not None:
+                self._poller.register(server.waitable, zmq.POLLIN)
+
+    def wait(self, max_wait_s: float) -> None:
+        self._poller.poll(int(1000 * max_wait_s))

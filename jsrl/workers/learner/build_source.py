@@ -13,8 +13,7 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger
-from jsrl.transport.samples.replay_batch import replay_batch_spec
-from jsrl.transport.stream import epoch_at
+from jsrl.transport.stream import epoch_at, replay_batch_spec
 from jsrl.types import Trajectory, Tree
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import bind_reader

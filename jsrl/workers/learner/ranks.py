@@ -24,7 +24,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.settings import DeadlineConfig
 from jsrl.parallel import join_processes, leave_processes
 from jsrl.runs.names import Registration
-from jsrl.transport.meeting.ports import allowed_ports, none_free
+from jsrl.transport.meeting.sockets import allowed_ports, none_free
 from jsrl.transport.stream import name_at
 from jsrl.transport.transports import bind_ranks, connect_ranks
 from jsrl.workers.base import Reporter

@@ -11,8 +11,7 @@ from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.experiment import ReplayConfig
 from jsrl.replay.host.rows import read_ids, windows_spec
 from jsrl.transport.base import Lease, Ledger, ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.samples.replay_batch import priorities_spec
-from jsrl.transport.stream import name_at
+from jsrl.transport.stream import name_at, priorities_spec
 from jsrl.types import Array, Trajectory
 from jsrl.workers.ends import connect_writer
 from jsrl.workers.jobs import Job

@@ -12,9 +12,9 @@ from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.rendering import RenderedEnv, Returns, check_rendered, make_rendered
 from jsrl.errors import VideoError
+from jsrl.intervals import score_of
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
-from jsrl.metrics.scores import score_of
 from jsrl.recordings.video import VideoWriter, require_video
 from jsrl.recordings.video_shelf import FOLDER, Video, VideoShelf
 from jsrl.runs.control_bodies import Command

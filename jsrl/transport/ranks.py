@@ -31,7 +31,6 @@ class ZmqFirstRank:
         self.address = self._listener.address
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
-        """Return (sender, message) pairs; wait up to `timeout_s` for the first."""
         found, wait_ms = list[tuple[bytes, bytes]](), int(timeout_s * 1000)
         while self._socket.poll(wait_ms):
             wait_ms = 0
@@ -46,15 +45,12 @@ class ZmqFirstRank:
         return found
 
     def speaks_for(self, sender: bytes, worker: str) -> bool:
-        """Return whether a sender may use the name of a worker."""
         return self._listener.speaks_for(self._newest[sender], worker)
 
     def send(self, receiver: bytes, message: bytes) -> None:
-        """Send a message to a sender."""
         self._socket.send_multipart([receiver, *outgoing([message], self._keys)])
 
     def close(self) -> None:
-        """Close the stream."""
         if not self._socket.closed:
             self._listener.close(100)
 
@@ -70,30 +66,21 @@ class ZmqOtherRank:
         self._connection = connect(self._socket, endpoint, self._keys)
 
     def send(self, message: bytes) -> None:
-        """Send a message."""
         self._socket.send_multipart(outgoing([message], self._keys))
 
     def receive(self, timeout_s: float) -> bytes | None:
-        """Return a message, waiting up to `timeout_s`; None: none came."""
         if not self._socket.poll(int(timeout_s * 1000)):
             return None
         (body,) = incoming(self._socket.recv_multipart(), self._keys, _MESSAGE_BYTES)
         return bytes(body)
 
     def look(self) -> None:
-        """Check the connection.
-
-        Raises:
-          AccessDenied: the other end rejects this end's key, or the reverse.
-        """
         self._connection.look()
 
     def no_answer(self, timeout_s: float) -> StreamTimeout:
-        """Return the error for an end that does not answer."""
         return self._connection.no_answer(timeout_s)
 
     def close(self) -> None:
-        """Close the stream."""
         if not self._socket.closed:
             self._connection.close()
             self._context.destroy(linger=100)

@@ -1,1 +1,0 @@
-"""The stream over which the ranks of a learner agree."""
