@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from unittest import mock
 
 import jax
@@ -144,6 +145,8 @@ def test_one_of_several_policies_is_loaded_by_its_name(runs):
         )
         for other in (by_tag, as_in_commands):
             assert by_name.seats == other.seats == (seat,) and by_name.version == other.version
+        assert re.fullmatch(rf"Policy\(.*roles/\S+@{name}/latest, [\d,]+ updates\)", repr(by_tag))
+        assert 0 < by_tag.updates < by_tag.version
     with pytest.raises(ConfigError, match="the tag 'left_one/latest' names another policy than 'right_one'"):
         load_policy("roles", "left_one/latest", policy="right_one", runs_dir=str(runs))
     with pytest.raises(ConfigError, match="has no policy 'middle_one'"):
