@@ -90,19 +90,22 @@ def test_the_update_is_traced_with_one_devices_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("learner", "way_out"), [({"num_devices": 32}, "lower learner"), ({"split": "actor-critic"}, "")]
+    ("agent", "learner", "way_out"),
+    [
+        (TinyConfig(), LearnerConfig(num_devices=32), "lower learner.num_devices"),
+        (SACConfig(), LearnerConfig(split="actor-critic"), "leave learner.split out"),
+    ],
 )
-def test_a_serial_run_with_too_few_devices_leaves_no_folder(learner, way_out, tmp_path) -> None:
-    agent = SACConfig() if way_out == "" else TinyConfig()
+def test_a_serial_run_with_too_few_devices_leaves_no_folder(agent, learner, way_out, tmp_path) -> None:
     experiment = Experiment(
         env=EnvConfig("probe:continuous"),
         agent=agent,
         num_envs=32,
         rollout_length=8,
-        learner=LearnerConfig(**learner),
+        learner=learner,
         placement="serial",
     )
-    with pytest.raises(ConfigError, match=rf"the learner wants \d+ devices.*; {way_out or 'leave learner.split out'}"):
+    with pytest.raises(ConfigError, match=rf"the learner wants \d+ devices.*; {way_out}"):
         run(experiment, runs_dir=tmp_path)
     assert not list(tmp_path.iterdir())
 
