@@ -67,9 +67,8 @@ def start(
     ends when this process ends (a script that is over, a kernel that restarts): cleanly, with a snapshot, so that
     `resume` continues it. `jsrl run NAME --detach` starts a run that outlives its terminal.
 
-    Args:
-      experiment, ...: as for `run`; `display` has no effect. What the run's process gets is rebuilt there: give sinks,
-        hooks and a launcher as dataclasses, or sinks and hooks as `module:function`.
+    The arguments are those of `run`; `display` has no effect. What the run's process gets is rebuilt there: give sinks, hooks
+    and a launcher as dataclasses, or sinks and hooks as `module:function`.
 
     Raises:
       ConfigError, EnvironmentFault, AgentFault: as `run`, before it begins.
