@@ -54,6 +54,8 @@ def table(algorithm: str) -> str:
     for task, env_steps in TASKS[algorithm].items():
         final, best = ([row[what]["return_mean"] for row in ours if row["task"] == task] for what in ("final", "best"))
         peer = [row["return_mean"] for row in theirs if row["task"] == task]
+        if min(len(final), len(peer)) < 2:
+            continue
         error = math.sqrt(sum(statistics.variance(one) / len(one) for one in (final, peer)))
         scores = [f"{statistics.mean(one):.1f}" for one in (final, best, peer)]
         difference = statistics.mean(final) - statistics.mean(peer)
