@@ -110,8 +110,8 @@ def _run(check: Check, checked: Checked) -> str | None:
         return check.run(checked)
     except Broken as broken:
         raise AgentFault(f"{broken}; {check.remedy}") from None
-    except AgentFault as fault:  # of build_agent's functions
-        raise AgentFault(str(fault).removesuffix(FOUND_BY_CHECK)) from fault.__cause__
+    except AgentFault as own:  # of build_agent's functions
+        raise AgentFault(str(own).removesuffix(FOUND_BY_CHECK)) from own.__cause__
     except JsrlError:
         raise
     except Exception as error:
