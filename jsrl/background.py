@@ -67,9 +67,8 @@ def start(
     ends when this process ends (a script that is over, a kernel that restarts): cleanly, with a snapshot, so that
     `resume` continues it. `jsrl run NAME --detach` starts a run that outlives its terminal.
 
-    Args:
-      experiment, ...: as for `run`; `display` has no effect. What the run's process gets is rebuilt there: give sinks,
-        hooks and a launcher as dataclasses, or sinks and hooks as `module:function`.
+    The arguments are those of `run`; `display` has no effect. What the run's process gets is rebuilt there: give sinks, hooks
+    and a launcher as dataclasses, or sinks and hooks as `module:function`.
 
     Raises:
       ConfigError, EnvironmentFault, AgentFault: as `run`, before it begins.
@@ -129,8 +128,11 @@ def raise_error(place: Path, unknown: str) -> None:
     """Raise the error that a run's process left; without one, a JsrlError with this text, unless there is a result."""
     outcome = read_json(place / OUTCOME) if (place / OUTCOME).exists() else {"error": "JsrlError", "text": unknown}
     if "error" in outcome:
-        error, text = getattr(jsrl.errors, outcome["error"], None), outcome["text"]
-        raise JsrlError(f"{outcome['error']}: {text}") if error is None else error(text)
+        kind, text = getattr(jsrl.errors, outcome["error"], None), outcome["text"]
+        error = JsrlError(f"{outcome['error']}: {text}") if kind is None else kind(text)
+        if outcome.get("traceback"):
+            error.add_note(outcome["traceback"])
+        raise error
 
 
 class BackgroundRun(RunData):
@@ -280,9 +282,11 @@ def main(place: Path) -> int:
     except KeyboardInterrupt:
         outcome = {"error": "JsrlError", "text": "the run was interrupted before it had begun."}
     except Exception as error:
-        if not isinstance(error, JsrlError) or isinstance(error, AgentFault | EnvironmentFault):  # the user's own code
-            traceback.print_exception(error.__cause__ or error)
         outcome = {"error": type(error).__name__, "text": str(error)}
+        if not isinstance(error, JsrlError) or isinstance(error, AgentFault | EnvironmentFault):  # the user's own code
+            outcome["traceback"] = "".join(traceback.format_exception(error.__cause__ or error))
+        if (place / BEGUN).exists():  # the output of the run's folder; before, the caller shows the error
+            sys.stderr.write(outcome.get("traceback", ""))
     with contextlib.suppress(FileNotFoundError):  # the caller has ended
         (place / OUTCOME).write_text(json.dumps(outcome, default=float))
     return int("error" in outcome)

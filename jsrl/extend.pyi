@@ -18,6 +18,7 @@ from jsrl.agents.devices import psum as psum
 from jsrl.agents.distributions import Distribution as Distribution
 from jsrl.agents.distributions import distribution as distribution
 from jsrl.agents.distributions import squashed_gaussian as squashed_gaussian
+from jsrl.agents.off_policy import Transition as Transition
 from jsrl.agents.off_policy import action_box as action_box
 from jsrl.agents.off_policy import every as every
 from jsrl.agents.off_policy import transition as transition

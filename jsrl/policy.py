@@ -46,7 +46,8 @@ class Policy:
     """A policy with its own recurrent state.
 
     Attributes:
-      experiment: the experiment that trained it. spec: its environment. version: of the params. meta: the snapshot's metadata.
+      experiment: the experiment that trained it. spec: its environment. version: of the params; `updates` is the number of
+        updates in it. meta: the snapshot's metadata. source: RUN@TAG that it was loaded from.
       agent: the agent. params: its params.
       view: its part of an environment with several seats, seats: their names; None and (): the environment has one agent.
       stream: number of its random stream; policies that play each other with sampled actions need different ones.
@@ -62,7 +63,9 @@ class Policy:
         view: SeatView | None = None,
         seats: tuple[str, ...] = (),
         stream: int = 0,
+        source: str = "",
     ) -> None:
+        self.source = source
         self.experiment, self.spec, self.version, self.meta = experiment, spec, version, meta
         self.view, self.seats, self.stream = view, seats, stream
         self.agent: Agent = build_agent(resolved_agent(experiment), spec)
@@ -72,6 +75,14 @@ class Policy:
         self._cores: dict[int, Tree] = {}  # batch size -> recurrent state since the last `reset`
         self._threads: dict[int, int] = {}  # batch size -> the thread whose history that is
         self._steps = itertools.count(1)
+
+    @property
+    def updates(self) -> int:
+        """Return the number of updates that the params have had."""
+        return int(version_updates(self.version))
+
+    def __repr__(self) -> str:
+        return f"Policy({self.source or self.experiment.name}, {self.updates:,} updates)"
 
     def __call__(self, observation: Any, is_first: Any = None, *, greedy: bool = True, raw: bool = False) -> np.ndarray:
         """Return actions for a batch of observations, as the environment takes them: clipped or scaled to its bounds.
@@ -126,7 +137,7 @@ class Policy:
             self.agent,
             self.spec,
             self.params,
-            origin=f"{shown_target(self.spec.name)}, version {version_updates(self.version)}",
+            origin=f"{shown_target(self.spec.name)}, version {self.updates}",
         )
 
     def reset(self) -> None:
@@ -174,10 +185,11 @@ def load_policy(
     shapes = jax.eval_shape(agent.init, jax.random.key(0)).params
     selector, wanted = f"{beside}/{plain}" if beside else plain, dict(named_leaves(shapes))
     version, found, meta = _params_of(folder, selector, runs_dir, list(wanted))
-    check_leaves(found, wanted, f"{folder.name}@{selector}")
+    source = f"{folder.name}@{name or first}/{plain}" if several else f"{folder.name}@{plain}"
+    check_leaves(found, wanted, source)
     params = jax.tree.unflatten(jax.tree.structure(shapes), [found[leaf] for leaf in wanted])
     view = view_of(name or first or "all", tuple(seats.values()))
-    return Policy(experiment, spec, params, version, meta, view, tuple(seats), stream)
+    return Policy(experiment, spec, params, version, meta, view, tuple(seats), stream, source)
 
 
 def _params_of(

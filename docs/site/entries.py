@@ -6,6 +6,7 @@ The help text of an `option(default, help)` is the docstring of its field.
 from __future__ import annotations
 
 import ast
+import pydoc
 import re
 from typing import Any
 
@@ -24,8 +25,10 @@ class Entries(griffe.Extension):
             named = {each.name: each.value for each in call.arguments if isinstance(each, griffe.ExprKeyword)}
             given = [each for each in call.arguments if not isinstance(each, griffe.ExprKeyword)]
             text = named.get("help", given[1] if len(given) > 1 else None)
-            if text is not None:
-                attr.docstring = griffe.Docstring(ast.literal_eval(str(text)), parent=attr)
+            if isinstance(text, griffe.Expr):  # the name of a text that several configs share
+                attr.docstring = griffe.Docstring(pydoc.locate(text.canonical_path), parent=attr)
+            elif text is not None:
+                attr.docstring = griffe.Docstring(ast.literal_eval(text), parent=attr)
             attr.value = given[0] if given else named.get("factory")
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:

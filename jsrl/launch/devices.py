@@ -54,8 +54,13 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
 
 
 def check_devices(plan: Plan, gpus: list[str]) -> None:
-    """Check the accelerators of a run whose workers are all on this host; other hosts were checked with the layout."""
-    if plan.experiment.where.has_processes and not plan.hosts.of:
+    """Check the devices of a run whose workers are all on this host; other hosts were checked with the layout."""
+    if not plan.experiment.where.has_processes:
+        from jsrl.workers.learner.build_updater import devices_for
+
+        for policy in plan.policies.values():
+            devices_for(policy.experiment)
+    elif not plan.hosts.of:
         devices_of(plan.graph.workers, plan.experiment.inference.device, gpus)
 
 

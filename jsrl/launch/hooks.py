@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.result import STOPPED, Result
+from jsrl.launch.run_log import OutputToFolder
 from jsrl.metrics.call_thread import CallThread
 from jsrl.references.importing import import_target, nearest
 from jsrl.runs.runs import RunFolder
@@ -146,7 +147,10 @@ class Hooks:
             hook, method, _ = self._present or (_Hook(None, "?"), "?", 0.0)
             text = f"hooks: {hook.name}.{method} did not return within {limit_s:g} s of the end (deadlines.hooks_s)"
             self._messages.append((f"{text}; {left} calls were not finished", "warning"))
-        times = ", ".join(f"{hook.name} {hook.busy_s:.2f} s in {hook.calls} calls" for hook in self._hooks)
+        given = [hook for hook in self._hooks if not isinstance(hook.value, OutputToFolder)]
+        if not given:
+            return
+        times = ", ".join(f"{hook.name} {hook.busy_s:.2f} s in {hook.calls} calls" for hook in given)
         lost = f"; {self._thread.dropped} rows of metrics were dropped" if self._thread.dropped else ""
         self._log(f"hooks: {times}{lost}")
 

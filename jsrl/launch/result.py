@@ -88,7 +88,8 @@ class Result(RunData):
         training.
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
       others: the other policies, by name: why each ended, its env steps, updates, evaluation and final.
-      evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes. best: that of the
+      evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes; empty where the run
+        was interrupted. best: that of the
         snapshot `best`, and its name to `load`.
       first_policy: the name of the first of several policies, which the other fields are about.
       unsaved: which learner's final snapshot was not written, and why; empty: all were.

@@ -55,10 +55,10 @@ def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
             if name.startswith("replay.") and counts[0] != counts[1]:
                 why = ", because the run counts its updates per env step"
             raise ConfigError(
-                f"--{name} cannot change on resume ({before} -> {after}){why}. Limits, placement, learning rates, "
-                "coefficients and the environment's options may. A new run with --init-from RUN@latest begins with the params "
-                "of this one; its optimizer and what else its learner has learned, such as critics and temperatures, begin "
-                "anew."
+                f"--{name} cannot change on resume ({before} -> {after}){why}. Limits, placement, real "
+                "numbers of the agent (learning rates, coefficients) and the environment's options may. A new run with "
+                "--init-from RUN@latest begins with the params of this one; its optimizer and what else its learner has "
+                "learned, such as critics and temperatures, begin anew."
             )
         lines.append(f"changed: --{name} {before} -> {after}")
     return lines

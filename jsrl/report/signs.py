@@ -36,6 +36,13 @@ class Curves:
     def last(self, name: str) -> float:
         return self.ends(name)[1]
 
+    def rise(self, name: str) -> float:
+        """Return by how much a metric's last tenth is above its first; 0 where its later values vary as much."""
+        values = self.known(name)
+        start, end = self.ends(name)
+        clear = len(values) >= 2 * FEWEST and abs(end - start) > 3 * values[len(values) // 2 :].std()
+        return end - start if clear else 0.0
+
     def grows(self, name: str, factor: float) -> bool:
         start, end = self.ends(name)
         return abs(end) > factor * abs(start) > 0
@@ -57,8 +64,24 @@ def _only_sampled_rises(c: Curves) -> bool:
     return bool(values.size >= FEWEST and end - start > 0.5 * abs(start) and end >= np.quantile(values, 0.8))
 
 
+def _gets_worse(c: Curves) -> bool:
+    return c.rise("actor/return_mean") < 0 and not c.known("evaluator/win_rate").size
+
+
+def _value_loss_diverges(c: Curves) -> bool:
+    """Return whether an error is larger than that of a constant 0 would be."""
+    returns, loss = c.known("actor/return_mean"), c.last("learner/loss_value")
+    return bool(returns.size and loss >= 1000 and loss > np.square(returns).max())
+
+
 # (condition, sign, cause, what to try)
 SIGNS: tuple[tuple[Callable[[Curves], bool], str, str, tuple[str, ...]], ...] = (
+    (
+        _gets_worse,
+        "actor/return_mean falls",
+        "it gets worse",
+        ("the sign of the loss and of the advantages, if the algorithm is your own", "a lower learning rate"),
+    ),
     (
         _becomes_certain,
         "learner/entropy fell to 0 early",
@@ -88,6 +111,12 @@ SIGNS: tuple[tuple[Callable[[Curves], bool], str, str, tuple[str, ...]], ...] = 
         "learner/explained_variance stays at or below 0",
         "the value function predicts nothing",
         ("truncated instead of terminated at time limits", "a smaller --agent.gamma", "--agent.normalize-values true"),
+    ),
+    (
+        _value_loss_diverges,
+        "learner/loss_value is in the thousands, but no return is large",
+        "the value loss diverges",
+        ("a lower learning rate", "the targets and the sign of the value loss, if the algorithm is your own"),
     ),
     (
         lambda c: c.last("learner/loss_value") >= 1000,
@@ -149,6 +178,10 @@ def learning_text(columns: Mapping[str, np.ndarray], options: Collection[str], *
         return ""
     best = int(low.argmax())
     if low[best] <= high[0]:
+        start, end = c.ends("actor/return_mean")
+        learned_before = c.rise("actor/return_mean") > 0 and scores[-1] > (start + end) / 2
+        if learned_before and not found.against:  # the first evaluation came after the updates that taught it
+            return ""
         sign, cause, tries = next((sign, cause, tries) for applies, sign, cause, tries in SIGNS if applies(c))
         return (
             f"No evaluation is clearly above the first ({scores[0]:,.4g}; the last is {scores[-1]:,.4g}), so the run has "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from unittest import mock
 
 import jax
@@ -25,7 +26,7 @@ from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import Policy, load_policy
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
-from jsrl.types import ArraySpec, Continuous, EnvSpec
+from jsrl.types import ArraySpec, Continuous, EnvSpec, make_version
 from tests.duel import Duel, MarkedConfig
 
 pytestmark = pytest.mark.slow
@@ -144,6 +145,9 @@ def test_one_of_several_policies_is_loaded_by_its_name(runs):
         )
         for other in (by_tag, as_in_commands):
             assert by_name.seats == other.seats == (seat,) and by_name.version == other.version
+        assert re.fullmatch(rf"Policy\(duel/roles@{name}/latest, [\d,]+ updates\)", repr(by_tag))
+        by_tag.version = make_version(3, 7)
+        assert by_tag.updates == 7
     with pytest.raises(ConfigError, match="the tag 'left_one/latest' names another policy than 'right_one'"):
         load_policy("roles", "left_one/latest", policy="right_one", runs_dir=str(runs))
     with pytest.raises(ConfigError, match="has no policy 'middle_one'"):

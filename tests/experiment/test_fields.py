@@ -195,3 +195,8 @@ def test_policies_have_fields_of_their_own() -> None:
         ConfigError, match=r"PolicyConfig.replay is 'yes'; expected replay=ReplayConfig\(...\), or none"
     ):
         PolicyConfig(PPOConfig(), replay="yes")  # type: ignore[arg-type]
+
+
+def test_help_of_a_config_names_its_fields() -> None:
+    assert ReplayConfig.__doc__.startswith("How an off-policy agent's rows are kept")
+    assert "\n  alpha: Exponent of priorities: 0 is uniform." in ReplayConfig.__doc__

@@ -5,11 +5,14 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
+from jsrl.agents.sac import SACConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import AgentFault, ConfigError
 from jsrl.experiment import AgentReference, Experiment, LearnerConfig, ReplayConfig
+from jsrl.launch.run import run
 from jsrl.launch.schemas import make_schemas
 from tests.replay.learning import acting_toy
+from tests.tiny_agent import TinyConfig
 
 REPLAY = {
     "batches": None,
@@ -84,6 +87,27 @@ def test_the_update_is_traced_with_one_devices_share() -> None:
 
     door(expects((5, 2)), "batches", devices=2)
     door(expects((3, 3)), "host", devices=2)
+
+
+@pytest.mark.parametrize(
+    ("agent", "learner", "way_out"),
+    [
+        (TinyConfig(), LearnerConfig(num_devices=32), "lower learner.num_devices"),
+        (SACConfig(), LearnerConfig(split="actor-critic"), "leave learner.split out"),
+    ],
+)
+def test_a_serial_run_with_too_few_devices_leaves_no_folder(agent, learner, way_out, tmp_path) -> None:
+    experiment = Experiment(
+        env=EnvConfig("probe:continuous"),
+        agent=agent,
+        num_envs=32,
+        rollout_length=8,
+        learner=learner,
+        placement="serial",
+    )
+    with pytest.raises(ConfigError, match=rf"the learner wants \d+ devices.*; {way_out}"):
+        run(experiment, runs_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_traceback_of_an_agents_error_has_only_its_own_lines() -> None:

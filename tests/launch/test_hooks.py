@@ -17,6 +17,7 @@ from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment
 from jsrl.launch.hooks import METHODS, STOP, Hooks, SavedSnapshot, load_hooks
 from jsrl.launch.run import run
+from jsrl.launch.run_log import OutputToFolder
 from jsrl.metrics.call_thread import CallThread
 from tests.tiny_agent import TinyConfig
 
@@ -119,6 +120,15 @@ def test_hook_that_raises_is_disabled_and_the_run_continues(tmp_path):
     log = log_of(result.folder)
     assert log.count("warning: hook Broken: on_metrics raised ValueError: no such column; it is switched off") == 1
     assert 'raise ValueError("no such column")' in log  # the traceback
+
+
+def test_the_log_names_only_hooks_that_were_given(tmp_path):
+    for given, named in (((), False), ((RecordingHook(),), True)):
+        lines: list[str] = []
+        output = OutputToFolder()
+        output.on_start = lambda run: None  # else it redirects the output of this process
+        Hooks((output, *given), lines.append).end(None, 1.0)
+        assert ["RecordingHook" in line for line in lines] == [True] * named and "output" not in "".join(lines)
 
 
 def test_hanging_hook_does_not_block_the_run(tmp_path):

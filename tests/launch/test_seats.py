@@ -45,6 +45,8 @@ DEPOT = Experiment(
     evaluator=EvaluatorConfig(enabled=True, episodes=2, final_episodes=2, num_envs=2),
 )
 
+pytestmark = pytest.mark.timeout(900)  # runs of three policies: minutes on a busy machine
+
 
 @pytest.fixture(name="trained", scope="module")
 def trained_fixture(tmp_path_factory):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -29,6 +30,10 @@ def experiment(**changes) -> jsrl.Experiment:
     return jsrl.Experiment(
         name="tiny", env=jsrl.EnvConfig("probe:continuous"), agent=TinyConfig(), placement="serial", **settings
     )
+
+
+def broken(spec):
+    raise ValueError("no such network")
 
 
 def await_state(folder: Path, *names: str) -> None:
@@ -77,7 +82,7 @@ def test_no_second_process_runs_in_its_folder(run) -> None:
 def test_a_stopped_run_has_a_result(run) -> None:
     next(iter(run))
     result = run.stop()
-    assert result.ended == "interrupted" and result == run.stop() == run.wait()
+    assert result.ended == "interrupted" and result.final == {} and result == run.stop() == run.wait()
     assert "ended (interrupted)" in repr(run) and not run.is_running
     assert len(list(run)) == 1 and result.updates > 0
 
@@ -121,6 +126,21 @@ def test_it_ends_with_its_script_whose_definitions_are_kept_in_its_folder(tmp_pa
     for name in (wrapper, fields["agent"]["fields"]["factory"]["$function"]):
         assert (folder / "source" / f"{name.partition(':')[0]}.py").is_file()
     assert "script.py" in json.loads((folder / "environment.json").read_text())["command"]
+
+
+def test_the_traceback_of_the_users_code_is_a_note_of_the_error(tmp_path: Path) -> None:
+    fault = {"error": "AgentFault", "text": "raised", "traceback": "Traceback: line 3"}
+    (tmp_path / OUTCOME).write_text(json.dumps(fault))
+    with pytest.raises(jsrl.extend.AgentFault) as error:
+        raise_error(tmp_path, "ended")
+    assert error.value.__notes__ == ["Traceback: line 3"]
+
+
+@pytest.mark.slow
+def test_a_fault_before_the_beginning_is_raised_and_not_printed(tmp_path: Path, capfd) -> None:
+    with pytest.raises(jsrl.extend.AgentFault, match="no such network") as error:
+        jsrl.start(dataclasses.replace(experiment(), agent=jsrl.AgentReference(broken)), runs_dir=tmp_path)
+    assert "in broken" in error.value.__notes__[0] and "Traceback" not in capfd.readouterr().err
 
 
 def test_errors_of_its_process_have_their_types(tmp_path: Path) -> None:

@@ -56,6 +56,26 @@ def test_a_run_that_learned_says_nothing():
     assert learning_text({}, OPTIONS) == ""
 
 
+def test_a_run_that_learned_before_its_first_evaluation_says_nothing():
+    late = curves(np.linspace(18.45, 18.65, 12), 0.3)
+    training = np.minimum(np.linspace(3.2, 30.0, 24), 18.6)
+    level = {"actor/return_mean": np.full(24, 18.5)}
+    assert "learned nothing yet" in learning_text(late | level, OPTIONS)
+    assert learning_text(late | {"actor/return_mean": training}, OPTIONS) == ""
+    greedy_stays = late | {"actor/return_mean": training + 30.0}
+    assert "learned nothing yet" in learning_text(greedy_stays, OPTIONS), "the greedy policy does not share the rise"
+
+
+def test_a_run_that_gets_worse_names_the_sign_of_the_loss():
+    text = learning_text(curves(np.linspace(-62.0, -77.0, 12), 2.0, entropy=(1.0, 0.001)), OPTIONS)
+    assert "it gets worse" in text and "the sign of the loss" in text
+
+
+def test_a_large_value_loss_of_small_returns_diverges():
+    text = learning_text(curves(np.full(20, 9.0), loss_value=(10.0, 5000.0)), OPTIONS)
+    assert "diverges" in text and "reward-scale" not in text
+
+
 def test_returns_of_players_that_learn_against_each_other_say_nothing():
     columns = curves(np.zeros(20))
     assert learning_text(columns, OPTIONS, contested=True) == ""

@@ -49,11 +49,9 @@ class BuiltUpdater(NamedTuple):
 def make_updater(agent: Agent, job: Job) -> BuiltUpdater:
     e = job.experiment
     agent = checked(agent, e)
+    devices = devices_for(e)
     if e.learner.split != "none":
-        return BuiltUpdater(
-            import_target(SPLIT)(job, agent, learner_devices(2, 2)), no_check, 1
-        )  # each side checks its own updates
-    devices = learner_devices(e.learner_devices, split_over_devices(e))
+        return BuiltUpdater(import_target(SPLIT)(job, agent, devices), no_check, 1)  # each side checks its own updates
     ring = replay_on_device(agent, job)
     updater = (
         own_update(agent, e, devices) if ring is None else RingUpdate(ring, data_parallel(ring.agent.update, devices))
@@ -160,7 +158,18 @@ def unseen_rows(job: Job) -> str:
     )
 
 
-def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
+def devices_for(e: Experiment) -> list[jax.Device]:
+    """Return the devices of this process that an experiment's learner uses.
+
+    Raises:
+      ConfigError: it has too few.
+    """
+    if e.learner.split != "none":
+        return learner_devices(2, 2, "leave learner.split out")
+    return learner_devices(e.learner_devices, split_over_devices(e))
+
+
+def learner_devices(number: int | None, columns: int, way_out: str = "lower learner.num_devices") -> list[jax.Device]:
     found = jax.local_devices()
     if jax.process_count() > 1:  # number over all ranks
         number = len(found)
@@ -175,8 +184,8 @@ def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
             number -= 1
     if number > len(found):
         raise ConfigError(
-            f"the learner wants {number} devices, but this process sees {len(found)} ({found[0].platform}); lower "
-            "learner.num_devices, or leave learner.split out. (For a try on CPU alone, start serial runs with XLA_FLAGS="
+            f"the learner wants {number} devices, but this process sees {len(found)} ({found[0].platform}); {way_out}. "
+            "(For a try on CPU alone, start serial runs with XLA_FLAGS="
             f"--xla_force_host_platform_device_count={number}.)"
         )
     return found[:number]
