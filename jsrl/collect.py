@@ -9,10 +9,11 @@ import jax
 
 from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import Episode, VectorEnv
+from jsrl.errors import ConfigError
 from jsrl.launch.schemas import trace_agent
 from jsrl.references.importing import shown_target
 from jsrl.transport.base import Origin
-from jsrl.types import Trajectory, make_trajectory_spec, make_version, map_tree
+from jsrl.types import GameSpec, Trajectory, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.acting import Engine
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.worker import Actor, ActorSettings
@@ -37,6 +38,11 @@ class Collector:
           agent: for `env.spec`. num_rows: T of each trajectory. seed: of the agent's random numbers.
         """
         spec, size = env.spec, env.num_envs
+        if isinstance(spec, GameSpec):
+            raise ConfigError(
+                f"environment {spec.name!r} has several seats, and a Collector takes environments of one agent; train with "
+                "jsrl.run there."
+            )
         _, acts = trace_agent(agent, spec)
         core = acts.core if agent.store_core else ()
         schema = make_trajectory_spec(spec, acts.extras, core, num_rows=num_rows, num_envs=size)

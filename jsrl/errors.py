@@ -31,6 +31,7 @@ from types import TracebackType
 PACKAGE = str(Path(__file__).parent)
 INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), "<frozen")  # parts of file names
 PARAGRAPH = "\n\n"
+FOUND_BY_CHECK = " jsrl.check_agent finds such errors in seconds, in your own process."
 
 
 class JsrlError(Exception):

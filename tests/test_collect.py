@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import jsrl
 from jsrl.extend import ActOutput, ActParams, Agent, AgentState, ReplayBuffer, Trajectory, UpdateOutput, version_updates
 from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import rows_shape, windows_spec
-from jsrl.types import ArraySpec, leaves, map_tree
+from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, leaves, map_tree
 
 ENV = jsrl.EnvConfig("CartPole-v1", max_episode_steps=7)
 NUM_ENVS, NUM_ROWS = 3, 5
@@ -122,3 +123,23 @@ def test_windows_are_those_of_a_replay_worker(prioritised: bool) -> None:
         replay.feedback(ids, priorities)
     starts = [np.flatnonzero((observation == first).all(axis=-1)) for first in windows.observation[0]]
     assert all(len(start) for start in starts)
+
+
+def test_a_buffer_says_what_it_does_not_take() -> None:
+    env = jsrl.make_env(ENV, NUM_ENVS, 0)
+    agent = remembering(env.spec)
+    rows = jsrl.Collector(agent, env, NUM_ROWS)(agent.init(jax.random.key(0)).params)
+    buffer = ReplayBuffer(jsrl.ReplayConfig(capacity=90, batch_size=4, window=2, min_size=3, prioritised=True))
+    buffer.add(rows)
+    with pytest.raises(jsrl.extend.ConfigError, match=r"reward has shape \[6, 2\], but \[6, 3\] in the first"):
+        buffer.add(rows._replace(reward=rows.reward[:, :2]))
+    _, ids = buffer.sample()
+    for wrong in ([1.0] * 3, [1.0, 2.0, -1.0, 0.0], [1.0, np.nan, 1.0, 1.0]):
+        with pytest.raises(jsrl.extend.ConfigError, match="one finite number of 0 or more for each"):
+            buffer.set_priorities(ids, np.array(wrong))
+
+
+def test_a_collector_takes_environments_of_one_agent() -> None:
+    spec = GameSpec((Seat("a", ArraySpec((3,), "float32"), Discrete(3)),))
+    with pytest.raises(jsrl.extend.ConfigError, match="has several seats, and a Collector takes"):
+        jsrl.Collector(remembering(spec.view(spec.names)), SimpleNamespace(spec=spec, num_envs=2), NUM_ROWS)

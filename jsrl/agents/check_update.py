@@ -55,7 +55,7 @@ def update_traces(checked: Checked) -> None:
 
 
 def update_contract(checked: Checked) -> None:
-    """State, metrics and priorities stay finite; something is learned; the same inputs give the same outputs."""
+    """State and metrics stay finite; something is learned; the same inputs give the same outputs."""
     before = jax.tree.map(np.array, checked.state)
     trajectory = checked.varied()
     begin = time.perf_counter()
@@ -65,7 +65,6 @@ def update_contract(checked: Checked) -> None:
     checked.seconds |= {"update_compile_s": between - begin, "update_s": time.perf_counter() - between}
     finite("update: the new state", state)
     finite("update: metrics", output.metrics)
-    finite("update: priorities", output.priorities)
     updates = int(state.updates)
     expect(updates == 1, f"update: updates is {updates} after the first update, expected 1")
     same("update called twice with the same arguments", state, again)
@@ -81,16 +80,23 @@ def _changed(before: Tree, after: Tree) -> bool:
 
 
 def update_learns(checked: Checked) -> None:
-    """Within 64 updates the policy changes; all states are finite and count their updates."""
+    """Within 64 updates the policy and the learner's own weights change; states are finite and count their updates."""
     state = checked.state
+    kept = [leaf for _, leaf in paths(state.learner_params)]
+    acting = [leaf for _, leaf in paths(state.params)]
+    # of target networks alone: copies, which may stay so for longer
+    stored = all(any(np.array_equal(leaf, other) for other in acting) for leaf in kept)
     for number in range(LONGEST_DELAY):
         rows = checked.acted(state.params, checked.varied())  # else `target_kl` and the like would stop each update
         new, output = checked.update(state, rows, jax.random.fold_in(checked.key, number))
-        if number >= WARM and _changed(state.params.weights, new.params.weights):
+        stored = stored or difference(checked.state.learner_params, new.learner_params) is not None
+        if stored and number >= WARM and _changed(state.params.weights, new.params.weights):
             break
         state = new
     else:
-        raise Broken(f"update: params.weights are what they were after {LONGEST_DELAY} updates with random rows")
+        were = f"what they were after {LONGEST_DELAY} updates"
+        expect(stored, f"update: learner_params are {were}; store them in the new state")
+        raise Broken(f"update: params.weights are {were} with random rows")
     finite(f"update {number}: the new state", state)
     finite(f"update {number}: metrics", output.metrics)
     expect(int(state.updates) == number, f"update: updates is {int(state.updates)} after {number} updates")
@@ -100,6 +106,17 @@ def update_learns(checked: Checked) -> None:
     ends = jax.tree.leaves(checked.update(moved, checked.varied(), checked.key))
     works = all(np.isfinite(leaf).all() for leaf in ends if jnp.issubdtype(leaf.dtype, jnp.floating))
     checked.trained = moved if works else state
+
+
+def update_priorities(checked: Checked) -> str | None:
+    """Priorities are finite, and 0 or more."""
+    if not checked.priorities:
+        return "update returns no priorities"
+    for state in (checked.state, checked.trained):
+        priorities = np.asarray(checked.update(state, checked.varied(), checked.key)[1].priorities)
+        finite("update: priorities", priorities)
+        expect((priorities >= 0).all(), f"update: priorities has numbers below 0, such as {priorities.min():.3g}")
+    return None
 
 
 def update_without_trained_rows(checked: Checked) -> None:
@@ -165,7 +182,9 @@ def update_ignores_masked_columns(checked: Checked) -> None:
     other = other_rows(checked, rows, where)
     odd = where[0]
     core = map_tree(lambda x, y: np.where(spread(odd, x), y, x), rows.core, checked.open_rows().core)
-    _ignores(checked, "other rows in columns that are masked", rows, other._replace(core=core))
+    sampling = map_tree(lambda x: np.where(odd, np.float32(1.0), x), rows.sampling)
+    other = other._replace(core=core, sampling=sampling)
+    _ignores(checked, "other rows in columns that are masked", rows, other)
 
 
 def _ignores_dead(checked: Checked, whose: str, choose: Any) -> str | None:
@@ -276,13 +295,28 @@ def devices_sum(checked: Checked) -> None:
     if _unlike(ours, (_of(state, 0), _of(output.metrics, 0)), rounding) is None:
         return
     # ... or choose by the size of the whole batch: then its columns are the two devices' together
-    where[:, : checked.num_envs // 2] = False
-    rows = _dead(rows, where)
-    if checked.num_envs % 2 == 0:
-        ours, _, _ = _on_two(checked, *(_columns(rows, half) for half in np.split(np.arange(checked.num_envs), 2)))
-        found = found and _unlike(ours, checked.learn(rows), _rounding(checked, rows))
+    found = found and _two_and_one(checked, rows, _dead(rows, where))
     what = "update on 2 devices, the second without a row to learn from, and on one"
     expect(found is None, f"{what}: {found}")
+
+
+def devices_equal_one(checked: Checked) -> str | None:
+    """Two devices learn from unlike columns what one learns from all of them, if it is so with equal columns."""
+    rows, second = checked.varied(), checked.varied()
+    if _two_and_one(checked, rows, rows) is not None:
+        return "update draws otherwise on two devices"
+    other = second._replace(reward=second.reward + 1.0, sampling=map_tree(lambda x: x / 2, second.sampling))
+    found = _two_and_one(checked, rows, other)
+    expect(found is None, f"update on 2 devices with unlike columns, and on one with all of them: {found}")
+    return None
+
+
+def _two_and_one(checked: Checked, *shares: Trajectory) -> str | None:
+    """Return how two devices with these shares differ from one that has the columns of both."""
+    joint = map_trajectory(
+        lambda *leaves: np.concatenate(leaves, axis=1), lambda *leaves: np.concatenate(leaves), *shares
+    )
+    return _unlike(_on_two(checked, *shares)[0], checked.learn(joint), _rounding(checked, joint))
 
 
 def _columns(rows: Trajectory, columns: Array) -> Trajectory:
@@ -294,15 +328,14 @@ def devices_draw_apart(checked: Checked) -> str | None:
     rows = checked.open_rows()
     if not checked.priorities:
         return "update returns no priorities"
-    rows = _columns(rows, np.zeros(checked.num_envs, int))
-    ours, theirs = np.asarray(_on_two(checked, rows, rows)[2])
-    if np.ptp(ours) <= 1e-4 * np.abs(ours).max():
-        return "update draws no noise for each column"
-    expect(
-        not np.allclose(ours, theirs, rtol=1e-4),
-        "update on 2 devices: both draw the same noise for their columns",
-    )
-    return None
+    for column in range(checked.num_envs):  # where values are saturated, noise changes nothing
+        equal = _columns(rows, np.full(checked.num_envs, column))
+        ours, theirs = np.asarray(_on_two(checked, equal, equal)[2])
+        if np.ptp(ours) > 1e-4 * np.abs(ours).max():
+            apart = not np.allclose(ours, theirs, rtol=1e-4)
+            expect(apart, "update on 2 devices: both draw the same noise for their columns")
+            return None
+    return "update draws no noise for each column"
 
 
 def _stack(*shares: Trajectory) -> Trajectory:

@@ -191,7 +191,8 @@ def close(what: str, a: Tree, b: Tree) -> None:
 def finite(what: str, tree: Tree) -> None:
     for path, leaf in paths(tree):
         bad = 0 if leaf.dtype.kind != "f" else int((~np.isfinite(leaf)).sum())
-        expect(not bad, f"{what} has NaN or infinity in {bad} of {leaf.size} numbers of leaf {path or 'it'}")
+        where = f" of leaf {path}" if path else ""
+        expect(not bad, f"{what} has NaN or infinity in {bad} of {leaf.size} numbers{where}")
 
 
 def matches(what: str, leaf: Array, wanted: ArraySpec) -> None:

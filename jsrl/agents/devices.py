@@ -33,7 +33,7 @@ def row_count(mask: Array, axis_name: str | None) -> Array:
     return jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
 
 
-def masked_mean(value: Array, mask: Array, axis_name: str | None = None) -> Array:
+def masked_mean(value: Array, mask: Array, axis_name: str | None) -> Array:
     """Return the global sum over the global count of the rows with mask 1 (not a mean of per-device means).
 
     Raises:

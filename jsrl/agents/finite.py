@@ -13,7 +13,7 @@ from jsrl.agents.base import AgentState, Update, UpdateOutput
 from jsrl.errors import AgentFault, ConfigError
 from jsrl.types import Array, Trajectory, Tree, changed_leaves, is_pair, type_names
 
-# 0, or NaN where the new state or the priorities are not finite; never reported as metrics
+# 0, or NaN where the new state is not finite, or priorities are not finite and 0 or more; never reported as metrics
 CHECKS = STATE, PRIORITIES = "state_finite", "priorities_finite"
 SMALL = 1 << 14  # values
 
@@ -105,7 +105,7 @@ def with_state_check(update: Update, *, prioritised: bool = False) -> Update:
         state, output = update(state, trajectory, key, axis_name=axis_name)
         checks = {STATE: nan_unless_finite((*state[:2], state.extra))}
         if prioritised:
-            checks[PRIORITIES] = nan_unless_finite(output.priorities)
+            checks[PRIORITIES] = nan_unless_finite(jnp.where(output.priorities >= 0, output.priorities, jnp.nan))
         return state, output._replace(metrics=output.metrics | checks)
 
     return checked
@@ -132,8 +132,11 @@ def non_finite_metrics(metrics: Mapping[str, Any]) -> list[str]:
 
 def describe_non_finite(bad: list[str], metrics: Mapping[str, Any]) -> str:
     if bad[0] in CHECKS:
-        what = "a state with NaN or infinity in it" if bad[0] == STATE else "priorities with NaN or infinity among them"
-        return f"{what}, although its metrics are finite"
+        found = {
+            STATE: "a state with NaN or infinity in it",
+            PRIORITIES: "priorities that are not all finite and 0 or more",
+        }
+        return f"{found[bad[0]]}, although its metrics are finite"
     ordinary = [name for name in metrics if name not in CHECKS]
     count = len([name for name in bad if name not in CHECKS])
     return f"{bad[0]} = {metrics[bad[0]]} ({count} of {len(ordinary)} metrics are not finite)"

@@ -407,6 +407,6 @@ def optimize(
     sizes = {"num_epochs": config.num_epochs, "num_minibatches": count}
     plan = plan_minibatches(columns, **sizes, key=key, axis_name=axis_name)
     (weights, opt_state, _), (metrics, evaluated, applied) = jax.lax.scan(body, start, plan)
-    metrics = {name: masked_mean(x, evaluated.astype(jnp.float32)) for name, x in metrics.items()}
+    metrics = {name: masked_mean(x, evaluated.astype(jnp.float32), None) for name, x in metrics.items()}
     metrics["epochs_run"] = jnp.sum(applied) / count
     return weights, opt_state, metrics

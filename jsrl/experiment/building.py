@@ -8,10 +8,10 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jsrl.errors import AgentFault, ConfigError, JsrlError, described, own_traceback
+from jsrl.errors import FOUND_BY_CHECK, AgentFault, ConfigError, JsrlError, described, own_traceback
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.references.importing import MAIN_MODULES, import_target
-from jsrl.types import Tree, type_names
+from jsrl.types import GameSpec, Tree, type_names
 
 
 def resolved_agent(experiment: Experiment) -> Any:
@@ -36,11 +36,14 @@ def compute_in_caller() -> None:
 def build_agent(agent: Any, spec: Tree) -> Any:
     """Build the agent that a config or AgentReference describes, for an environment's spec.
 
-    Errors in its functions, also while jax traces them, are AgentFaults that name the function.
+    Of an environment with several seats it plays all. Errors in its functions, also while jax traces them, are AgentFaults
+    that name the function.
 
     Raises:
       ConfigError: the factory cannot be found, or returned no Agent. AgentFault: it raised.
     """
+    if isinstance(spec, GameSpec):
+        spec = spec.view(spec.names)
     built = _call_factory(agent, spec)
     if not all(hasattr(built, name) for name in ("init", "initial_core", "act", "update")):
         raise ConfigError(
@@ -117,7 +120,5 @@ def agent_faults(where: str) -> Iterator[None]:
     except JsrlError:
         raise
     except Exception as error:
-        raise AgentFault(
-            f"the agent's {where} raised {described(error)}. jsrl.check_agent finds such errors in seconds, in your own "
-            "process."
-        ) from error.with_traceback(own_traceback(error))
+        fault = AgentFault(f"the agent's {where} raised {described(error)}.{FOUND_BY_CHECK}")
+        raise fault from error.with_traceback(own_traceback(error))

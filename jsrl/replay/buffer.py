@@ -8,7 +8,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import ReplayConfig
 from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import rows_shape, windows_spec
-from jsrl.types import ArraySpec, Trajectory, map_tree
+from jsrl.types import ArraySpec, Trajectory, map_tree, named_leaves
 
 
 class ReplayBuffer:
@@ -36,7 +36,11 @@ class ReplayBuffer:
         return replay is not None and replay.inserted >= self._config.min_size and replay.num_starts > 0
 
     def add(self, trajectory: Trajectory) -> None:
-        """Add a trajectory [T+1, B, ...], whose row 0 is the last row of the one before, as `jsrl.Collector` returns them."""
+        """Add a trajectory [T+1, B, ...], whose row 0 is the last row of the one before, as `jsrl.Collector` returns them.
+
+        Raises:
+          ConfigError: its leaves differ in shape from those of the first one.
+        """
         trajectory = map_tree(np.asarray, trajectory)
         config = self._config
         if self._replay is None:
@@ -49,6 +53,13 @@ class ReplayBuffer:
                 alpha=config.alpha,
                 epsilon=config.epsilon,
                 seed=self._seed,
+            )
+        first, now = ({name: list(x.shape) for name, x in named_leaves(tree)} for tree in (self._spec, trajectory))
+        if first != now:
+            name = next(name for name in (*now, *first) if now.get(name) != first.get(name))
+            raise ConfigError(
+                f"{name} has shape {now.get(name)}, but {first.get(name)} in the first trajectory that was added; add "
+                "trajectories of the same rows and columns."
             )
         self._replay.insert(0, (0, self._added), trajectory)
         self._added += 1
@@ -70,6 +81,16 @@ class ReplayBuffer:
         return windows, ids
 
     def set_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> None:
-        """Give windows new priorities [M] (0 or more), such as an update returns them; overwritten windows are ignored."""
+        """Give windows new priorities [M] (0 or more), such as an update returns them; overwritten windows are ignored.
+
+        Raises:
+          ConfigError: there is not one for each of the ids, or not all are finite and 0 or more.
+        """
+        ids, priorities = np.asarray(ids), np.asarray(priorities)
+        if priorities.shape != ids.shape or not (np.isfinite(priorities) & (priorities >= 0)).all():
+            raise ConfigError(
+                f"priorities {list(priorities.shape)} for windows {list(ids.shape)}: give one finite number of 0 or more for "
+                "each, such as an absolute error."
+            )
         if self._replay is not None:
-            self._replay.feedback(ids, np.asarray(priorities))
+            self._replay.feedback(ids, priorities)

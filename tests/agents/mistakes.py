@@ -50,6 +50,7 @@ ON_POLICY = {
     "own statistics on each device": "update on 2 devices: what device 0 and device 1 hold: leaf .*extra",
     "mean over devices": "update on 2 devices, the second without a row to learn from, and on one",
     "mean of local means": "update on 2 devices, the second without a row to learn from, and on one",
+    "advantages around a local mean": "update on 2 devices with unlike columns, and on one with all of them",
     "updates stay": "update: updates is 0 after the first update, expected 1",
     "learns nothing": "no number of the state but counters changed",
     "policy stays": "params.weights are what they were after 64 updates",
@@ -67,7 +68,12 @@ OFF_POLICY = {
     "policy without mask": "other rows in columns that are masked",
     "ignores importance weights": "importance weights, changes nothing",
     "one priority": r"update: priorities is float32\[\], expected float32\[8\]",
-    "NaN priorities": "update: priorities has NaN or infinity in 8 of 8",
+    "weights by the share's largest": "update on 2 devices with unlike columns, and on one with all of them",
+    "weights by the share's mean": "update on 2 devices with unlike columns, and on one with all of them",
+    "weights by the largest of all columns": "other rows in columns that are masked.*or columns mix: a mean over",
+    "critic stays": "learner_params are what they were after 64 updates; store them in the new state",
+    "NaN priorities": "update: priorities has NaN or infinity in 8 of 8 numbers; return absolute errors",
+    "signed priorities": "update: priorities has numbers below 0, such as -",
     "the same noise": "update on 2 devices: both draw the same noise for their columns",
 }
 
@@ -156,7 +162,10 @@ def on_policy(mistake: str = "") -> Agent:
                 cut = jnp.concatenate([t.is_first[2:], jnp.zeros_like(t.is_first[:1])])
                 following = jnp.where(cut, jnp.roll(value, -2, 0)[:-1], following)
             error = reward + GAMMA * discount * jax.lax.stop_gradient(following) - value[:-1]
-            policy = log_prob_of(logits[:-1], t.action[:-1]) * jax.lax.stop_gradient(error)
+            advantage = jax.lax.stop_gradient(error)
+            if mistake == "advantages around a local mean":
+                advantage -= masked_mean(advantage, mask, None)
+            policy = log_prob_of(logits[:-1], t.action[:-1]) * advantage
             total = jnp.sum((error**2 - policy) * mask) / count
             if mistake == "auxiliary loss without mask":
                 total += jnp.mean(value[:-1] ** 2) / psum(1, axis_name)
@@ -217,6 +226,13 @@ def off_policy(mistake: str = "") -> Agent:
         policy, critic = state.params.weights["mean"], state.learner_params
         noise = normal_columns(key, batch.action.shape, None if mistake == "the same noise" else axis_name)
         weight = batch.mask if mistake == "ignores importance weights" else batch.weight
+        if mistake == "weights by the share's largest":
+            weight = weight / jnp.maximum(weight.max(), 1e-3)
+        if mistake == "weights by the share's mean":
+            weight = weight / jnp.maximum(weight.mean(), 1e-3)
+        if mistake == "weights by the largest of all columns" and not isinstance(trajectory.sampling, tuple):
+            largest = trajectory.sampling.max()
+            weight = weight / (largest if axis_name is None else jax.lax.pmax(largest, axis_name))
         acting = jnp.ones_like(batch.mask) if mistake == "policy without mask" else batch.acting
 
         def value(critic, observation, action):
@@ -237,9 +253,14 @@ def off_policy(mistake: str = "") -> Agent:
         learns = (state.updates + 1) % 3 == 0 if mistake == "policy later" else True
         policy = jnp.where(learns, policy - RATE * of_policy, policy)
         priorities = error * batch.mask
-        priorities = {"one priority": error.mean(), "NaN priorities": error * jnp.nan}.get(mistake, priorities)
+        priorities = {
+            "one priority": error.mean(),
+            "NaN priorities": error * jnp.nan,
+            "signed priorities": error - 1.0,
+        }.get(mistake, priorities)
         metrics = {"error": masked_mean(error, batch.mask, axis_name)}
-        new = AgentState(ActParams({"mean": policy}), critic - RATE * slope, (), (), state.updates + 1)
+        critic = critic if mistake == "critic stays" else critic - RATE * slope
+        new = AgentState(ActParams({"mean": policy}), critic, (), (), state.updates + 1)
         return new, UpdateOutput(metrics, priorities)
 
     return Agent(init, lambda batch_size: (), act, update)

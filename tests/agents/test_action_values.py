@@ -244,7 +244,7 @@ def test_sequence_loss_equals_a_loop_over_rows(rlax, rescaled):
     sequences = jax.jit(lambda t: r2d2_file.burn_in(parts, weights, target, (), t, None))(t)
 
     def loss(s):
-        return r2d2_file.loss(parts, weights, target, s, lambda x: masked_mean(x, s.rows.mask))
+        return r2d2_file.loss(parts, weights, target, s, lambda x: masked_mean(x, s.rows.mask, None))
 
     total, (_, error) = jax.jit(loss)(sequences)
 

@@ -1,14 +1,18 @@
 """check_agent passes sound agents and names what a broken one did."""
 
+import jax.numpy as jnp
 import pytest
 
+from jsrl.agents.base import ActOutput
 from jsrl.agents.check import check_agent
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
-from jsrl.errors import AgentFault
+from jsrl.errors import AgentFault, ConfigError
+from jsrl.experiment import AgentReference
+from jsrl.experiment.building import build_agent
 from jsrl.networks.model import NetworkConfig
-from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat
 from tests.agents.mistakes import DISCRETE, OFF_POLICY, ON_POLICY, REAL, off_policy, on_policy
 
 SMALL = NetworkConfig(hidden=(16,))
@@ -82,6 +86,7 @@ QUICK = (
     "auxiliary loss without mask",
     "time limits terminate",
     "mean over devices",
+    "advantages around a local mean",
     "raises",
 )
 
@@ -95,10 +100,51 @@ def test_mistakes_of_a_recurrent_agent_are_named(mistake):
     assert len(str(caught.value)) < 400, "no arrays"
 
 
+QUICK_OFF_POLICY = (
+    "the same noise",
+    "weights by the share's largest",
+    "weights by the largest of all columns",
+    "critic stays",
+    "signed priorities",
+)
+
+
 @pytest.mark.parametrize(
     "mistake",
-    [pytest.param(name, marks=() if name == "the same noise" else pytest.mark.nightly) for name in OFF_POLICY],
+    [pytest.param(name, marks=() if name in QUICK_OFF_POLICY else pytest.mark.nightly) for name in OFF_POLICY],
 )
 def test_mistakes_of_an_off_policy_agent_are_named(mistake):
     with pytest.raises(AgentFault, match=OFF_POLICY[mistake]):
         check_agent(off_policy(mistake), REAL)
+
+
+def test_errors_of_built_agents_give_no_advice_to_call_check_agent() -> None:
+    agent = build_agent(AgentReference(lambda spec: on_policy("raises")), DISCRETE)
+    with pytest.raises(AgentFault, match=r"raised ValueError at .*: raises\.?$") as caught:
+        check_agent(agent, DISCRETE)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_config_is_no_agent() -> None:
+    with pytest.raises(ConfigError, match=r"got PPOConfig, expected an Agent: give it build_agent\(config, spec\)"):
+        check_agent(PPOConfig(), SPEC)
+
+
+def test_of_several_seats_one_policy_plays_all() -> None:
+    def act(params, key, observation, is_first, core, *, greedy=False):
+        return ActOutput(jnp.zeros(8, jnp.int32), jnp.zeros(8)), core
+
+    game = GameSpec((Seat("a", LINE, Discrete(3)), Seat("b", LINE, Discrete(3))))
+    given = []
+
+    def make(spec):
+        given.append(spec)
+        return on_policy()._replace(act=act)
+
+    agent = build_agent(AgentReference(make), game)
+    assert given == [game.view(game.names)]
+    with pytest.raises(AgentFault, match=r"act: action is int32\[8\], expected int32\[8, 2\]"):
+        check_agent(agent, game)
+    unlike = GameSpec((Seat("a", LINE, Discrete(3)), Seat("b", LINE, Discrete(4))))
+    with pytest.raises(ConfigError, match="cannot be played by one policy"):
+        check_agent(agent, unlike)

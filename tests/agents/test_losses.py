@@ -71,7 +71,7 @@ def test_uniform_policies_over_few_legal_actions_never_raise_the_temperature():
     batch = transition(t, 0.9)
     fixed = (critics, jnp.zeros(()))
     _, (metrics, _) = sac_file.policy_loss(
-        parts, policy, fixed, (batch, jnp.zeros(8)), lambda x: masked_mean(x, batch.acting)
+        parts, policy, fixed, (batch, jnp.zeros(8)), lambda x: masked_mean(x, batch.acting, None)
     )
     half_log_2 = 0.5 * np.log(2) * np.mean(batch.mask[1::2]) / (2 * np.mean(batch.mask))
     np.testing.assert_allclose(metrics["entropy_excess"], half_log_2, rtol=1e-5)

@@ -77,11 +77,11 @@ def test_priorities_are_one_for_each_window_where_sampling_needs_them() -> None:
 
 def test_priorities_that_are_not_finite_are_found_and_named() -> None:
     state, key = jax.jit(TOY.init)(jax.random.key(0)), jax.random.key(0)
-    bad = output(priorities=jnp.array([1.0, jnp.nan, 0.0, 2.0]))
-    for update, found in ((TOY.update, []), (bad, [PRIORITIES])):
+    bad, negative = (output(priorities=jnp.array([1.0, worst, 0.0, 2.0])) for worst in (jnp.nan, -1.0))
+    for update, found in ((TOY.update, []), (negative, [PRIORITIES]), (bad, [PRIORITIES])):
         _, out = jax.jit(with_state_check(update, prioritised=True))(state, WINDOWS, key)
         metrics = {name: float(value) for name, value in out.metrics.items()}
         assert [name for name, value in metrics.items() if np.isnan(value)] == found and metrics[STATE] == 0.0
-    assert describe_non_finite([PRIORITIES], metrics).startswith("priorities with NaN or infinity")
+    assert describe_non_finite([PRIORITIES], metrics).startswith("priorities that are not all finite and 0 or more")
     _, out = with_state_check(bad)(state, WINDOWS, key)
     assert PRIORITIES not in out.metrics and isinstance(out, UpdateOutput)

@@ -183,4 +183,4 @@ def test_priorities_are_means_over_trained_seats():
 def test_means_refuse_a_mask_of_another_shape():
     """A [T, B, N] loss over the count of a [T, B] mask would be N times too large."""
     with pytest.raises(ValueError, match=r"a mean of values \[6, 4, 3\] got a mask \[6, 4\]"):
-        masked_mean(jnp.ones((T, B, N)), jnp.ones((T, B)))
+        masked_mean(jnp.ones((T, B, N)), jnp.ones((T, B)), None)
