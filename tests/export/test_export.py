@@ -43,7 +43,6 @@ from jsrl.types import (
     GameSpec,
     MultiDiscrete,
     Seat,
-    make_version,
     to_environment,
 )
 
@@ -320,7 +319,7 @@ def test_the_suffix_stablehlo_is_the_bare_function(tmp_path, folder):
 def test_a_file_names_the_version_of_its_policy(monkeypatch):
     monkeypatch.setattr("jsrl.policy.save", lambda path, *given, origin, **options: [origin])
     spec = types.SimpleNamespace(name="CartPole-v1")
-    resumed = types.SimpleNamespace(agent=None, spec=spec, params=None, version=make_version(1, 227))
+    resumed = types.SimpleNamespace(agent=None, spec=spec, params=None, updates=227)
     assert Policy.save(resumed, "policy.zip") == ["CartPole-v1, version 227"]
 
 

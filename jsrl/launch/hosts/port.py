@@ -307,7 +307,7 @@ class HostPort:
 
     def _relay(self, frames: list[bytes]) -> None:
         """Send messages of workers to the control connection; they wait while the controller is busy: hosts need answers."""
-        if frames and self._control is not None:
+        if frames:
             self._unsent.append(frames)
         with contextlib.suppress(zmq.Again):
             while self._unsent and self._control is not None:
