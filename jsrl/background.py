@@ -87,34 +87,50 @@ def start(
 def _begun(place: Path, until_end: contextlib.ExitStack) -> subprocess.Popen[bytes]:
     """Return the process of the run that is asked for in a folder, once the run has begun."""
     variables, working_directory = spawn_environment()
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "jsrl.background", str(place)],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env=os.environ | variables,
-            cwd=working_directory,
-            start_new_session=True,  # Ctrl-C and a notebook's interrupt are for this process alone
-        )
-        assert process.stdin is not None
-        until_end.enter_context(process.stdin)
-        try:
-            begun = await_begin(process, (place / BEGUN).exists, output)
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            raise
+    process, begun = start_process(
+        [sys.executable, "-P", "-m", "jsrl.background", str(place)],
+        lambda _: (place / BEGUN).exists(),
+        stdin=subprocess.PIPE,
+        env=os.environ | variables,
+        cwd=working_directory,
+    )
+    assert process.stdin is not None
+    until_end.enter_context(process.stdin)
     if not begun:
-        raise_error(place, f"the run ended before it had begun, with exit status {process.returncode}.")
+        result_facts(place, f"the run ended before it had begun, with exit status {process.returncode}.")
     return process
 
 
-def await_begin(child: subprocess.Popen[bytes], has_begun: Callable[[], bool], output: IO[bytes]) -> bool:
-    """Return whether a run has begun; False: its process has ended. Shows its output meanwhile."""
+def start_process(
+    command: Sequence[str], has_begun: Callable[[int], bool], **options: Any
+) -> tuple[subprocess.Popen[bytes], bool]:
+    """Return a new process, and whether its run has begun; False: it has ended. Shows its output meanwhile.
+
+    Args:
+      has_begun: of the process id. options: of the process.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C and a notebook's interrupt are for this process alone
+            **options,
+        )
+        try:
+            return process, _await_begin(process, has_begun, output)
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+            raise
+
+
+def _await_begin(process: subprocess.Popen[bytes], has_begun: Callable[[int], bool], output: IO[bytes]) -> bool:
     shown = 0
     while True:
-        ended, begun = child.poll() is not None, has_begun()
+        ended, begun = process.poll() is not None, has_begun(process.pid)
         text = os.pread(output.fileno(), 1 << 20, shown)
         shown += len(text)
         sys.stderr.write(text.decode(errors="replace"))
@@ -124,15 +140,19 @@ def await_begin(child: subprocess.Popen[bytes], has_begun: Callable[[], bool], o
         time.sleep(LOOK_S)
 
 
-def raise_error(place: Path, unknown: str) -> None:
-    """Raise the error that a run's process left; without one, a JsrlError with this text, unless there is a result."""
-    outcome = read_json(place / OUTCOME) if (place / OUTCOME).exists() else {"error": "JsrlError", "text": unknown}
-    if "error" in outcome:
-        kind, text = getattr(jsrl.errors, outcome["error"], None), outcome["text"]
-        error = JsrlError(f"{outcome['error']}: {text}") if kind is None else kind(text)
-        if outcome.get("traceback"):
-            error.add_note(outcome["traceback"])
-        raise error
+def result_facts(place: Path, unknown: str) -> dict[str, Any]:
+    """Return the result that a run's process left, or raise its error; without either, a JsrlError with this text."""
+    outcome: dict[str, Any] = {"error": "JsrlError", "text": unknown}
+    if (place / OUTCOME).exists():
+        outcome = read_json(place / OUTCOME)
+    if "error" not in outcome:
+        facts: dict[str, Any] = outcome["result"]
+        return facts
+    kind, text = getattr(jsrl.errors, outcome["error"], None), outcome["text"]
+    error = JsrlError(f"{outcome['error']}: {text}") if kind is None else kind(text)
+    if outcome.get("traceback"):
+        error.add_note(outcome["traceback"])
+    raise error
 
 
 class BackgroundRun(RunData):
@@ -150,13 +170,10 @@ class BackgroundRun(RunData):
         threading.Thread(target=self._await_end, name=f"run {self.folder.name}", daemon=True).start()
 
     def _await_end(self) -> None:
-        self._process.wait()
-        status = self._process.returncode
+        status = self._process.wait()
+        unknown = f"the run {self.folder} ended without a result (exit status {status}).{self._way_on}"
         try:
-            raise_error(
-                self._place, f"the run {self.folder} ended without a result (exit status {status}).{self._way_on}"
-            )
-            self._result = Result.from_facts(read_json(self._place / OUTCOME)["result"])
+            self._result = Result.from_facts(result_facts(self._place, unknown))
         except JsrlError as error:
             self._result = error
         self._until_end.close()

@@ -5,14 +5,13 @@ Until the run begins, the starting command shows its output; from then on the ou
 
 from __future__ import annotations
 
-import signal
+import functools
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.background import await_begin
+from jsrl.background import start_process
 from jsrl.cli.command_line import CommandLine, without
 from jsrl.errors import ConfigError
 from jsrl.runs.groups import read_group
@@ -45,17 +44,8 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
         *without(args, OWN),
         *more,
     ]
-    with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            began = await_begin(child, lambda: has_begun(folder, child.pid), output)
-        except KeyboardInterrupt:
-            child.send_signal(signal.SIGINT)
-            child.wait()
-            raise
-    if not began:
+    child, begun = start_process(command, functools.partial(has_begun, folder), stdin=subprocess.DEVNULL)
+    if not begun:
         return child.returncode
     run = in_command(folder)
     print(f"{RunFolder(folder).name} runs in the background (process {child.pid}), in {folder}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import jsrl
-from jsrl.background import OUTCOME, raise_error
+from jsrl.background import OUTCOME, result_facts
 from jsrl.errors import EnvironmentFault
 from jsrl.runs.state import read_state
 from tests.tiny_agent import TinyConfig
@@ -132,7 +132,7 @@ def test_the_traceback_of_the_users_code_is_a_note_of_the_error(tmp_path: Path) 
     fault = {"error": "AgentFault", "text": "raised", "traceback": "Traceback: line 3"}
     (tmp_path / OUTCOME).write_text(json.dumps(fault))
     with pytest.raises(jsrl.extend.AgentFault) as error:
-        raise_error(tmp_path, "ended")
+        result_facts(tmp_path, "ended")
     assert error.value.__notes__ == ["Traceback: line 3"]
 
 
@@ -153,4 +153,4 @@ def test_errors_of_its_process_have_their_types(tmp_path: Path) -> None:
         if left is not None:
             (tmp_path / OUTCOME).write_text(json.dumps(left))
         with pytest.raises(type(expected), match=f"^{expected}$"):
-            raise_error(tmp_path, "ended")
+            result_facts(tmp_path, "ended")
