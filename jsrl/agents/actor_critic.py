@@ -23,6 +23,7 @@ OPTIMIZERS, SCHEDULES = ("adam", "sgd", "rmsprop"), ("constant", "linear")
 OPTIMIZER_HELP = (
     f"{', '.join(OPTIMIZERS)}, or a factory of an optax optimizer, called with the learning rate: optax:lamb."
 )
+TOTAL_UPDATES_HELP = "updates of the whole run; filled in by Experiment."
 SCHEDULE_HELP = (
     "learning rate over time: `constant`, `linear` to 0 at update `total_updates`, or a factory of an optax schedule, called "
     "with (learning_rate, total_updates): optax:cosine_decay_schedule."

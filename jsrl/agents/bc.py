@@ -41,8 +41,7 @@ class BCConfig:
     optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
     learning_rate: PositiveFinite = option(1e-3, "learning rate.")
     schedule: Any = option("constant", ac.SCHEDULE_HELP)
-    total_updates: PositiveInt | None = option(None, "updates of the whole run; filled in by "
-        "Experiment.", in_python=True)
+    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     max_grad_norm: PositiveFloat | None = option(None, "clip the gradient to this global norm; None: no clipping.")
     loss: Literal["log_prob", "mse"] = option("log_prob", "`log_prob`: minus the log-probability of the recorded "
         "action; `mse`: half the squared distance to the most likely action (continuous actions only).")

@@ -50,8 +50,7 @@ class DDPGConfig:
     exploration_noise: NonNegativeFinite = option(0.1, "standard deviation of the noise on played actions, as a share "
         "of half the action's range.")
     random_start: bool = option(True, "play uniformly random actions until the first update is published.")
-    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments "
-        "of the sampled rows.")
+    normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the policy's network and of the "
         "critic's.", factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
     # fmt: on

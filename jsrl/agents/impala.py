@@ -55,8 +55,7 @@ class IMPALAConfig:
     # fmt: off
     learning_rate: PositiveFinite = option(6e-4, "learning rate of the optimizer.")
     schedule: Any = option("constant", ac.SCHEDULE_HELP)
-    total_updates: PositiveInt | None = option(None, "updates of the whole run; filled in by "
-        "Experiment.", in_python=True)
+    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     optimizer: Any = option("rmsprop", ac.OPTIMIZER_HELP)
     optimizer_eps: PositiveFinite = option(1e-5, "epsilon of the optimizer.")
     max_grad_norm: PositiveFloat | None = option(0.5, "clip the gradient to this global norm; None: no clipping.")

@@ -74,8 +74,7 @@ class R2D2Config:
     epsilon: UnitFloat = option(0.4, "an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1].")
     ladder_alpha: NonNegativeFinite = option(7.0, "exponent of the ladder.")
     random_start: bool = option(True, "play uniformly random actions until the first update is published.")
-    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments "
-        "of the sampled rows.")
+    normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the network; "
         "recurrent.", factory=lambda: NetworkConfig(hidden=(128,), activation="relu", core="lstm", core_size=256))
     # fmt: on

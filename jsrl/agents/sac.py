@@ -62,8 +62,7 @@ class SACConfig:
         "dimensions (of tanh(u) on [-1, 1]), or for discrete actions 0.5 log(number of actions). With an action mask "
         "the target of each row is scaled by log(legal actions) / log(actions).")
     random_start: bool = option(True, "play uniformly random actions until the first update is published.")
-    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments "
-        "of the sampled rows.")
+    normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the policy's network and of each "
         "critic's.", factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
     # fmt: on

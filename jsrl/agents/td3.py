@@ -66,8 +66,7 @@ class TD3Config:
         "the same unit.")
     target_noise_clip: NonNegativeFloat = option(0.5, "largest noise on the target policy's actions, in the same unit.")
     random_start: bool = option(True, "play uniformly random actions until the first update is published.")
-    normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments "
-        "of the sampled rows.")
+    normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the policy's network and of each "
         "critic's.", factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
     # fmt: on
