@@ -145,13 +145,9 @@ def suggesting(cls: type[T]) -> type[T]:
     The error about an unknown field names the right one, and `help` of the class has the fields' help texts.
     """
     make, rules = cls.__init__, getattr(cls, "__post_init__", None)
-    names = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
-
-    helps = [
-        f"  {field.name}: {field.metadata['help']}"
-        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
-        if field.metadata.get("help")
-    ]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    names = [field.name for field in fields if field.init]
+    helps = [f"  {field.name}: {field.metadata['help']}" for field in fields if field.metadata.get("help")]
     cls.__doc__ = "\n".join([cls.__doc__ or "", "", "Fields:", *helps])
 
     def check(self: Any) -> None:

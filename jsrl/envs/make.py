@@ -178,7 +178,7 @@ def import_modules(config: EnvConfig) -> None:
         import_target(target)
     scheme = config.id.partition(":")[0]
     if scheme == "probe":
-        import_target(ADAPTERS[scheme])
+        adapter(scheme)
         return
     if scheme in SUITES:
         import_suite(config)
