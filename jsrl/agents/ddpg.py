@@ -42,6 +42,8 @@ class DDPGConfig:
     optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
     learning_rate: PositiveFinite = option(3e-4, "learning rate of the policy.")
     critic_learning_rate: PositiveFinite | None = option(None, "that of the critic; None: learning_rate.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
+    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     max_grad_norm: PositiveFloat | None = option(None, "clip each gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")
     tau: PositiveUnitFloat = option(0.005, "share of the online networks in each step of the target networks; 1 "

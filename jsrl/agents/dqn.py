@@ -57,6 +57,8 @@ class DQNConfig:
     # fmt: off
     optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
     learning_rate: PositiveFinite = option(1e-4, "learning rate.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
+    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     adam_eps: PositiveFinite = option(1e-8, "epsilon of Adam.")
     max_grad_norm: PositiveFloat | None = option(10.0, "clip the gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")
@@ -131,7 +133,8 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         # 1. The gradient of the loss, with targets from the target network.
         gradients, metrics, error = off.gradient(of_network, weights, batch, batch.mask, axis_name)
         # 2. One gradient step.
-        weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
+        rate = ac.learning_rate(config, state.updates)
+        weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, rate)
         # 3. The target network follows.
         when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
         learned = av.LearnerWeights(off.move_targets(target, weights, **when))

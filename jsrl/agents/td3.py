@@ -53,6 +53,8 @@ class TD3Config:
     optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
     learning_rate: PositiveFinite = option(3e-4, "learning rate of the policy.")
     critic_learning_rate: PositiveFinite | None = option(None, "that of the critics; None: learning_rate.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
+    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     max_grad_norm: PositiveFloat | None = option(None, "clip each gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")
     tau: PositiveUnitFloat = option(0.005, "share of the online networks in each step of the target networks; 1 "
@@ -193,7 +195,7 @@ def critic_step(
         return critic_loss(parts, critics, fixed, columns, mean)
 
     gradients, metrics, error = off.gradient(loss, learned.critics, (batch, noise), batch.mask, axis_name)
-    rate = config.critic_learning_rate or config.learning_rate
+    rate = ac.learning_rate(config, state.updates, config.critic_learning_rate)
     critics, opt_state = ac.apply_gradients(parts.optimizer, gradients, state.opt_state.critics, learned.critics, rate)
     learned = learned._replace(critics=critics)
     return state._replace(learner_params=learned, opt_state=state.opt_state._replace(critics=opt_state)), metrics, error
@@ -209,9 +211,8 @@ def policy_step(
         return policy_loss(parts, policy, critics, columns, mean)
 
     gradients, metrics, _ = off.gradient(loss, weights.network, batch, batch.acting, axis_name)
-    policy, opt_state = ac.apply_gradients(
-        parts.optimizer, gradients, state.opt_state.policy, weights.network, config.learning_rate
-    )
+    rate = ac.learning_rate(config, state.updates)
+    policy, opt_state = ac.apply_gradients(parts.optimizer, gradients, state.opt_state.policy, weights.network, rate)
     state = state._replace(
         params=state.params._replace(weights=weights._replace(network=policy)),
         opt_state=state.opt_state._replace(policy=opt_state),

@@ -33,7 +33,7 @@ PAGE = Path(__file__).parents[2] / "docs/coming_from.md"
             "dqn --ent-coef",
             "it would be --agent.entropy-coef or --agent.temperature, which this experiment does not have.",
         ),
-        ("ppo --batch-size", "--agent.num-minibatches (a number, not a size: num-envs x rollout-length / size)."),
+        ("ppo --batch-size", "--agent.minibatch-size."),
         ("sac --batch-size", "--replay.batch-size."),
         ("impala --batch-size", "--batch-envs (in environments)."),
         ("ppo --use-sde", "there is no state-dependent exploration;"),

@@ -110,7 +110,7 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
     (PPOConfig, "entropy_coef", math.nan, NUMBER),
     (PPOConfig, "entropy_coef", math.inf, "it must be finite."),
     (PPOConfig, "num_epochs", 0, "it must be at least 1."),
-    (PPOConfig, "num_minibatches", 0, "it must be at least 1, or auto."),
+    (PPOConfig, "num_minibatches", 0, "it must be at least 1."),
     (PPOConfig, "chunk_length", 0, "it must be at least 1, or none."),
     (MAPPOConfig, "critic", "both", "expected one of central, own."),
     (DQNConfig, "tau", 0.0, "it must be above 0 and at most 1."),
