@@ -36,17 +36,21 @@ class Budget(RateLimit):
         max_backoff_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(limit, window_s, clock)
-        self._backoff_s, self._max_backoff_s = backoff_s, max_backoff_s
+        super().__init__(limit, window_s)
+        self._backoff_s, self._max_backoff_s, self._clock = backoff_s, max_backoff_s, clock
 
     def take(self) -> float | None:
         """Use one restart: return the seconds to wait before it, or None when the budget is exhausted."""
         pause_s = self.pause_s
-        return pause_s if self.spend() else None
+        return pause_s if self.spend(self._clock()) else None
+
+    @property
+    def num_used(self) -> int:
+        return self.used(self._clock())
 
     @property
     def pause_s(self) -> float:
-        return min(self._backoff_s * 2.0 ** min(self.used, 60), self._max_backoff_s)
+        return min(self._backoff_s * 2.0 ** min(self.num_used, 60), self._max_backoff_s)
 
 
 def restarts(e: Experiment, kind: Kind) -> int:
@@ -86,12 +90,12 @@ class Supervision:
 
     def text(self, job: Job) -> str:
         budget = self.budget(job)
-        return f"restart {budget.used} of {budget.limit} within {budget.window_s:g} s"
+        return f"restart {budget.num_used} of {budget.limit} within {budget.window_s:g} s"
 
     def used_up(self, job: Job) -> str:
         """Return why this worker is not restarted any more, as text; empty: it never was restarted."""
         budget = self.budget(job)
-        if not budget.used:
+        if not budget.num_used:
             return ""
         return (
             f"{job.name} has used its {counted(budget.limit, 'restart')} within {budget.window_s:g} s. "

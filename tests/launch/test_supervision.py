@@ -42,7 +42,7 @@ def test_restarts_before_the_window_do_not_count() -> None:
     budget = Budget(2, 10.0, 0.5, 30.0, clock)
     assert [budget.take(), budget.take(), budget.take()] == [0.5, 1.0, None]
     clock.now_s += 10.5
-    assert budget.used == 0 and budget.take() == 0.5
+    assert budget.num_used == 0 and budget.take() == 0.5
 
 
 def test_budget_and_restart_counts_are_per_kind() -> None:
