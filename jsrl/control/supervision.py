@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jsrl.errors import counted
+from jsrl.rate_limit import RateLimit
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,12 @@ class Budgets:
 
     def __init__(self, rules: Mapping[str, Rules], limits: Limits) -> None:
         self._rules, self._limits = rules, limits
-        self._spent_s: dict[str, deque[float]] = {worker: deque() for worker in rules}
+        self._used = {worker: RateLimit(rule.restarts, limits.window_s) for worker, rule in rules.items()}
         self.counts: Counter[str] = Counter()
 
     def used(self, worker: str, now: float) -> int:
         """Return the restarts of a worker within the window that ends now."""
-        spent_s = self._spent_s[worker]
-        while spent_s and now - spent_s[0] > self._limits.window_s:
-            spent_s.popleft()
-        return len(spent_s)
+        return self._used[worker].used(now)
 
     def allows(self, worker: str) -> bool:
         """Return whether a worker may be restarted at all."""
@@ -64,10 +62,8 @@ class Budgets:
         `is_free`: it is not charged to the budget, if the worker may be restarted at all.
         """
         used = self.used(worker, now)
-        if not self.allows(worker) or (used >= self._rules[worker].restarts and not is_free):
+        if not (self.allows(worker) and (is_free or self._used[worker].spend(now))):
             return None
-        if not is_free:
-            self._spent_s[worker].append(now)
         self.counts[self._rules[worker].kind] += 1
         return min(self._limits.backoff_s * 2.0 ** min(used, 60), self._limits.max_backoff_s)
 

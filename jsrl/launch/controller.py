@@ -27,7 +27,7 @@ from jsrl.launch.watchdog import Watchdog
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer, with_texts
 from jsrl.runs.control_bodies import AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stage
-from jsrl.runs.door import printable
+from jsrl.runs.door import objection, printable
 from jsrl.runs.process import Pauses
 from jsrl.runs.runs import to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot
@@ -36,7 +36,7 @@ from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder
 from jsrl.types import version_updates
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import Kind, objection, value_of
+from jsrl.workers.kinds import Kind, value_of
 
 POLL_S = 0.05
 CHECK_S = 0.001  # between two checks of all workers, per worker
@@ -216,7 +216,7 @@ class Controller:
             return  # the last messages of a replaced incarnation
         if why := self._objection(worker, message):
             kind = f"{type(message).__name__.lower()} {getattr(message, 'name', '')}".strip()
-            line, cut_off = worker.drops.add(worker.name, f"{kind}: {why}")
+            line, cut_off = worker.drops.add(worker.name, f"{kind}: {why}", time.monotonic())
             if line:
                 self._session.display.message(line, "warning")
             worker.cut_off = worker.cut_off or cut_off
@@ -242,7 +242,9 @@ class Controller:
     def _objection(self, worker: SupervisedWorker, message: AnyMessage) -> str:
         """Return why a message of a worker is dropped; empty: it is not. Those that are relayed were checked at the port."""
         is_checked = self._plan.hosts.relayed and worker.handle.host
-        return "" if is_checked else objection(message, self._kind(worker), worker.budget)
+        if is_checked:
+            return ""
+        return objection(message, self._kind(worker).speech, worker.budget, time.monotonic())
 
     def _check(self, worker: SupervisedWorker) -> None:
         """Check that a worker is alive, becomes ready in time, sends heartbeats, and no wrong messages."""

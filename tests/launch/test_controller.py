@@ -15,11 +15,11 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import WorkerDied
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig
 from jsrl.launch.controller import Controller
-from jsrl.launch.launcher import Exit
 from jsrl.launch.supervised import SupervisedWorker, death_notice
 from jsrl.launch.supervision import budgets_of
 from jsrl.runs.control_bodies import REPLAYING, Crash, Heartbeat, Stage
 from jsrl.runs.process import Pauses
+from jsrl.runs.values import Exit
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
 

@@ -20,7 +20,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig, SupervisionConfig, VideoConfig
 from jsrl.launch import watchdog as watchdog_module
-from jsrl.launch.launcher import STOPPED, Exit
+from jsrl.launch.launcher import STOPPED
 from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
 from jsrl.launch.resume import allowed_changes
 from jsrl.launch.supervised import SupervisedWorker
@@ -29,6 +29,7 @@ from jsrl.launch.watchdog import KEPT, Watchdog
 from jsrl.references.reference import from_json, to_json
 from jsrl.runs.control_bodies import Crash, Report, Stacks
 from jsrl.runs.process import all_stacks
+from jsrl.runs.values import Exit
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind, value_of
 from tests.patience import stretched
