@@ -62,6 +62,7 @@ class TD3Config:
     target_period: PositiveInt = option(1, "updates of the policy between steps of the target networks.")
     num_critics: PositiveInt = option(2, "number of critics; the smallest value counts in targets.")
     policy_delay: PositiveInt = option(2, "updates of the critics per update of the policy and the targets.")
+    noise_process: off.Process = option("normal", off.PROCESS_HELP)
     exploration_noise: NonNegativeFinite = option(0.1, "standard deviation of the noise on played actions, as a share "
         "of half the action's range.")
     target_noise: NonNegativeFinite = option(0.2, "standard deviation of the noise on the target policy's actions, in "
@@ -138,14 +139,16 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         state = state._replace(params=params, extra=reported, updates=updates)
         return state, UpdateOutput({**metrics, **reported}, priorities)
 
-    options: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
-    act = off.make_act(off.gaussian_around(policy_net, box, **options))
+    noise: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
+    act = off.noisy_act(policy_net, box, process=config.noise_process, **noise)
+    initial_core = off.noise_core(config.noise_process, agent_spec.action.array.shape[0])
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
         learned = state.learner_params._replace(target_policy=params.weights.network)
         return state._replace(params=params, learner_params=learned)
 
-    agent = Agent(init, off.no_core, act, update, split_td3(parts, spec.num_agents), adopt=adopt)
+    split = split_td3(parts, spec.num_agents)
+    agent = Agent(init, initial_core, act, update, split, adopt=adopt, store_core=False)
     return ac.for_agents(agent, spec.num_agents)
 
 
