@@ -80,7 +80,6 @@ class DQNConfig:
     exploration_updates: PositiveInt | None = option(None, "updates until the final epsilon; None: a tenth of the "
         "run's.")
     ladder_alpha: NonNegativeFinite = option(7.0, "exponent of the ladder.")
-    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the network; "
         "feed-forward.", factory=lambda: NetworkConfig(hidden=(128, 128), activation="relu"))
