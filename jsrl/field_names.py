@@ -80,7 +80,7 @@ TABLE = (
     Elsewhere(
         "agent.target-period", "target-update-interval target-network-frequency target-update-freq", "in updates"
     ),
-    Elsewhere("agent.exploration-updates", "exploration-fraction epsilon-timesteps", "in updates"),
+    Elsewhere("agent.exploration-fraction", "epsilon-timesteps", "a share of the run"),
     Elsewhere("agent.epsilon", "exploration-final-eps end-e eps-end final-epsilon"),
     Elsewhere("agent.exploration-noise", "action-noise noise-std"),
     Elsewhere("agent.policy-delay", "policy-frequency"),

@@ -74,11 +74,10 @@ class DQNConfig:
     loss: ValueLoss = option("huber", "huber or mse, half the squared error (one atom).")
     huber_delta: PositiveFinite = option(1.0, "error at which the Huber loss becomes linear.")
     exploration: Literal["linear", "ladder"] = option("linear", "`linear`: epsilon falls from 1 to `epsilon` over "
-        "`exploration_updates`; `ladder`: an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1] "
-        "(1 before the first update).")
+        "`exploration_fraction` of the run; `ladder`: an episode is played with epsilon^(1 + ladder_alpha x), x uniform "
+        "in [0, 1] (1 before the first update).")
     epsilon: UnitFloat = option(0.05, "final epsilon (linear), or base of the ladder.")
-    exploration_updates: PositiveInt | None = option(None, "updates until the final epsilon; None: a tenth of the "
-        "run's.")
+    exploration_fraction: PositiveUnitFloat = option(0.1, "share of the run's updates until the final epsilon.")
     ladder_alpha: NonNegativeFinite = option(7.0, "exponent of the ladder.")
     normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the network; "
@@ -184,28 +183,21 @@ def make_act(parts: Components) -> Act:
 # -- exploration ------------------------------------------------------------------------------------------------------
 
 
-def annealed_over(config: DQNConfig) -> int | None:
-    """Return the number of updates over which epsilon falls; None: the config does not say."""
-    if config.exploration_updates is None and config.total_updates is not None:
-        return max(1, config.total_updates // 10)
-    return config.exploration_updates
-
-
 def epsilon_now(config: DQNConfig, updates: Array) -> Array:
     """Return epsilon [] after `updates` updates; for the ladder that of its middle."""
     if config.exploration == "linear":
-        over = annealed_over(config)
-        assert over is not None
+        assert config.total_updates is not None
+        over = max(1, round(config.exploration_fraction * config.total_updates))
         return av.annealed_epsilon(updates, final=config.epsilon, over=over)
     middle = av.ladder_epsilon(jnp.asarray(0.5), base=config.epsilon, alpha=config.ladder_alpha)
     return jnp.where(updates > 0, middle, 1.0)
 
 
 def check_schedule(config: DQNConfig) -> None:
-    if config.exploration == "linear" and annealed_over(config) is None:
+    if config.exploration == "linear" and config.total_updates is None:
         raise ConfigError(
-            "exploration='linear' needs exploration_updates or total_updates (an Experiment sets the latter), got None; "
-            "your own loop must give one, or choose exploration='ladder'"
+            "exploration='linear' needs total_updates (an Experiment sets it), got None; your own loop must give it, or "
+            "choose exploration='ladder'"
         )
 
 

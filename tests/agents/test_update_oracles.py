@@ -386,9 +386,9 @@ def test_sacs_temperature_weighs_entropy_in_both_steps_and_rises_where_there_is_
 RECURRENT = NetworkConfig(hidden=(8,), core="gru", core_size=4)
 TEAM = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(A), num_agents=2, state=ArraySpec((4,), "float32"))
 READERS = {
-    "dqn": lambda **options: (dqn(DQNConfig(network=NETWORK, exploration_updates=1, **options), SPEC), SPEC),
+    "dqn": lambda **options: (dqn(DQNConfig(network=NETWORK, total_updates=10, **options), SPEC), SPEC),
     "r2d2": lambda **options: (r2d2(R2D2Config(network=RECURRENT, burn_in=2, **options), SPEC), SPEC),
-    "qmix": lambda **options: (qmix(QMIXConfig(network=NETWORK, exploration_updates=1, **options), TEAM), TEAM),
+    "qmix": lambda **options: (qmix(QMIXConfig(network=NETWORK, total_updates=10, **options), TEAM), TEAM),
     "bc": lambda **options: (bc(BCConfig(network=NETWORK, **options), SPEC), SPEC),
     "happo": lambda **options: (happo(HAPPOConfig(network=NETWORK, **options), TEAM), TEAM),
 }

@@ -49,7 +49,7 @@ PAGE = Path(__file__).parents[2] / "docs/coming_from.md"
         ("dqn --buffer-size", "--replay.capacity."),
         ("ppo --buffer-size", "it would be --replay.capacity, which this experiment does not have."),
         ("dqn --gradient-steps", "--replay.samples-per-insert (batch size x updates per env step)."),
-        ("dqn --exploration-fraction", "--agent.exploration-updates (in updates)."),
+        ("dqn --epsilon-timesteps", "--agent.exploration-fraction (a share of the run)."),
         ("ppo --num-steps", "--rollout-length."),  # CleanRL
         ("ppo --update-epochs", "--agent.num-epochs."),
         ("ppo --env-id", "--env.id."),
