@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from jsrl.experiment import Experiment
-from jsrl.launch.launcher import ResourceUsage
 from jsrl.launch.local import launcher, processes
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.session import Session
@@ -20,6 +19,7 @@ from jsrl.launch.status_writer import Usage
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.metrics.display import make_display
 from jsrl.runs.runs import RunFolder
+from jsrl.runs.values import ResourceUsage
 
 BUSY = "import time; until = time.process_time() + 0.3\nwhile time.process_time() < until: pass\ninput()"
 

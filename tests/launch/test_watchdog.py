@@ -20,15 +20,16 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig, SupervisionConfig, VideoConfig
 from jsrl.launch import watchdog as watchdog_module
-from jsrl.launch.launcher import STOPPED, Exit
+from jsrl.launch.launcher import STOPPED
 from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
 from jsrl.launch.resume import allowed_changes
 from jsrl.launch.supervised import SupervisedWorker
-from jsrl.launch.supervision import Supervision
+from jsrl.launch.supervision import restarts
 from jsrl.launch.watchdog import KEPT, Watchdog
 from jsrl.references.reference import from_json, to_json
 from jsrl.runs.control_bodies import Crash, Report, Stacks
 from jsrl.runs.process import all_stacks
+from jsrl.runs.values import Exit
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind, value_of
 from tests.patience import stretched
@@ -255,8 +256,7 @@ def test_restart_actor_has_its_own_restart_budget() -> None:
             restart=restart,
             supervision=SupervisionConfig(restarts={} if own is None else {"actor": own}),
         )
-        worker = Job(kind, kind, 0, e, None, (), "", "")  # type: ignore[arg-type]
-        return Supervision(e).budget(worker).limit
+        return restarts(e, find_kind(kind))
 
     assert (limit(), limit("learner"), limit(own=1), limit(restart=6)) == (4, 0, 1, 6)
 

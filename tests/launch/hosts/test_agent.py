@@ -52,7 +52,7 @@ from jsrl.launch.plan import make_plan
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer
 from jsrl.runs.control_bodies import Heartbeat, Stacks, Stage
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make_keys
 from jsrl.transport.memory.segment import make_folder
 from jsrl.workers.jobs import StartPoint
