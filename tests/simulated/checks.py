@@ -163,9 +163,9 @@ class Checks:
                     self.fail(f"two members have the epoch {host.epoch}")
                 self._epochs[host.key] = host.epoch
                 self._heard_s[host.epoch] = self.world.now
-        is_of_member = isinstance(message, Hello) or message.epoch == self._epochs.get(key)
+        is_of_member = isinstance(message, Hello) or message.epoch == self._sender_epoch
         if not is_of_member and before.get(key) != after.get(key):
-            self.fail(f"a {kind} of epoch {message.epoch} changed {key} of epoch {self._epochs.get(key)}")
+            self.fail(f"a {kind} of epoch {message.epoch} changed {key} of epoch {self._sender_epoch}")
         if isinstance(message, Exited) and key in self._epochs and (members_host := members._member(key)) is not None:
             self._check_exit(members_host, message)
 

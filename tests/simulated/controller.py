@@ -11,7 +11,6 @@ from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import Begin, Farewell, Keys, Signal, WorkerCommand
 from jsrl.launch.hosts.port import LOOK_S
 from jsrl.runs.control_bodies import AnyMessage, Bye, Command, Stage
-from jsrl.runs.door import TextBudget
 from jsrl.workers.kinds import find_kind
 from tests.simulated.checks import Checks, kind_name
 from tests.simulated.network import Connection
@@ -213,8 +212,7 @@ class Controller(Process):
             )
             return
         host = min(staying, key=lambda host: host.num_living)
-        budget = TextBudget(lambda: self.host.now)
-        task.remote = RemoteWorker(host, task.name, task.incarnation, task.kind, budget=budget)
+        task.remote = RemoteWorker(host, task.name, task.incarnation, task.kind.speech)
         if host.epoch not in self._sent_keys:
             self._sent_keys.add(host.epoch)
             keys = Keys(host.epoch, b"c", b"s")

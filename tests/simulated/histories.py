@@ -92,12 +92,8 @@ class History:
     def keep_agents(self) -> None:
         """Start agents again that ended and may return, as an engine does."""
         for number, agent in enumerate(self.agents):
-            if (
-                agent is not None
-                and not agent.alive
-                and agent.may_return
-                and self.hosts[number].name not in self.controller.revoked
-            ):
+            is_revoked = self.hosts[number].name in self.controller.revoked
+            if agent is not None and not agent.alive and agent.may_return and not is_revoked:
                 self.agents[number] = None
                 self.world.after(self.world.between(0.3, 3.0), None, self.begin_agent, number)
 
@@ -255,8 +251,8 @@ class History:
             if not (task.alive and task.ready) or since_s > ACTED_S:
                 where = task.remote.host.name if task.remote is not None else "here"
                 raise Violation(
-                    f"{task.name} does not run {QUIET_S:g} s after the last fault: incarnation {task.incarnation}, on {where}, "
-                    f"alive {task.alive}, ready {task.ready}, acted {since_s:.1f} s ago"
+                    f"{task.name} does not run {QUIET_S:g} s after the last fault: incarnation {task.incarnation}, on "
+                    f"{where}, alive {task.alive}, ready {task.ready}, acted {since_s:.1f} s ago"
                 )
 
 
