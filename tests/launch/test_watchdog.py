@@ -147,6 +147,7 @@ def test_a_fault_before_the_first_worker_has_a_report_too(tmp_path: Path) -> Non
     assert watchdog.write("controller", "a fault", "").endswith("0001-controller.txt")
 
 
+@pytest.mark.slow
 def test_with_many_workers_the_first_of_each_kind_are_inspected(tmp_path: Path) -> None:
     handle = SimpleNamespace(
         alive=False, exit=Exit(-9, "killed"), where="", log="", tail=lambda _: "", usage=lambda: None
