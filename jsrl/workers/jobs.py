@@ -12,7 +12,8 @@ from jsrl.directors.messages import Assignment
 from jsrl.envs.seats import SeatView, view_of
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
-from jsrl.runs.names import FileNames, Registration
+from jsrl.runs.names import FileNames
+from jsrl.runs.values import Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore, SentPlayers
 from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.ledger.hops import recorded_hop
