@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.tickets import AGAIN_S, FromActor, Frozen, SavedState, Tickets
 from jsrl.workers.director.worker import DirectorWorker, Standings
 from jsrl.workers.jobs import sides_of
+from jsrl.workers.learner.directed import DirectorCommands, LearnerState
 from jsrl.workers.learner.tickets import ExecutedTickets
 from tests.marks import nightly, slow
 from tests.tiny_agent import TinyConfig
@@ -386,6 +387,27 @@ def test_learner_executes_a_ticket_once() -> None:
     assert executed.handle(reset) == [reset] and executed.handle(CommandDone(2, 6)) == [CommandDone(2, 6)]
     assert executed.handle(freeze) == []
     assert ExecutedTickets(executed.done).handle(reset) == [CommandDone(2, 6)]
+
+
+def test_reset_is_executed_once_though_its_learner_restarts_before_it_is_confirmed() -> None:
+    """The snapshot holds the reset, and the director gives it again."""
+    heard, players, nothing = MessageQueue(), SimpleNamespace(load=lambda version: [version]), cast("Any", None)
+
+    def begin(meta: dict) -> DirectorCommands:
+        found = DirectorCommands(
+            nothing, cast("Any", players), lambda values, updates: (values, updates), nothing, None, heard,
+            freezes=False, on_policy=True, meta=meta,
+        )  # fmt: skip
+        found.begin(LearnerState(9, 9, None))
+        return found
+
+    reset, saved = {"version": 5, "ticket": 3}, list[dict]()
+    first = begin({})
+    first.execute("reset", reset, LearnerState(7, 7, None), lambda: saved.append(json.loads(json.dumps(first.meta()))))
+    later = begin(saved[-1])
+    assert later.next_state(9) == ([5], 7) and later.next_state(10) is None
+    later.execute("reset", reset, LearnerState(12, 12, None), pytest.fail)
+    assert later.next_state(12) is None and heard.said == [("done", {"ticket": 3, "version": 7, "error": ""})] * 2
 
 
 def test_slots_keep_their_assignments_after_a_resume() -> None:
