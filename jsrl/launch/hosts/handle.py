@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from jsrl.launch.hosts.members import RemoteWorker
-from jsrl.launch.hosts.messages import Signal
+from jsrl.cluster.members import RemoteWorker
+from jsrl.cluster.messages import Signal
 from jsrl.launch.hosts.port import HostPort
 from jsrl.runs.values import Exit, ResourceUsage
 

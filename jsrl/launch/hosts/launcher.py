@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from jsrl.cluster.members import JoinedHost, Members, RemoteWorker
+from jsrl.cluster.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, CodePart, Keys
 from jsrl.errors import ConfigError, counted
 from jsrl.graph.graph import Graph
 from jsrl.graph.placements import with_servers
@@ -18,8 +20,6 @@ from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.join_key import JoinKey
 from jsrl.launch.hosts.layout import evened_out, lay_out, layout_text
-from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
-from jsrl.launch.hosts.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, CodePart, Keys
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
 from jsrl.launch.links import KEYS, stays_here, tcp

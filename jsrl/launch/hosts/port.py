@@ -17,11 +17,8 @@ from typing import Any
 
 import zmq
 
-from jsrl.errors import CodecError, StreamError
-from jsrl.launch.hosts.join_key import JoinKey
-from jsrl.launch.hosts.kept_files import KeptFiles, fetched_log, keep_pages, keep_part, name_here, remove_half_sent
-from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.members import JoinedHost, Members, RemoteWorker
+from jsrl.cluster.messages import (
     AnyAgentMessage,
     AnyControllerMessage,
     AnyOrder,
@@ -36,6 +33,9 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
+from jsrl.errors import CodecError, StreamError
+from jsrl.launch.hosts.join_key import JoinKey
+from jsrl.launch.hosts.kept_files import KeptFiles, fetched_log, keep_pages, keep_part, name_here, remove_half_sent
 from jsrl.linux import resident_bytes
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control import RELAY

@@ -28,12 +28,7 @@ from pathlib import Path
 
 import zmq
 
-from jsrl.errors import AccessDenied, CodecError, ConfigError, counted
-from jsrl.launch.hosts.archive import unpack
-from jsrl.launch.hosts.facts import code_digest, versions
-from jsrl.launch.hosts.join_key import has_moved, own_keys
-from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, KeptFiles, PageWatch, keep_part, log_name
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.messages import (
     BEAT_S,
     CLOSED_LEASE_S,
     MAX_TAIL_CHARS,
@@ -70,6 +65,11 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
+from jsrl.errors import AccessDenied, CodecError, ConfigError, counted
+from jsrl.launch.hosts.archive import unpack
+from jsrl.launch.hosts.facts import code_digest, versions
+from jsrl.launch.hosts.join_key import has_moved, own_keys
+from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, KeptFiles, PageWatch, keep_part, log_name
 from jsrl.launch.hosts.port import CONNECTION_MS
 from jsrl.launch.interrupts import may_repeat
 from jsrl.launch.links import KEYS

@@ -21,17 +21,8 @@ from typing import Any
 import pytest
 
 from jsrl.agents.impala import IMPALAConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment
-from jsrl.launch.hosts import launcher as host_launcher
-from jsrl.launch.hosts.archive import archive
-from jsrl.launch.hosts.facts import HostFacts
-from jsrl.launch.hosts.handle import HostHandle
-from jsrl.launch.hosts.join_key import JoinKey
-from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
-from jsrl.launch.hosts.members import JoinedHost, RemoteWorker
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.members import JoinedHost, RemoteWorker
+from jsrl.cluster.messages import (
     REPLACED,
     BeatReceived,
     Begin,
@@ -42,6 +33,15 @@ from jsrl.launch.hosts.messages import (
     Welcome,
     WorkerCommand,
 )
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.launch.hosts import launcher as host_launcher
+from jsrl.launch.hosts.archive import archive
+from jsrl.launch.hosts.facts import HostFacts
+from jsrl.launch.hosts.handle import HostHandle
+from jsrl.launch.hosts.join_key import JoinKey
+from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need, Start
 from jsrl.launch.local import agent as local_agent

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cluster.messages import WorkerMessages
 from jsrl.experiment import EvaluatorConfig, Experiment, SupervisionConfig
 from jsrl.launch.hosts import port as host_port
 from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.hosts.messages import WorkerMessages
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
@@ -22,9 +22,9 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.runs.control import ControlServer
 from jsrl.runs.door import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
 from jsrl.transport.ledger.reconcile import hop_ledger
+from tests.cluster.test_members import World, remote, said
 from tests.launch.hosts.agents import await_that
 from tests.launch.hosts.hostile import HostileHost, attacks
-from tests.launch.hosts.test_members import World, remote, said
 
 OTHERS = ["learner", "evaluator", "actor-1"]
 

@@ -20,11 +20,7 @@ import msgspec
 import pytest
 import zmq
 
-from jsrl.errors import CodecError, ConfigError
-from jsrl.launch.hosts.facts import code_digest, versions
-from jsrl.launch.hosts.join_key import own_keys
-from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.messages import (
     AnyControllerMessage,
     Beat,
     Begin,
@@ -33,6 +29,10 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
+from jsrl.errors import CodecError, ConfigError
+from jsrl.launch.hosts.facts import code_digest, versions
+from jsrl.launch.hosts.join_key import own_keys
+from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.launcher import Start
 from jsrl.launch.local import launcher as local
 from jsrl.launch.local.children import Children

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.cluster.messages import KeptFile
 from jsrl.launch.hosts.kept_files import AGAIN_S, AHEAD_BYTES, PART_BYTES, KeptFiles, Part, keep_part, remove_half_sent
-from jsrl.launch.hosts.messages import KeptFile
 from jsrl.launch.local.unsent import keep_snapshots
 
 FOLDERS = ["snapshots/params"]

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from jsrl.launch.hosts.join_key import JoinKey
-from jsrl.launch.hosts.kept_files import PART_BYTES
-from jsrl.launch.hosts.members import Members, RemoteWorker
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.members import Members, RemoteWorker
+from jsrl.cluster.messages import (
     AnyAgentMessage,
     AnyControllerMessage,
     Beat,
@@ -24,13 +22,15 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
+from jsrl.launch.hosts.join_key import JoinKey
+from jsrl.launch.hosts.kept_files import PART_BYTES
 from jsrl.launch.hosts.port import HostPort
 from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.snapshots.players import PLAYERS_FOLDER
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import ClientKeys
+from tests.cluster.test_members import HELLO
 from tests.launch.hosts.agents import await_that
-from tests.launch.hosts.test_members import HELLO
 
 
 def admitted(key: JoinKey) -> ClientKeys:
@@ -75,7 +75,7 @@ def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
 def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jsrl.launch.hosts.members.CLOSED_LOST_S", 0.3)
+    monkeypatch.setattr("jsrl.cluster.members.CLOSED_LOST_S", 0.3)
     key = JoinKey(tmp_path / "join.key")
     members = Members(key, lost_s=600.0)
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
@@ -96,7 +96,7 @@ def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
 
 
 def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jsrl.launch.hosts.members.LACKS_S", 0.05)
+    monkeypatch.setattr("jsrl.cluster.members.LACKS_S", 0.05)
     key = JoinKey(tmp_path / "join.key")
     members = Members(key)
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)

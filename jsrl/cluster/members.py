@@ -12,11 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from jsrl.errors import ConfigError, counted
-from jsrl.launch.hosts.facts import HostFacts, difference
-from jsrl.launch.hosts.join_key import JOIN, JoinKey
-from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, log_name
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.messages import (
     CLOSED_LOST_S,
     LEASE_S,
     LOST_S,
@@ -43,6 +39,10 @@ from jsrl.launch.hosts.messages import (
     Welcome,
     WorkerMessages,
 )
+from jsrl.errors import ConfigError, counted
+from jsrl.launch.hosts.facts import HostFacts, difference
+from jsrl.launch.hosts.join_key import JOIN, JoinKey
+from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, log_name
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control_bodies import AnyMessage
 from jsrl.runs.door import Drops, Speech, TextBudget, objection

@@ -9,12 +9,8 @@ import msgspec
 import pytest
 import zmq
 
-from jsrl.errors import ConfigError
-from jsrl.launch.hosts.facts import code_digest, versions
-from jsrl.launch.hosts.join_key import ENDED, JOIN, MOST_WAITING, JoinKey, has_moved, read_key
-from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, PAGE_BYTES, name_here
-from jsrl.launch.hosts.members import AGAIN_S, MOST_CODE_BYTES, JoinedHost, Members, RemoteWorker
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.members import AGAIN_S, MOST_CODE_BYTES, JoinedHost, Members, RemoteWorker
+from jsrl.cluster.messages import (
     Admitted,
     Beat,
     BeatReceived,
@@ -37,6 +33,10 @@ from jsrl.launch.hosts.messages import (
     WorkerCommand,
     WorkerMessages,
 )
+from jsrl.errors import ConfigError
+from jsrl.launch.hosts.facts import code_digest, versions
+from jsrl.launch.hosts.join_key import ENDED, JOIN, MOST_WAITING, JoinKey, has_moved, read_key
+from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, PAGE_BYTES, name_here
 from jsrl.runs.control import encoded
 from jsrl.runs.control_bodies import Stage
 from jsrl.runs.values import Registration
