@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 import pytest
 
+from jsrl.cluster.facts import HostFacts
 from jsrl.cluster.members import JoinedHost
 from jsrl.cluster.messages import CLOSED_LEASE_S, LEASE_S, LOST_S
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.result import STOPPED
