@@ -22,7 +22,7 @@ from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.status_writer import Usage
 from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, crash_text, death_notice, last_seen, loss_notice
-from jsrl.launch.supervision import Restart, Supervision, lost_text, replacement_job
+from jsrl.launch.supervision import Restart, budgets_of, lost_text, replacement_job
 from jsrl.launch.watchdog import Watchdog
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer, with_texts
@@ -60,7 +60,7 @@ class Controller:
         session.interrupt = self._interrupt
         self._usage = Usage(launcher.busy_s)
         self._deadlines = plan.experiment.deadlines
-        self._supervision = Supervision(plan.experiment)
+        self._budgets = budgets_of(plan.experiment, plan.jobs)
         self._restarts: list[Restart] = []
         self._finals: dict[str, dict[str, Any]] = {}  # workers with a last task, and the facts of its command
         self._check_s = 0.0
@@ -139,7 +139,7 @@ class Controller:
         self._watchdog.close()
         for folder in (self._plan.memory_folder, self._plan.registry):
             shutil.rmtree(folder, ignore_errors=True)
-        self._session.hub.receive("controller", "controller", self._supervision.metrics())  # includes the last moment
+        self._session.hub.receive("controller", "controller", self._restart_metrics())  # includes the last moment
         self._session.close()
 
     def _start(self, job: Job, restarts: int = 0) -> None:
@@ -154,6 +154,9 @@ class Controller:
         if restarts:
             self._session.restarts[job.name] = restarts
         self._session.stage(job.name, NOT_BEGUN)
+
+    def _restart_metrics(self) -> dict[str, float]:
+        return {f"restarts/{kind}": float(count) for kind, count in self._budgets.counts.items()}
 
     # -- watching -----------------------------------------------------------------------------------------------------
 
@@ -170,7 +173,7 @@ class Controller:
         if due:
             self._tell_absent()
         if self._session.line_due:
-            usage = self._usage.sample(self._workers.values()) | self._supervision.metrics()
+            usage = self._usage.sample(self._workers.values()) | self._restart_metrics()
             self._session.hub.receive("controller", "controller", usage)
             self._watchdog.report_standstill(self._deadlines.still_s)
         self._session.tick()
@@ -333,10 +336,10 @@ class Controller:
             what += value_of(kind.shown.death_hint, worker.job, ended.status if ended else None) + last_seen(worker)
         notice, spent = (
             death_notice(worker, what, crash),
-            self._supervision.used_up(self._ranks(worker)[0].job),
+            self._budgets.used_up(self._ranks(worker)[0].name, time.monotonic()),
         )
         notice = "\n".join([notice, f"({report})", *([f"({spent})"] if spent else [])])
-        may_miss = not running and worker.name in self._finals and self._supervision.budget(worker.job).limit
+        may_miss = not running and worker.name in self._finals and self._budgets.allows(worker.name)
         if may_miss or not kind.lifecycle.loss_ends_run:
             worker.replaced = True  # no replacement: nothing waits for it
             self._session.lose(worker.name, loss_notice(worker.name, notice, crash))
@@ -375,10 +378,10 @@ class Controller:
         """
         ranks = self._ranks(worker)
         first = ranks[0]
-        pause_s = self._supervision.take(first.job, is_free=is_free)
+        pause_s = self._budgets.take(first.name, time.monotonic(), is_free=is_free)
         if pause_s is None:
             return False
-        text = "started again" if is_free else self._supervision.text(first.job)
+        text = "started again" if is_free else self._budgets.text(first.name, time.monotonic())
         count = f"{text}, in {pause_s:.2g} s"
         with_all = f", with all {len(ranks)} ranks of {first.name}" if len(ranks) > 1 else ""
         self._session.display.message(f"{worker.name} {notice}; {count}{with_all}", "warning")

@@ -30,6 +30,7 @@ def start(kind: str, folder: Path) -> SupervisedWorker:
     return SupervisedWorker(job, LocalHandle(popen, folder / "log", kind))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_cpu_time_is_split_into_workers_and_others(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A worker and an unrelated process each use 0.3 s."""
