@@ -81,7 +81,9 @@ def director_commands(
     e, key = job.experiment, stream_key(job.experiment.seed, INIT_STREAM)
     scores = None
     if wants_scores(e.director):
-        scores = Scores(reporter, job.policy_number, always=e.is_deterministic, known=start.open_games)
+        scores = Scores(
+            reporter, job.policy_number, always=e.is_deterministic, known=start.directed.get("open_games", ())
+        )
 
     def again(values: list[Any], updates: int) -> Any:
         state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
@@ -96,7 +98,7 @@ def director_commands(
         reporter,
         freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
         on_policy=e.buffer is None,
-        pending=start.pending,
+        meta=start.directed,
     )
 
 
