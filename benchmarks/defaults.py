@@ -37,7 +37,7 @@ def train(algorithm: str, task: str, seed: int, folder: Path, options: list[str]
     run = folder / algorithm / name
     result = json.loads((run / "result.json").read_text())
     jsrl("evaluate", f"{run}@best", "--episodes", "100", "--seed", str(20_000 + seed), "--json", str(run / "best.json"))
-    best = json.loads((run / "best.json").read_text())
+    best = json.loads((run / "best.json").read_text()) | {"player": f"{algorithm}/{name}@best"}
     return {
         "task": task, "seed": seed, "env_steps": result["env_steps"], "final": result["final"], "best": best,
         "seconds": round(seconds, 1), "options": options,
