@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.base import ActOutput
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.happo import HAPPOConfig
 from jsrl.agents.mappo import MAPPOConfig
@@ -53,6 +53,7 @@ from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
 from jsrl.types import ArraySpec
 from tests.loopback import own_loopback
+from tests.tiny_agent import STILL, still
 
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
@@ -60,7 +61,7 @@ SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
 
 def experiment(**values) -> Experiment:
     shape = {"rollout_length": 4, "placement": "served", "num_actors": 1}
-    return Experiment(**({"agent": SMALL} | shape | values))
+    return Experiment(**({"agent": STILL} | shape | values))
 
 
 def plan_of(graph=None, **values):
@@ -70,16 +71,9 @@ def plan_of(graph=None, **values):
 def agent_with(act=None, core=()):
     """Return a factory of an agent whose act may break the contract."""
 
-    def right(params, key, observation, is_first, core, *, greedy=False):
-        rows = is_first.shape[0]
-        return ActOutput(jnp.zeros(rows, jnp.int32), jnp.zeros(rows)), core
-
-    def unchanged(state, trajectory, key, *, axis_name=None):
-        return state, UpdateOutput({})
-
     def factory(spec):
-        state = AgentState(ActParams(jnp.zeros(3)), (), (), (), jnp.int32(0))
-        return Agent(lambda key: state, lambda rows: core, act or right, unchanged)
+        right = still(spec)
+        return right._replace(act=act or right.act, initial_core=lambda rows: core)
 
     return AgentReference(factory)
 
