@@ -145,6 +145,7 @@ def test_options_that_do_not_fit_policy_groups_are_refused_by_name() -> None:
         with_policy(divided(), "c", (0,))
 
 
+@pytest.mark.slow
 def test_learner_may_train_on_another_policys_rows_with_the_same_leaves(tmp_path: Path) -> None:
     def shared(agent) -> Graph:
         graph = divided({"placement": "inline"}, agent=agent).with_stream(

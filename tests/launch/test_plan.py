@@ -53,6 +53,7 @@ from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
 from jsrl.types import ArraySpec
 from tests.loopback import own_loopback
+from tests.marks import slow
 from tests.tiny_agent import STILL, still
 
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
@@ -219,6 +220,7 @@ def test_a_team_of_opposed_sides_is_refused(agent):
         check_team("one", other, {"player_0": 0, "player_1": 1}, duel)
 
 
+@pytest.mark.slow
 def test_a_team_of_opposed_sides_is_refused_before_the_start():
     options = {"env": EnvConfig("matrix:biased_rps"), "evaluator": EvaluatorConfig(enabled=False)}
     with pytest.raises(ConfigError, match=r"HAPPOConfig.*give each side a policy of its own"):
@@ -227,7 +229,7 @@ def test_a_team_of_opposed_sides_is_refused_before_the_start():
     plan_of(agent=None, policies=policies, **options)
 
 
-@pytest.mark.parametrize(("core", "what"), [("none", "16 rows"), ("gru", "4 environments")])
+@pytest.mark.parametrize(("core", "what"), [("none", "16 rows"), slow("gru", "4 environments")])
 def test_minibatches_that_do_not_divide_a_teams_rows_are_refused_before_the_start(core: str, what: str) -> None:
     """HAPPO's minibatches consist of the rows of a team, not of its three seats."""
     agent = HAPPOConfig(num_minibatches=3, network=NetworkConfig(hidden=(4,), core=core))
