@@ -30,6 +30,7 @@ from jsrl.cluster.messages import (
     WorkerMessages,
 )
 from jsrl.runs.control_bodies import AnyMessage, Heartbeat, Stage
+from jsrl.runs.values import Registration
 from tests.launch.hosts.hostile import attacks
 from tests.simulated.network import Connection, Link, Server
 from tests.simulated.workers import Worker
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tests.simulated.checks import Checks
 
 PATIENCE_S, DRAIN_S, TURN_S = 120.0, 10.0, 0.1
+HEX_KEY = "ab" * 32  # of the streams that workers of a host bind
 UNUSED = ("a huge stage", "another key")  # slow to make; random
 
 
@@ -151,9 +153,22 @@ class Agent(Process):
         self._beats.clear()
         leaves = "" if self._leave_by_s is None else "its agent was told to end"
         lacks = bool(self._queue) and not self._has_keys
-        self._send(Beat(self._epoch, self.host.now, frames, usage, leaves=leaves, lacks=lacks, executed=self._executed))
+        names = [
+            Registration(f"inference.{worker}", f"tcp://{HEX_KEY}@10.0.0.9:7", number, 1, self.host.name)
+            for (worker, number), process in self._workers.items()
+            if worker.startswith("inference") and process.ready
+        ]
+        now, executed = self.host.now, self._executed
+        self._send(Beat(self._epoch, now, frames, usage, names, leaves=leaves, lacks=lacks, executed=executed))
         if self.lies:
             self._lie()
+
+    def be_honest(self) -> None:
+        """Stop lying: an agent that was sent away ends."""
+        if self.lies:
+            self.lies = False
+            if not self._epoch:
+                self._finish("it was sent away", may_return=False)
 
     def terminate(self) -> None:
         """Get a SIGTERM; the second one ends it at once."""
@@ -168,6 +183,11 @@ class Agent(Process):
             if self._connection.key != self._own_key:
                 self._connection.end()
                 self._connect(self._own_key)
+        elif isinstance(message, Refused) and self.lies:
+            self._kill_all()
+            self._epoch = 0
+            name = f"{self._hello.name}-{self.world.new_id()}"
+            self._hello = msgspec.structs.replace(self._hello, name=name, session=name, boot=name)
         elif isinstance(message, Refused):
             self._finish(message.text, may_return=not message.epoch)
         elif message.epoch != self._epoch or not self._epoch:
@@ -216,9 +236,7 @@ class Agent(Process):
                 worker.after(0.001, worker.obey, order.frame)
         elif isinstance(order, Signal):
             key = (order.worker, order.incarnation)
-            begun = self._newest.get(order.worker, -1) >= order.incarnation
-            if self._queue.pop(key, None) is not None or (order.what == "kill" and not begun):
-                self._newest[order.worker] = order.incarnation  # its start may still be on its way
+            if self._queue.pop(key, None) is not None:
                 self._send_exit(Exited(self._epoch, *key, None, "ended before its start", ""))
             if (worker := self._workers.get(key)) is not None:
                 {"kill": lambda: worker.die(-9), "pause": worker.freeze, "resume": worker.thaw}[order.what]()
