@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -33,12 +33,14 @@ from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.tickets import AGAIN_S, FromActor, Frozen, SavedState, Tickets
 from jsrl.workers.director.worker import DirectorWorker, Standings
 from jsrl.workers.jobs import sides_of
+from jsrl.workers.learner.directed import DirectorCommands, LearnerState
 from jsrl.workers.learner.tickets import ExecutedTickets
 from tests.marks import nightly, slow
 from tests.tiny_agent import TinyConfig
 
 SPEC = GameSpec(tuple(Seat(name, ArraySpec((1,), "float32"), Discrete(2)) for name in ("left", "right")), "duel")
 SLOTS = 3
+VERSIONS = {Player("main"): LATEST_VERSION, Player("main", "initial"): 0}
 
 
 class MessageQueue(NullReporter):
@@ -54,23 +56,18 @@ class MessageQueue(NullReporter):
 class Fleet:
     """Actors, a learner and a director whose messages are delivered by hand, and lost where one of them dies."""
 
-    def __init__(self, folder: Path, director, actors: int = 3) -> None:
-        self.folder, self.plan = folder, director
-        self.store = PlayerStore(folder / "players")
-        self.store.freeze("initial", 0, [np.zeros(1)])
-        self.updates, self.lives, self.played, self.stops = 0, 0, [], []
+    def __init__(self, director, actors: int = 3) -> None:
+        self.plan, self.saved, self.versions, self.now = director, None, dict(VERSIONS), 0.0
+        self.updates, self.lives, self.played = 0, 0, []
         self.actors = {f"actor-{i}": self._actor(0) for i in range(actors)}
         self.start_director()
 
+    def save(self) -> None:
+        self.saved = SavedState(**json.loads(json.dumps(self.tickets.saved)))
+
     def start_director(self) -> None:
-        self.wire = MessageQueue()
-        states = StateFile(self.folder / "director", None, pytest.fail)
-        self.worker = DirectorWorker(
-            "director", self.plan, 7, {"main": self.store}, states, self.wire, Meter("director"), session=self.lives,
-            poll_s=0.0,
-        )  # fmt: skip
+        self.tickets = Tickets(self.plan, 7, ("main",), self.versions, session=self.lives, saved=self.saved)
         self.lives += 1
-        self.worker.setup()
 
     def _actor(self, incarnation: int):
         wire = MessageQueue()
@@ -84,33 +81,32 @@ class Fleet:
 
     def turn(self, rng: np.random.Generator) -> None:
         """Let each process do one step, and deliver all messages."""
+        self.now += 1.0
         for name, (assignments, wire, incarnation) in self.actors.items():
             self._play(name, assignments, rng)
             assignments.send()
-            for event, facts in wire.said:
-                self.worker.command(Command(event, facts | {"worker": name, "incarnation": incarnation}))
+            for _, facts in wire.said:
+                self.tickets.handle(FromActor(name, incarnation, msgspec.convert(facts, Games)), self.now)
             wire.said.clear()
-        self.worker.step()
-        self.deliver()
+        self.deliver(self.tickets.tick(self.now))
+        if rng.random() < 0.2:
+            self.save()
 
-    def deliver(self) -> None:
-        said, self.wire.said = self.wire.said, []
-        for event, facts in said:
-            if event == "stop":
-                self.stops.append(facts["why"])
-            elif facts.get("policy"):
-                self._learn(facts["command"], facts["facts"])
+    def deliver(self, actions: list) -> None:
+        for action in actions:
+            if action.policy:
+                self._learn(action.command, action.facts)
             else:
-                assignments, _, incarnation = self.actors[facts["worker"]]
+                assignments, _, incarnation = self.actors[action.worker]
                 actor: Any = SimpleNamespace(_assignments=assignments, _settings=ActorSettings(1, incarnation))
-                Actor.command(actor, Command("games", facts["facts"]))
+                Actor.command(actor, Command("games", json.loads(json.dumps(action.facts))))
 
     def _learn(self, command: str, facts: dict) -> None:
         self.updates += 1
+        version = make_version(0, self.updates)
         if command == "freeze":
-            self.store.freeze(facts["name"], make_version(0, self.updates), [np.full(1, self.updates)])
-        done = {"ticket": facts["ticket"], "version": make_version(0, self.updates)}
-        self.worker.command(Command("done", done | {"worker": "learner", "incarnation": 0}))
+            self.versions[Player("main", facts["name"])] = version
+        self.tickets.handle(CommandDone(facts["ticket"], version), self.now)
 
     def _play(self, name: str, assignments: Assignments, rng: np.random.Generator) -> None:
         if not assignments.is_ready(0):
@@ -128,21 +124,20 @@ class Fleet:
 
     @property
     def state(self) -> dict:
-        return self.worker.tickets.state
+        return self.tickets.state
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch) -> None:
-    """Make everything due at once."""
+    """Let actors send their messages at once."""
     monkeypatch.setattr("jsrl.workers.actor.assignments.TELL_S", 0.0)
     monkeypatch.setattr("jsrl.workers.actor.assignments.URGE_S", 0.0)
-    monkeypatch.setattr("jsrl.workers.director.state_file.PERIOD_S", 0.01)
 
 
 @pytest.mark.parametrize("seed", [0, slow(1), nightly(2), nightly(3)])
-def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> None:
+def test_every_assignment_ends_once_under_kills(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    fleet = Fleet(tmp_path, DeltaUniform(freeze_env_steps=2000))
+    fleet = Fleet(DeltaUniform(freeze_env_steps=2000))
     for turn in range(200):
         fleet.turn(rng)
         event = rng.random()
@@ -150,7 +145,7 @@ def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> No
             fleet.kill_actor(f"actor-{rng.integers(3)}")
         elif event < 0.08:
             if rng.random() < 0.5:
-                fleet.worker.close()  # otherwise it continues from its last state
+                fleet.save()  # otherwise it continues from its last state
             fleet.start_director()
         state = fleet.state
         assert state["assigned"] == state["finished"] + state["discarded"] + len(state["open"]), turn
@@ -166,7 +161,7 @@ def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> No
 
 
 @pytest.mark.slow
-def test_win_rates_are_fair_while_actors_die(tmp_path: Path) -> None:
+def test_win_rates_are_fair_while_actors_die() -> None:
     """The opponent wins in 10 steps and loses in 100; half of all assigned games are won, under any deaths."""
     rng = np.random.default_rng(1)
     wins: list[float] = []
@@ -176,7 +171,7 @@ def test_win_rates_are_fair_while_actors_die(tmp_path: Path) -> None:
             wins.extend(outcome.result[0] for outcome in reports if not outcome.discarded)
             return super().report(state, reports)
 
-    fleet = Fleet(tmp_path, Counting((Match(("main", "main@initial")),)))
+    fleet = Fleet(Counting((Match(("main", "main@initial")),)))
     for turn in range(300):
         fleet.turn(rng)
         if turn % 7 == 0:
@@ -199,20 +194,19 @@ def test_assignments_follow_sides_and_only_learning_seats_train() -> None:
     assert cast.asked(np.array([[1, 0], [0, 1]], np.uint8)).tolist() == [[5, NOT_PLAYED], [NOT_PLAYED, NOT_PLAYED]]
 
 
-def test_assignments_for_a_replaced_actor_do_not_reach_its_successor(tmp_path: Path) -> None:
+def test_assignments_for_a_replaced_actor_do_not_reach_its_successor() -> None:
     """The successor would count them as received, and get as many as its predecessor ever had in advance."""
     rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, LatestSelfPlay(policies=("main",)), actors=1)
+    fleet = Fleet(LatestSelfPlay(policies=("main",)), actors=1)
     for _ in range(100):
         fleet.turn(rng)
     asked = Games([], 2 * SLOTS, 0, fleet.actors["actor-0"][0]._received, fleet.lives - 1)
-    fleet.worker.command(Command("games", msgspec.to_builtins(asked) | {"worker": "actor-0", "incarnation": 0}))
+    fleet.tickets.handle(FromActor("actor-0", 0, asked), fleet.now)
     fleet.kill_actor("actor-0")  # before the director answers: it may wait for a learner
-    fleet.worker.step()
-    fleet.deliver()
+    fleet.deliver(fleet.tickets.tick(fleet.now))
     for _ in range(5):
         fleet.turn(rng)
-        assert fleet.actors["actor-0"][0]._received == fleet.worker.tickets._leases._holders["actor-0"].sent
+        assert fleet.actors["actor-0"][0]._received == fleet.tickets._leases._holders["actor-0"].sent
 
 
 def test_greedy_assignments_are_refused_because_actors_sample() -> None:
@@ -270,9 +264,6 @@ class ScriptedOrders:
     def report(self, state, reports):
         orders, self.orders = self.orders, []
         return self.inner.report(state, reports)[0], orders
-
-
-VERSIONS = {Player("main"): LATEST_VERSION, Player("main", "initial"): 0}
 
 
 def ordering(*orders, session: int = 1) -> tuple[Tickets, list]:
@@ -349,6 +340,35 @@ def test_no_game_is_proposed_before_the_first_params_are_there() -> None:
     assert len(given.facts["leases"]) == 2 and tickets.tick(0.0) == []
 
 
+def test_director_that_restarts_goes_on_from_its_file(tmp_path: Path) -> None:
+    """It proposes once the first params are frozen; a game that nobody plays any more is discarded."""
+    store, sent = PlayerStore(tmp_path / "players"), MessageQueue()
+
+    def begin(session: int) -> DirectorWorker:
+        worker = DirectorWorker(
+            "director", LatestSelfPlay(("main",), num_sides=2), 7, {"main": store},
+            StateFile(tmp_path / "director", None, pytest.fail), sent, Meter("director"), session=session, poll_s=0.0,
+        )  # fmt: skip
+        worker.setup()
+        return worker
+
+    def ask(worker: DirectorWorker) -> list[tuple[str, dict]]:
+        facts = msgspec.to_builtins(Games([], 1, 0, 0, 0)) | {"worker": "actor-0", "incarnation": 0}
+        worker.command(Command("games", facts))
+        worker.step()
+        return sent.said
+
+    worker = begin(0)
+    assert ask(worker) == []
+    store.freeze("initial", 0, [np.zeros(1)])
+    ((_, facts),) = ask(worker)
+    assert (facts["worker"], facts["facts"]["sent"], facts["facts"]["leases"][0]["id"]) == ("actor-0", 1, 0)
+    worker.close()
+    assert ask(begin(1))[-1][1]["facts"]["leases"][0]["id"] == 1
+    later = begin(2)
+    assert (later.tickets.state["assigned"], later.tickets.state["discarded"]) == (1, 1)
+
+
 def test_messages_of_a_replaced_actor_change_nothing() -> None:
     tickets = Tickets(LatestSelfPlay(("main",), num_sides=2), 7, ("main",), VERSIONS, session=1)
     (given,) = asked(tickets, Games([], 1, 0, 0, 1))
@@ -367,6 +387,27 @@ def test_learner_executes_a_ticket_once() -> None:
     assert executed.handle(reset) == [reset] and executed.handle(CommandDone(2, 6)) == [CommandDone(2, 6)]
     assert executed.handle(freeze) == []
     assert ExecutedTickets(executed.done).handle(reset) == [CommandDone(2, 6)]
+
+
+def test_reset_is_executed_once_though_its_learner_restarts_before_it_is_confirmed() -> None:
+    """The snapshot holds the reset, and the director gives it again."""
+    heard, players, nothing = MessageQueue(), SimpleNamespace(load=lambda version: [version]), cast("Any", None)
+
+    def begin(meta: dict) -> DirectorCommands:
+        found = DirectorCommands(
+            nothing, cast("Any", players), lambda values, updates: (values, updates), nothing, None, heard,
+            freezes=False, on_policy=True, meta=meta,
+        )  # fmt: skip
+        found.begin(LearnerState(9, 9, None))
+        return found
+
+    reset, saved = {"version": 5, "ticket": 3}, list[dict]()
+    first = begin({})
+    first.execute("reset", reset, LearnerState(7, 7, None), lambda: saved.append(json.loads(json.dumps(first.meta()))))
+    later = begin(saved[-1])
+    assert later.next_state(9) == ([5], 7) and later.next_state(10) is None
+    later.execute("reset", reset, LearnerState(12, 12, None), pytest.fail)
+    assert later.next_state(12) is None and heard.said == [("done", {"ticket": 3, "version": 7, "error": ""})] * 2
 
 
 def test_slots_keep_their_assignments_after_a_resume() -> None:

@@ -88,17 +88,23 @@ class RankLink:
     """
 
     def __init__(self, job: Job, stream: Any, agreement: LeaderAgreement | FollowerAgreement) -> None:
-        self.count, self.limit = 1, TurnLimit(job.experiment.deadlines)
+        self.limit = TurnLimit(job.experiment.deadlines)
         self._stream, self._agreement = stream, agreement
 
     def agree(self, has_batch: bool, timeout_s: float) -> bool:
+        """Wait until all ranks have a batch; return whether they do: then every rank makes its updates.
+
+        Raises:
+          StreamTimeout: another rank has been silent for too long, or has left.
+        """
         return self._request(Turn(has_batch, timeout_s))
 
     def halt(self) -> bool:
+        """Stop making updates; return whether the update with this rank's current batch must still be made."""
         return self._request(Last.HALT)
 
     def leave(self) -> None:
-        """Leave with the others, if they answer in time."""
+        """Leave with the others, if they answer in time: after `halt`, and after the learner's snapshot."""
         self._request(Last.LEAVE)
         self.close()
 
@@ -107,7 +113,6 @@ class RankLink:
 
     def _meet(self, rank: int, begins: RankStart, local_devices: int) -> None:
         """Join the processes of all ranks into one group."""
-        self.count = begins.count
         check_own_name(begins.coordinator)
         join_processes(begins.coordinator, rank, begins.count, local_devices)
 
