@@ -88,6 +88,7 @@ def test_a_run_with_an_optimizer_and_a_schedule_of_optax_resumes_to_the_bit(tmp_
 
 
 @pytest.mark.parametrize("name", ["sac", "happo", "explored"])
+@pytest.mark.slow
 def test_an_optimizer_of_optax_serves_several_parts_seats_and_changing_rates(name: str) -> None:
     """Traced alone: SAC steps a scalar too, HAPPO all seats at once, and populations put the rate into the state."""
     options = {"network": SMALL, "optimizer": "optax:lamb"}
