@@ -51,6 +51,7 @@ class Checks:
         self.processes: dict[Life, Worker] = {}
         self._newest: dict[str, int] = {}  # worker -> its newest incarnation that was ever started
         self._living: dict[str, list[Worker]] = {worker: [] for worker in rules}
+        self._saved: dict[str, int] = {}  # worker -> snapshots that it wrote
         # of hosts
         self._placed: dict[Life, int] = {}  # -> epoch of its host
         self._epochs: dict[str, int] = {}  # key of a host -> its present epoch
@@ -59,14 +60,16 @@ class Checks:
         self._agents: dict[int, Process] = {}  # epoch -> the agent with this membership
         self._excused_until: dict[int, float] = {}  # epoch that ended within its lease -> the end of that
         self._expelled: set[str] = set()  # keys of hosts
+        self._stored: dict[str, int] = {}  # worker -> the newest of its snapshots that is in the run folder
         self._orders: dict[tuple[int, int], Order] = {}  # (epoch, number) -> the order
-        self._executed: dict[tuple[int, int], int] = {}  # (agent, epoch) -> number of its last order
+        self._executed: set[tuple[int, int]] = set()  # (epoch, number) of orders
         # of the controller
         self._tickets: set[int] = set()
         self._worker_heard_s: dict[Life, float] = {}
         self._began_s: dict[Life, float] = {}
         self._killed: set[Life] = set()  # by the controller
-        self._silent_s: dict[Life, float] = {}  # for how long it was, when the controller began to end it
+        self._judged_s: dict[Life, float] = {}  # when the controller began to end it,
+        self._silent_s: dict[Life, float] = {}  # and for how long it was silent then
         self._reported: set[Life] = set()  # deaths
         self._stopped_s: dict[str, float] = {}  # worker -> when it was told to stop, as the run ends
 
@@ -118,7 +121,14 @@ class Checks:
         elif not self._is_excused(worker):
             self.fail(f"{worker.name} acts on {worker.host.name}, after incarnation {newest} was started")
 
+    def next_snapshot(self, worker: str) -> int:
+        """Return the number of a snapshot that a worker writes."""
+        self._saved[worker] = self._saved.get(worker, 0) + 1
+        return self._saved[worker]
+
     def obeyed(self, worker: Worker, command: Command) -> None:
+        if command.name == "snapshot":
+            return  # its agent says so, before the end of a lease
         ticket = command.facts["ticket"]
         self.world.note(worker.name, "obeys", command.name, ticket)
         if ticket in self._tickets:
@@ -133,11 +143,16 @@ class Checks:
             if known != message:
                 self.fail(f"order {message.number} of epoch {message.epoch} is {message}, and was {known}")
 
-    def executed(self, agent: Process, epoch: int, order: Order) -> None:
-        last = self._executed.get((agent.pid, epoch), 0)
-        if order.number != last + 1:
-            self.fail(f"{agent.name} executes order {order.number} of epoch {epoch} after order {last}")
-        self._executed[agent.pid, epoch] = order.number
+    def executed(self, agent: Process, order: Order) -> None:
+        """Check that an agent executes an order once, and none of another membership."""
+        if (order.epoch, order.number) in self._executed or order.epoch not in self._agents:
+            self.fail(f"{agent.name} executes order {order.number} of epoch {order.epoch}, again or uninvited: {order}")
+        self._executed.add((order.epoch, order.number))
+
+    def confirmed(self, agent: Process, epoch: int, number: int) -> None:
+        """Check that an agent confirms only orders that were given to it."""
+        if number and (epoch, number) not in self._orders:
+            self.fail(f"{agent.name} confirms order {number} of epoch {epoch}, which was never given")
 
     # -- members
 
@@ -213,9 +228,23 @@ class Checks:
             self.fail(f"{who}, was accepted from a host of epoch {self._sender_epoch}")
 
     def kept(self, host: JoinedHost, part: Part) -> None:
-        worker = part.name.removeprefix("logs/").removesuffix(".log")
-        if not any(name == worker and epoch == host.epoch for (name, _), epoch in self._placed.items()):
+        """Record that a file of a host's worker is kept in the run folder."""
+        if part.name.startswith("logs/"):
+            workers = {part.name.removeprefix("logs/").removesuffix(".log")}
+        else:
+            workers = {worker for worker in self.rules if part.name.startswith(f"snapshots/{worker}/")}
+        if not any(name in workers and epoch == host.epoch for (name, _), epoch in self._placed.items()):
             self.fail(f"the file {part.name} was kept of {host.name}, epoch {host.epoch}, where no such worker ran")
+        for worker in workers:
+            self._stored[worker] = max(self._stored.get(worker, 0), len(part.part))
+
+    def _check_files(self, worker: str) -> None:
+        """Check that the snapshot of an incarnation that left in order is there before the next one starts."""
+        before = self.processes.get((worker, self._newest.get(worker, -1)))
+        epoch = self._placed.get((worker, self._newest.get(worker, -1)))
+        if before is not None and before.status == 0 and epoch in self._epochs.values():
+            if before.host.name not in self.liars and self._stored.get(worker, 0) < before.saved:
+                self.fail(f"{worker} starts again, and the last snapshot of {before.name} has not arrived")
 
     def named(self, names: Iterable[Registration]) -> None:
         """Check that names belong to incarnations that run on members."""
@@ -235,6 +264,8 @@ class Checks:
         """Check that the controller may start an incarnation."""
         if worker in self._stopped_s:
             self.fail(f"{worker}.{incarnation} is started after {worker} was told to stop")
+        if self.rules[worker].keeps_files:
+            self._check_files(worker)
         self._began_s[worker, incarnation] = self.world.now
 
     def judged(self, worker: str, incarnation: int, *, kills: bool = False) -> None:
@@ -242,6 +273,7 @@ class Checks:
         life = (worker, incarnation)
         heard_s = max(self._worker_heard_s.get(life, 0.0), self._began_s[life])
         self._silent_s.setdefault(life, self.world.now - heard_s)
+        self._judged_s.setdefault(life, self.world.now)
         if kills:
             self._killed.add(life)
 
@@ -294,6 +326,8 @@ class Checks:
                 self.fail(f"{what}, and was heard {self._silent_s[life]:.1f} s before")
             if is_here and not process.was_frozen and not process.error:
                 self.fail(f"{what}, and was never stopped")
+        if "status" in death.what and process.ended_s > self._judged_s.get(life, now):
+            self.fail(f"{what}, and was alive")
         if death.what.startswith("was not ready") and now - self._began_s[life] < self.limits.ready_s - SLACK_S:
             self.fail(f"{what}, and was started {now - self._began_s[life]:.1f} s ago")
         if is_here and process.error and (crash is None or crash.error != process.error):
@@ -310,7 +344,9 @@ class Checks:
             return
         is_known = (cause.worker, cause.incarnation) in self._reported | self._killed
         if not is_known and cause.parent is not None and cause.parent.name == "controller" and cause.status != 0:
-            self.fail(f"{process.name} is reported as dead ({death.what}) before {cause.name}, because of which it ended")
+            self.fail(
+                f"{process.name} is reported as dead ({death.what}) before {cause.name}, because of which it ended"
+            )
 
 
 def fingerprint(host: JoinedHost) -> tuple[Any, ...]:

@@ -313,9 +313,7 @@ class Controller(Process):
 
     def _host_for(self, worker: str) -> JoinedHost | None:
         target = self._targets.get(worker)
-        return min(
-            self.port.members.staying, key=lambda host: (host.name != target, host.num_living), default=None
-        )
+        return min(self.port.members.staying, key=lambda host: (host.name != target, host.num_living), default=None)
 
     def _start(self, worker: str, incarnation: int, restarts: int) -> None:
         self.checks.starts(worker, incarnation)
@@ -323,7 +321,12 @@ class Controller(Process):
         self._targets.pop(worker, None)
         if host is None:
             local = Worker(
-                self.host, worker, incarnation, self, lambda frame: self.after(0.001, self._inbox.append, frame), self.checks
+                self.host,
+                worker,
+                incarnation,
+                self,
+                lambda frame: self.after(0.001, self._inbox.append, frame),
+                self.checks,
             )
             self.handles[worker] = Handle(self, local, None)
         else:
@@ -335,7 +338,10 @@ class Controller(Process):
             if host.epoch not in self._has_keys:
                 self._has_keys.add(host.epoch)
                 self.port.tell(GiveKeys(host.epoch, Keys(host.epoch, b"c", b"s"), HEX_KEY))
-            begin = Begin(host.epoch, self.rules[worker].kind, worker, incarnation, b"{}", {})
+            begin = Begin(
+                host.epoch, self.rules[worker].kind, worker, incarnation, b"{}", {}, forks=worker.startswith("actor")
+            )
+            begin.keeps = [f"snapshots/{worker}"] if self.rules[worker].keeps_files else []
             self.port.tell(StartRemote(host.epoch, begin))
             self.handles[worker] = Handle(self, None, remote)
         self._tell(Started(worker, incarnation, restarts, self.handles[worker].host))

@@ -44,7 +44,11 @@ class Caller(Bookkeeping):
             return ()
         number = state["commands"] = state["commands"] + 1
         policy, other = POLICIES[number % 2], POLICIES[1 - number % 2]
-        return ([Freeze(policy, f"f{number}"), Reset(policy, INITIAL), Copy(policy, other, {"lr": float(number)})][number % 3],)
+        return (
+            [Freeze(policy, f"f{number}"), Reset(policy, INITIAL), Copy(policy, other, {"lr": float(number)})][
+                number % 3
+            ],
+        )
 
 
 class Done(NamedTuple):
@@ -238,7 +242,9 @@ class Run:
         is_its = facts["incarnation"] == actor.incarnation
         return actor, lambda: actor.take(facts) if is_its else None
 
-    def _to_learner(self, session: int, policy: str, name: str, facts: dict[str, Any]) -> tuple[Process, Callable[[], None]]:
+    def _to_learner(
+        self, session: int, policy: str, name: str, facts: dict[str, Any]
+    ) -> tuple[Process, Callable[[], None]]:
         learner = self.learners[policy]
         return learner, lambda: learner.obey(session, name, facts)
 
@@ -283,7 +289,9 @@ class Run:
             self.world.run(OVER_S)
             if self.world.now - self.played_s > PLAYED_S:
                 waits = self.director.tickets.saved["orders"]
-                raise Violation(f"no game was played for {self.world.now - self.played_s:.1f} s; commands wait: {waits}")
+                raise Violation(
+                    f"no game was played for {self.world.now - self.played_s:.1f} s; commands wait: {waits}"
+                )
 
         return judged(history)
 

@@ -104,7 +104,7 @@ FAULTS = (
     Planted(
         "the end of a last task is known from its event only",
         ENDING,
-        'if isinstance(message, Event) else FINAL in message.facts',
+        "if isinstance(message, Event) else FINAL in message.facts",
         "if isinstance(message, Event) else False",
     ),
     Planted(
@@ -142,7 +142,7 @@ FAULTS = (
         "a host that is back is believed to have its workers still",
         MEMBERS,
         '            self._lose(host, "its agent joined again without workers")\n',
-        '            host.epoch = self._epoch = self._epoch + 1\n            host.identity, host.heard_s = identity, self._now_s\n'
+        "            host.epoch = self._epoch = self._epoch + 1\n            host.identity, host.heard_s = identity, self._now_s\n"
         "            self._send(host, Welcome(host.epoch, self._lease_s))\n            return\n",
     ),
     Planted(

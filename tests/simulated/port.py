@@ -23,6 +23,7 @@ from jsrl.cluster.members import (
     RunEnded,
     Send,
 )
+from jsrl.cluster.messages import Stored
 from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.launch.hosts.port import LOOK_S
 from tests.simulated.network import Connection
@@ -113,3 +114,5 @@ class Port:
                 self.join_key = self._checks.new_key()
             case KeepPart(host, part):
                 self._checks.kept(host, part)
+                if (connection := self._connections.get(host.identity)) is not None:
+                    connection.send_down(Stored(host.epoch, part.name, len(part.part), part.digest))

@@ -211,7 +211,11 @@ class Group:
 
     def waits_for_nothing(self, rank: Rank) -> None:
         late = [other for other in self.ranks if other.begun < rank.begun]
-        if self.lost_s < self.world.now - LOST_S and late and all(other.acts and self.world.now - other.thawed_s > COLLECTIVE_S for other in late):
+        if (
+            self.lost_s < self.world.now - LOST_S
+            and late
+            and all(other.acts and self.world.now - other.thawed_s > COLLECTIVE_S for other in late)
+        ):
             raise Violation(f"{rank.name} waits in update {rank.begun} for {[other.name for other in late]}")
 
     def run(self) -> str:

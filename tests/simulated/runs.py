@@ -82,9 +82,7 @@ class History:
             said_hello(), session=f"{world.random.getrandbits(64):x}", name=host.name, boot=host.boot,
             folder=f"/tmp/{host.name}", address=f"10.0.0.{number + 2}",
         )  # fmt: skip
-        self.agents[number] = Agent(
-            host, self.links[number], self.controller.port, self.controller.port.join_key, hello, self.checks
-        )
+        self.agents[number] = Agent(host, self.links[number], self.controller.port, hello, self.checks)
 
     def keep_agents(self) -> None:
         """Start agents again that ended and may return, as an engine does."""
@@ -301,7 +299,7 @@ WEIGHTS = {
     "break": 4, "partition": 3, "deaf": 2, "mute": 2, "slow": 2, "duplicate": 2, "kill_worker": 5, "crash_worker": 3,
     "leave_worker": 1, "babble": 1, "freeze_worker": 3, "kill_agent": 2, "freeze_agent": 2, "freeze_host": 2,
     "freeze_controller": 1, "lose_host": 1, "step_clock": 1, "terminate_agent": 1, "terminate_host": 1,
-    "terminate_workers_here": 1, "full_disk": 1, "echo": 2, "interrupt": 0.5, "finish": 1, "join": 1, "join_again": 1, "revoke": 0.5,
+    "terminate_workers_here": 1, "full_disk": 1, "echo": 3, "interrupt": 1, "finish": 2, "join": 1, "join_again": 1, "revoke": 0.5,
     "lie": 1,
 }  # fmt: skip
 OF_HOSTS = (

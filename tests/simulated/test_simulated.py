@@ -33,4 +33,6 @@ def test_a_seed_repeats_its_history():
 
 def test_every_fault_can_be_planted_in_one_place():
     wrong = [fault.name for fault in FAULTS if (ROOT / "jsrl" / fault.file).read_text().count(fault.old) != 1]
-    assert not wrong, f"the text of these faults does not occur exactly once; update tests/simulated/planted.py: {wrong}"
+    assert not wrong, (
+        f"the text of these faults does not occur exactly once; update tests/simulated/planted.py: {wrong}"
+    )

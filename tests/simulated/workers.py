@@ -33,7 +33,7 @@ class Worker(Process):
 
     Attributes:
       error: its last message said this. ended_s: virtual time of its end. babbles: it says what it may not.
-      was_frozen: it was stopped at least once. peer: the worker whose end it noticed.
+      saved: number of its last snapshot. was_frozen: it was stopped at least once. peer: the worker whose end it noticed.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Worker(Process):
         self.worker, self.incarnation = name, incarnation
         self.ready = self.leaves = False
         self.facts: dict[str, Any] = {}
-        self.error, self.ended_s = "", math.inf
+        self.error, self.ended_s, self.saved = "", math.inf, 0
         self.babbles = self.was_frozen = False
         self.peer: Worker | None = None
         self._send, self._checks, self._lease_until = send, checks, lease_until
@@ -121,6 +121,7 @@ class Worker(Process):
     def _close(self) -> None:
         self._report()
         if self.alive:
+            self.saved = self._checks.next_snapshot(self.worker)
             self.say(Bye, facts=self.facts)
             self.die(0)
 
