@@ -4,7 +4,7 @@
 * Each incarnation is started, and each order and command is executed, at most once; each death is reported once.
 * Nothing of a fenced membership or incarnation is accepted, and nothing in another host's name.
 * A message changes only what its sender was given.
-* A worker is ended for what it did: nobody is called silent who was heard, and what a worker's end is said to be is what it was.
+* A worker is ended for what it did: nobody is called silent who was heard, and an end is reported as what it was.
 * Workers are stopped along the data flow, each after those before it.
 """
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from zmq.utils import z85
 
-from jsrl.cluster.members import JOIN, Received
-from jsrl.cluster.messages import LEASE_S, Exited, Hello, Order
+from jsrl.cluster.members import JOIN, Received, Revoke
+from jsrl.cluster.messages import LEASE_S, Exited, Hello, Leaving, Order
 from jsrl.runs.control_bodies import AnyMessage, Command, Crash
 from tests.simulated.world import Process, Violation, World
 
@@ -55,7 +55,8 @@ class Checks:
         # of hosts
         self._placed: dict[Life, int] = {}  # -> epoch of its host
         self._epochs: dict[str, int] = {}  # key of a host -> its present epoch
-        self._sender_epoch: int | None = None  # of the message that is handled
+        self._happened: Any = None  # what is handled
+        self._sender_epoch: int | None = None  # of the host that sent it
         self._heard_s: dict[int, float] = {}  # epoch -> when its host was heard
         self._agents: dict[int, Process] = {}  # epoch -> the agent with this membership
         self._excused_until: dict[int, float] = {}  # epoch that ended within its lease -> the end of that
@@ -163,13 +164,20 @@ class Checks:
         """Record the end of a membership; `is_told`: by a message or the user, not by silence or a closed connection."""
         self.world.note("controller", "loses", host.name, "epoch", host.epoch)
         self._epochs = {key: epoch for key, epoch in self._epochs.items() if epoch != host.epoch}
+        if is_told and self._is_sent_away(host):
+            self._expelled.add(host.key)
         heard_s, agent = self._heard_s[host.epoch], self._agents.get(host.epoch)
         was_stopped = agent is not None and (agent.frozen or agent.thawed_s > heard_s)
         if is_told or was_stopped:
             self._excused_until[host.epoch] = heard_s + LEASE_S + TOLD_S
 
-    def sent_away(self, key: str) -> None:
-        self._expelled.add(key)
+    def _is_sent_away(self, host: JoinedHost) -> bool:
+        """Return whether a membership ends because the user or the controller wants it."""
+        if not isinstance(self._happened, Received):
+            return isinstance(self._happened, Revoke)
+        message = self._happened.message
+        wants_to_leave = isinstance(message, Hello | Leaving) or bool(getattr(message, "leaves", ""))
+        return host.name in self.liars and not wants_to_leave
 
     def welcomed(self, agent: Process, epoch: int) -> None:
         self.world.note(agent.name, "is welcome, epoch", epoch)
@@ -178,6 +186,7 @@ class Checks:
     @contextlib.contextmanager
     def taking(self, members: Members, happened: Any) -> Iterator[None]:
         """Check what Members does with a message."""
+        self._happened = happened
         if not isinstance(happened, Received):
             self._sender_epoch = None
             yield
@@ -242,9 +251,10 @@ class Checks:
         """Check that the snapshot of an incarnation that left in order is there before the next one starts."""
         before = self.processes.get((worker, self._newest.get(worker, -1)))
         epoch = self._placed.get((worker, self._newest.get(worker, -1)))
-        if before is not None and before.status == 0 and epoch in self._epochs.values():
-            if before.host.name not in self.liars and self._stored.get(worker, 0) < before.saved:
-                self.fail(f"{worker} starts again, and the last snapshot of {before.name} has not arrived")
+        if before is None or before.status != 0 or before.host.name in self.liars:
+            return
+        if epoch in self._epochs.values() and self._stored.get(worker, 0) < before.saved:
+            self.fail(f"{worker} starts again, and the last snapshot of {before.name} has not arrived")
 
     def named(self, names: Iterable[Registration]) -> None:
         """Check that names belong to incarnations that run on members."""

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,11 +44,8 @@ class Caller(Bookkeeping):
             return ()
         number = state["commands"] = state["commands"] + 1
         policy, other = POLICIES[number % 2], POLICIES[1 - number % 2]
-        return (
-            [Freeze(policy, f"f{number}"), Reset(policy, INITIAL), Copy(policy, other, {"lr": float(number)})][
-                number % 3
-            ],
-        )
+        commands = (Freeze(policy, f"f{number}"), Reset(policy, INITIAL), Copy(policy, other, {"lr": float(number)}))
+        return (commands[number % 3],)
 
 
 class Done(NamedTuple):

@@ -1,7 +1,7 @@
 """Insert faults of the protocol into a copy of the sources, and count the histories that find each.
 
-`python tests/simulated/planted.py` runs histories with one fault after another until one fails. The list was written before the
-machines, by somebody who had not seen them. Exit status 1 if a fault is not found within the given number of histories.
+`python tests/simulated/planted.py` runs histories with one fault after another until one fails. The list was written before
+the machines, by somebody who had not seen them. Exit status 1 if one is not found within the given number of histories.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ FAULTS = (
         "        self._budgets.take(first, now)\n        if pause_s is None:\n            return None\n        text =",
     ),
     Planted(
-        "silence is measured from the predecessor's last message",
+        "the time to become ready is that of the predecessor",
         SUPERVISION,
-        "message.host, now, now, now\n",
-        "message.host, now, now,\n            self.lives[message.worker].beat_s if message.worker in self.lives else now\n",
+        "message.host, now, now, now\n        )\n",
+        "message.host, now, now, now\n        )\n        self._began = getattr(self, '_began', {})\n"
+        "        self.lives[message.worker].started_s = self._began.setdefault(message.worker, now)\n",
     ),
     Planted(
         "the replacement starts together with the kill",
@@ -142,7 +143,8 @@ FAULTS = (
         "a host that is back is believed to have its workers still",
         MEMBERS,
         '            self._lose(host, "its agent joined again without workers")\n',
-        "            host.epoch = self._epoch = self._epoch + 1\n            host.identity, host.heard_s = identity, self._now_s\n"
+        "            host.epoch = self._epoch = self._epoch + 1\n"
+        "            host.identity, host.heard_s = identity, self._now_s\n"
         "            self._send(host, Welcome(host.epoch, self._lease_s))\n            return\n",
     ),
     Planted(
@@ -192,7 +194,8 @@ FAULTS = (
         MEMBERS,
         "        host.heard_s, host.closed_s, host.has_answered = self._now_s, None, True\n",
         "        host.heard_s, host.closed_s, host.has_answered = self._now_s, None, True\n"
-        "        if isinstance(message, Beat):\n            host.offset_s = getattr(host, 'offset_s', self._now_s - message.sent_s)\n"
+        "        if isinstance(message, Beat):\n"
+        "            host.offset_s = getattr(host, 'offset_s', self._now_s - message.sent_s)\n"
         "            host.heard_s = message.sent_s + host.offset_s\n",
     ),
     Planted(
@@ -212,6 +215,63 @@ FAULTS = (
         "cluster/messages.py",
         "LEASE_S, LOST_S = 15.0, 20.0",
         "LEASE_S, LOST_S = 15.0, 13.0",
+    ),
+    # -- the host agent
+    Planted(
+        "the agent's lease starts when the reply arrives",
+        AGENT,
+        "self._extend(max(self._lease_from_s, min(message.sent_s, self._now_s)))",
+        "self._extend(self._now_s)",
+    ),
+    Planted(
+        "the number of the last executed order survives a new membership",
+        AGENT,
+        "        self._executed, self.was_lost = 0, False\n",
+        "        self.was_lost = False\n",
+    ),
+    Planted(
+        "an order that comes twice is executed twice",
+        AGENT,
+        "        if order.number != self._executed + 1:\n            self.num_dropped += 1\n            return\n"
+        "        self._executed += 1\n",
+        "        self._executed = max(self._executed, order.number)\n",
+    ),
+    Planted(
+        "an order is executed though one before it was lost",
+        AGENT,
+        "        if order.number != self._executed + 1:\n            self.num_dropped += 1\n            return\n"
+        "        self._executed += 1\n",
+        "        if order.number <= self._executed:\n            return\n        self._executed = order.number\n",
+    ),
+    Planted(
+        "an agent's lease does not end",
+        AGENT,
+        "        if self.epoch and left_s < 0.0:\n",
+        "        if False:\n",
+    ),
+    Planted(
+        "an agent that joins again keeps its workers",
+        AGENT,
+        "        self._kill_all()  # of an earlier membership; there should be none\n",
+        "",
+    ),
+    Planted(
+        "a message of an earlier membership is obeyed",
+        AGENT,
+        "        elif message.epoch != self.epoch or not self.epoch:\n",
+        "        elif message.epoch > self.epoch or not self.epoch:\n",
+    ),
+    Planted(
+        "an end that was lost with a connection is not reported again",
+        AGENT,
+        "                for exited in self._sent_exits:\n                    self._do(Send(exited))\n",
+        "",
+    ),
+    Planted(
+        "a worker's end is reported before its files have arrived",
+        AGENT,
+        "            if not ended.files or (",
+        "            if True or (",
     ),
     # -- a director's tickets
     Planted(

@@ -109,7 +109,6 @@ class Port:
                 self._admitted.add(key)
             case Expel(key):
                 self._admitted.discard(key)
-                self._checks.sent_away(key)
             case ReplaceJoinKey():
                 self.join_key = self._checks.new_key()
             case KeepPart(host, part):

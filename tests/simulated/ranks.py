@@ -24,7 +24,7 @@ from jsrl.workers.learner.agreement import (
     Send,
     Turn,
 )
-from tests.simulated.world import Fault, Host, Result, Process, Violation, World, judged
+from tests.simulated.world import Fault, Host, Process, Result, Violation, World, judged
 
 TROUBLE_S, STOP_S, OVER_S = 30.0, 60.0, 90.0
 LIMITS = DeadlineConfig(ready_s=15.0, rank_s=3.0, stuck_s=8.0, snapshot_s=8.0)

@@ -16,7 +16,7 @@ from tests.simulated.checks import Checks
 from tests.simulated.controller import DEADLINES, Controller
 from tests.simulated.network import Link
 from tests.simulated.workers import Worker
-from tests.simulated.world import Fault, Host, Result, Process, Violation, World, judged
+from tests.simulated.world import Fault, Host, Process, Result, Violation, World, judged
 
 TROUBLE_S, QUIET_S = 30.0, 30.0  # in which faults happen; after which all workers must run
 LEVELS = [
@@ -280,7 +280,8 @@ class History:
                     continue
                 raise Violation(
                     f"{name} does not run {QUIET_S:g} s after the last fault: incarnation {life.incarnation}, on "
-                    f"{handle.host or 'here'}, {life.phase.value}, {life.stage}, ended: {handle.exit}, acted {since_s:.1f} s ago"
+                    f"{handle.host or 'here'}, {life.phase.value}, {life.stage}, ended: {handle.exit}, acted {since_s:.1f} s "
+                    "ago"
                 )
             names = {entry.name: entry.incarnation for entry in controller.port.members.names()}
             if name.startswith("inference") and handle.host and names.get(f"inference.{name}") != life.incarnation:
@@ -299,8 +300,8 @@ WEIGHTS = {
     "break": 4, "partition": 3, "deaf": 2, "mute": 2, "slow": 2, "duplicate": 2, "kill_worker": 5, "crash_worker": 3,
     "leave_worker": 1, "babble": 1, "freeze_worker": 3, "kill_agent": 2, "freeze_agent": 2, "freeze_host": 2,
     "freeze_controller": 1, "lose_host": 1, "step_clock": 1, "terminate_agent": 1, "terminate_host": 1,
-    "terminate_workers_here": 1, "full_disk": 1, "echo": 3, "interrupt": 1, "finish": 2, "join": 1, "join_again": 1, "revoke": 0.5,
-    "lie": 1,
+    "terminate_workers_here": 1, "full_disk": 1, "echo": 3, "interrupt": 1, "finish": 2, "join": 1, "join_again": 1,
+    "revoke": 0.5, "lie": 1,
 }  # fmt: skip
 OF_HOSTS = (
     "break", "partition", "deaf", "mute", "slow", "duplicate", "kill_agent", "freeze_agent", "freeze_host", "lose_host",

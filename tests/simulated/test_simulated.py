@@ -5,7 +5,7 @@ import pytest
 from tests.simulated.__main__ import TELL, report
 from tests.simulated.planted import FAULTS, ROOT
 
-QUICK = {"runs": 20, "games": 10, "ranks": 10}
+QUICK = {"runs": 12, "games": 6, "ranks": 6}
 DAILY = {"runs": 300, "games": 100, "ranks": 100}
 
 
