@@ -32,7 +32,7 @@ from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
 from jsrl.workers.learner.sources import FromStream, Prefetched
 from jsrl.workers.learner.updaters import OwnUpdate, no_check
 from jsrl.workers.learner.worker import Learner, LearnerSettings
-from tests.marks import slow
+from tests.marks import nightly, slow
 
 T, B, WIDTH = 7, 8, 64
 READS = 2_000_000  # of one update, one after another: tens of milliseconds, long enough for a refill during them
@@ -190,7 +190,7 @@ def test_early_released_buffer_changes(feed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("buffers", "reuse"), [(1, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("buffers", "reuse"), [(1, 1), nightly(3, 1), (3, 2)])
 def test_learner_releases_a_buffer_only_after_its_updates(feed, tmp_path, buffers, reuse):
     seen = evidence(feed, tmp_path, buffers=buffers, reuse=reuse)
     assert seen == [(float(n // reuse), float(n // reuse)) for n in range(8)]
