@@ -200,7 +200,7 @@ class Controller:
         if self._session.line_due:
             usage = self._usage.sample(self._workers.values()) | self._restarts()
             self._session.hub.receive("controller", "controller", usage)
-            self._watchdog.report_standstill(self._plan.experiment.deadlines.still_s)
+            self._watchdog.report_standstill()
         self._session.tick()
 
     def _end(self) -> None:

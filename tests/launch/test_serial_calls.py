@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from jsrl.control.ending import Task
+from jsrl.experiment import DeadlineConfig
 from jsrl.launch.serial import SerialReporter, SerialRun, UpdateDisplay
 from jsrl.workers.kinds import LastTask, Lifecycle, find_kind
 
@@ -47,7 +49,7 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     session = SimpleNamespace(reason=None, finals=set(), finished_s=1.0, line_due=True, ticks=0)
     session.lose = lambda name, notice: lost.append(name)
     session.facts, session.report, session.close = lambda *_: None, lambda *_: None, lambda: None
-    session.experiment = SimpleNamespace(deadlines=SimpleNamespace(still_s=60.0))
+    session.experiment = SimpleNamespace(deadlines=DeadlineConfig())
     session.display = SimpleNamespace(message=lambda *_: None)
 
     def tick() -> None:
@@ -60,7 +62,7 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     kinds = {
         name: kind._replace(lifecycle=kind.lifecycle._replace(last_task=LastTask())) for name, kind in kinds.items()
     }
-    made: Any = SerialRun(SimpleNamespace(kinds=kinds), session)  # type: ignore[arg-type]
+    made: Any = SerialRun(SimpleNamespace(kinds=kinds, experiment=session.experiment), session)  # type: ignore[arg-type]
     made._workers = {one.name: one for one in workers}
     made._each_turn, made._when_due = list(made._workers), []
     made._interrupted = False
@@ -118,12 +120,19 @@ def test_a_serial_run_without_any_work_warns_once(monkeypatch: pytest.MonkeyPatc
     run, _ = serial_run(learner, turns=5)
     run._session.display.message = lambda text, level: told.append(text)
     monkeypatch.setattr("jsrl.launch.serial.Watchdog", lambda *_: SimpleNamespace(write=lambda *_: "report: here"))
+    clock = [100.0]
+    monkeypatch.setattr("jsrl.launch.serial.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def idle() -> int:
+        clock[0] += 21.0
+        return 0
+
     run._loop()
     assert told == []
-    learner.step = lambda: 0  # type: ignore[method-assign]
-    run._session.reason, run._session.ticks, run._moved_s = None, 0, run._moved_s - 61.0
+    learner.step = idle  # type: ignore[method-assign]
+    run._session.reason, run._session.ticks = None, 0
     run._loop()
-    assert told == ["no worker has done any work for 61 s; the run continues (report: here)"]
+    assert told == ["no worker has done any work for 63 s; the run continues (report: here)"]
 
 
 def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> None:
@@ -139,7 +148,7 @@ def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> N
         run._interrupted = evaluator.steps == 2
 
     run._session.tick = tick
-    run._finish(evaluator)
+    run._finish(Task("final evaluation", {}, 60.0, "evaluation_s"), evaluator)
     assert evaluator.steps == 2 and written == [False, False]  # the last line has the last reports of all workers
     assert told == ["evaluator: its final evaluation was not finished because it was interrupted"]
 
@@ -151,7 +160,7 @@ def test_a_worker_with_a_last_task_gets_the_same_command_as_in_a_process() -> No
     told = list[Any]()
     other.command = lambda command: told.append((command.name, command.facts))  # type: ignore[attr-defined]
     run._session.reason = "total_env_steps"
-    assert run._begin_finals() == {"watch"} and told == [("final", {"why": "total_env_steps"})]
+    assert run._begin_finals().keys() == {"watch"} and told == [("final", {"why": "total_env_steps"})]
 
 
 def test_long_stages_of_a_serial_start_are_shown_at_once() -> None:
