@@ -17,7 +17,7 @@ from jsrl.launch.compilation import keep_compiled_here
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
-from jsrl.launch.session import Session
+from jsrl.launch.session import Forwards, Session
 from jsrl.launch.supervised import loss_notice
 from jsrl.launch.supervision import last_tasks
 from jsrl.launch.watchdog import Watchdog
@@ -32,8 +32,14 @@ CLOSE = methodcaller("close")
 class SerialReporter:
     """A worker's reports go straight into the session; `display` shows a learner's long updates."""
 
-    def __init__(self, worker: str, session: Session, display: UpdateDisplay | None = None) -> None:
-        self._worker, self._session, self._display = worker, session, display
+    def __init__(
+        self,
+        worker: str,
+        session: Session,
+        forward: Callable[[Forwards], None],
+        display: UpdateDisplay | None = None,
+    ) -> None:
+        self._worker, self._session, self._forward, self._display = worker, session, forward, display
 
     def stage(self, stage: str) -> None:
         """Show the stage, before a long one at once: nothing else is displayed before it ends."""
@@ -41,7 +47,7 @@ class SerialReporter:
         self._session.show(now=stage.startswith(LONG_STAGES))
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
-        self._session.event(Event(self._worker, 0, name, text, facts))
+        self._forward(self._session.event(Event(self._worker, 0, name, text, facts)))
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
         """Show a long update; there is no time limit, as a hang of a single process can be seen directly."""
@@ -106,7 +112,6 @@ class SerialRun:
         self._workers: dict[str, Any] = {}
         self._learners = [name for name, kind in plan.kinds.items() if kind.lifecycle.must_finish]
         self._display = UpdateDisplay(session)
-        session.send_command, session.interrupt = self._send_command, self._interrupt
         self._reports: list[str] = []
 
     def run(self) -> Result:
@@ -157,7 +162,7 @@ class SerialRun:
         kinds = self._plan.kinds
         for job in self._plan.jobs:
             display = self._display if kinds[job.name].lifecycle.must_finish else None
-            self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session, display))
+            self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session, self._forward, display))
         flow = [worker.name for worker in self._plan.graph.flow]
         self._when_due = [name for name in flow if _works_when_due(self._workers[name])]
         self._each_turn = [name for name in flow if name not in self._when_due]
@@ -189,9 +194,14 @@ class SerialRun:
                 self._session.display.message(f"while closing {name}: {second!r}")
             return None
 
-    def _send_command(self, worker: str, name: str, facts: dict[str, Any]) -> None:
-        if worker in self._workers:
-            self._workers[worker].command(Command(name, facts))
+    def _forward(self, forwards: Forwards) -> None:
+        for worker, name, facts in forwards:
+            if worker in self._workers:
+                self._workers[worker].command(Command(name, facts))
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._interrupted or self._session.stop_asked
 
     def _loop(self) -> None:
         session = self._session
@@ -223,11 +233,11 @@ class SerialRun:
 
     def _report_of(self, worker: Any) -> None:
         metrics, facts = report_of(worker)
-        self._session.report(Report(worker.name, 0, metrics, facts))
+        self._forward(self._session.report(Report(worker.name, 0, metrics, facts)))
 
     def _finish_due_work(self, worker: Any) -> None:
         """Finish the due work, so that scores depend on updates only; it is cut when `max_minutes` are over."""
-        while not self._interrupted and worker.due:
+        while not self._is_interrupted and worker.due:
             worker.step()
             self._session.tick()
             if self._session.time_is_over and worker.due:
@@ -262,10 +272,10 @@ class SerialRun:
         return tasks
 
     def _finish(self, task: Task, worker: Any) -> None:
-        while worker.name not in self._session.finals and not self._interrupted and worker.due:
+        while worker.name not in self._session.finals and not self._is_interrupted and worker.due:
             worker.step()
             self._session.tick(writes=False)
-        if self._interrupted and worker.name not in self._session.finals:
+        if self._is_interrupted and worker.name not in self._session.finals:
             self._session.display.message(task.unfinished(worker.name, interrupted=True), "warning")
 
     def _abandon(self) -> None:

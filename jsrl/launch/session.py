@@ -6,9 +6,9 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import psutil
@@ -39,6 +39,7 @@ from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
+Forwards: TypeAlias = list[tuple[str, str, dict[str, Any]]]  # worker, command, facts
 OF_FIRST = ("saving", "evaluated")  # events that other workers receive of the first policy only
 
 
@@ -48,9 +49,7 @@ class Session:
     Attributes:
       policies: progress of each, by name; lines of metrics use the counters of the first.
       finals: workers whose last task is finished. reason: why the run must end (None: it goes on).
-      hooks: of the run. outcome: the result, once there is one. send_command: sends a worker another worker's command.
-      interrupt: acts like the first Ctrl-C. hosts_of_workers: returns worker -> (restarts so far, host, process
-        id); none in a single process.
+      hooks: of the run. outcome: the result, once there is one. stop_asked: `jsrl stop` asked for the end, as Ctrl-C does.
     """
 
     def __init__(
@@ -96,6 +95,8 @@ class Session:
         self.hops: dict[str, dict[str, Any]] = {}
         self._ends: dict[str, str] = {}  # incarnation of a worker -> where and when it ended unexpectedly
         self.restarts: dict[str, int] = {}  # worker -> how often it was restarted
+        self._hosts: dict[str, str] = {}
+        self._pids: dict[str, int] = {}
         self._unsaved: dict[str, str] = {}  # learner -> why its final snapshot was not written
         self._begin_s = self.now()
         self._trained_s: float | None = None  # time of the first reported update since this start,
@@ -107,12 +108,9 @@ class Session:
         self._warned: set[str] = set()
         self.finished_s: float | None = None
         self.outcome: Result | None = None
-        self.send_command: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
-        self.hosts_of_workers: Callable[[], dict[str, tuple[int, str, int]]] = dict
-        self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
         self._status, self._players = StatusWriter(folder.path), RatedPlayers(folder.path)
         self._was_whole = is_whole(folder.path)
-        self._stopped = False  # requested by `jsrl stop`
+        self.stop_asked = False
 
     @property
     def env_steps(self) -> int:
@@ -148,11 +146,12 @@ class Session:
     def now(self) -> float:
         return time.monotonic()
 
-    def report(self, message: Report) -> None:
+    def report(self, message: Report) -> Forwards:
         self._receive(message.worker, message.metrics)
         self.facts(message.worker, message.facts)
         if FINAL in message.facts and message.worker not in self.finals:  # the event was lost
-            self.event(Event(message.worker, message.incarnation, FINAL, facts=message.facts[FINAL]))
+            return self.event(Event(message.worker, message.incarnation, FINAL, facts=message.facts[FINAL]))
+        return []
 
     def _receive(self, worker: str, metrics: dict[str, float]) -> None:
         policy = self.progress_of(worker).policy
@@ -175,10 +174,10 @@ class Session:
             progress.end("total_env_steps")
             self._end_with_policies()
 
-    def event(self, message: Event) -> None:
-        """Process an event: scores, the end of the updates, warnings, messages between workers."""
+    def event(self, message: Event) -> Forwards:
+        """Process an event: scores, the end of the updates, warnings; return commands of workers to workers."""
         facts, progress = message.facts, self.progress_of(message.worker)
-        self._pass_on(message)
+        forwards = self._forwards(message)
         if message.name.endswith(" finally"):
             self.finals.add(message.worker)
         if message.name == "evaluated":
@@ -202,34 +201,33 @@ class Session:
         elif message.name == "finished":
             self.facts(message.worker, facts | {"finished": True})
         elif message.name == "stand_in":
-            for worker in (name for name, kind in self._kinds.items() if kind.plays):
-                self.send_command(worker, "stand_in", facts)
+            forwards += [(worker, "stand_in", facts) for worker, kind in self._kinds.items() if kind.plays]
         elif message.name == "warning":
             self._warning(message)
         elif message.name == "note":
             self.display.message(f"{message.worker}: {message.text}")
+        return forwards
 
-    def _pass_on(self, message: Event) -> None:
-        """Pass an event on to workers that listen to it, and execute their commands to others.
+    def _forwards(self, message: Event) -> Forwards:
+        """Return an event as commands for workers that listen to it, and its own command to another worker.
 
         A director's state belongs to snapshots of the first policy, and a video's score is that policy's, so `saving` and
         `evaluated` of other policies are not passed on.
         """
         left_out = message.name in OF_FIRST and self.progress_of(message.worker) is not self._first
-        for worker, kind in self._kinds.items():
-            if message.name in kind.receives and not left_out:
-                who = {"worker": message.worker, "incarnation": message.incarnation}
-                self.send_command(worker, message.name, message.facts | who)
+        told = message.facts | {"worker": message.worker, "incarnation": message.incarnation}
+        listeners = [worker for worker, kind in self._kinds.items() if message.name in kind.receives and not left_out]
+        forwards: Forwards = [(worker, message.name, told) for worker in listeners]
         if message.worker not in self._kinds or not self._kinds[message.worker].receives:
-            return
+            return forwards
         if message.name == "command":
             command = msgspec.convert(message.facts, ForwardedCommand)
             progress = self.policies.get(command.policy)
             worker = progress.policy.learner if progress is not None else command.worker
-            if worker in self._kinds:
-                self.send_command(worker, command.command, command.facts)
+            forwards += [(worker, command.command, command.facts)] if worker in self._kinds else []
         elif message.name == "stop":
             self.end(": ".join(filter(None, (f"{STOPPED} {message.worker}", message.facts.get("why")))))
+        return forwards
 
     def _warning(self, message: Event) -> None:
         """Show a warning once; of warnings with the fact `once`, only a worker's first is shown."""
@@ -326,16 +324,24 @@ class Session:
 
     def note_end(self, worker: str, incarnation: int) -> None:
         """Record where and when a worker's incarnation ended unexpectedly: the ledger may not find its last trajectories."""
-        _, host, _ = self.hosts_of_workers().get(worker, (0, "", 0))
-        self._ends[f"{worker}.{incarnation}"] = (
-            f"{f'host {host}' if host else worker}, {time.strftime('%Y-%m-%d %H:%M')}"
-        )
+        host = self._hosts.get(worker, "")
+        where = f"host {host}" if host else worker
+        self._ends[f"{worker}.{incarnation}"] = f"{where}, {time.strftime('%Y-%m-%d %H:%M')}"
 
     def _place(self, producer: str) -> str:
         return self._ends.get(producer, producer.rpartition(".")[0])
 
-    def stage(self, worker: str, stage: str) -> None:
+    def started(self, worker: str, restarts: int, host: str) -> None:
+        """Record where an incarnation of a worker was started, and after how many restarts."""
+        self._hosts[worker] = host
+        self._pids.pop(worker, None)
+        if restarts:
+            self.restarts[worker] = restarts
+
+    def stage(self, worker: str, stage: str, pid: int = 0) -> None:
         self._stages.set(worker, stage, self.now())
+        if pid:
+            self._pids[worker] = pid
 
     def call(self, worker: str, name: str, for_s: float) -> None:
         """Record the call that a worker is in (empty: none), and for how long."""
@@ -357,10 +363,10 @@ class Session:
         self._poll_hooks()
         self.hub.show_messages()
         self.show()
-        if self._status.stop_asked and not self._stopped:
-            self._stopped = True
+        if self._status.stop_asked and not self.stop_asked:
+            self.stop_asked = True
             self.display.message("`jsrl stop` asked this run to end")
-            self.interrupt()
+            self.end("interrupted")
         if line_due and writes:
             self._line_s = self.now() + self._rarity * LINE_S
             self._tick()
@@ -387,11 +393,11 @@ class Session:
         self._status.update(state, self._worker_summaries, self.reason or "", now=now)
 
     def _worker_summaries(self) -> list[WorkerSummary]:
-        known, now = self.hosts_of_workers(), self.now()
-        return [
-            WorkerSummary(name, self._kinds[name].name, stage, round(now - since_s, 1), *known.get(name, (0, "", 0)))
-            for name, stage, since_s in self._stages
-        ]
+        found, now = [], self.now()
+        for name, stage, since_s in self._stages:
+            place = self.restarts.get(name, 0), self._hosts.get(name, ""), self._pids.get(name, 0)
+            found.append(WorkerSummary(name, self._kinds[name].name, stage, round(now - since_s, 1), *place))
+        return found
 
     def _poll_hooks(self) -> None:
         """Show messages of the hooks; end the run if one requests it."""

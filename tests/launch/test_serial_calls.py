@@ -46,9 +46,9 @@ class Scripted:
 def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     """Return a serial run whose first worker is a learner and whose others are dispensable, and the lost workers."""
     lost: list[str] = []
-    session = SimpleNamespace(reason=None, finals=set(), finished_s=1.0, line_due=True, ticks=0)
+    session = SimpleNamespace(reason=None, finals=set(), finished_s=1.0, line_due=True, ticks=0, stop_asked=False)
     session.lose = lambda name, notice: lost.append(name)
-    session.facts, session.report, session.close = lambda *_: None, lambda *_: None, lambda: None
+    session.facts, session.report, session.close = lambda *_: None, lambda *_: [], lambda: None
     session.experiment = SimpleNamespace(deadlines=DeadlineConfig())
     session.display = SimpleNamespace(message=lambda *_: None)
 
@@ -166,7 +166,7 @@ def test_a_worker_with_a_last_task_gets_the_same_command_as_in_a_process() -> No
 def test_long_stages_of_a_serial_start_are_shown_at_once() -> None:
     shown: list[bool] = []
     session = SimpleNamespace(stage=lambda *stage: None, show=lambda *, now: shown.append(now))
-    reporter = SerialReporter("learner", session)  # type: ignore[arg-type]
+    reporter = SerialReporter("learner", session, list)  # type: ignore[arg-type]
     for stage in ("making the agent's state", "binding streams", "compiling the update"):
         reporter.stage(stage)
     assert shown == [True, False, True]
@@ -177,12 +177,12 @@ def test_running_update_of_a_serial_run_is_shown() -> None:
     shown, calls = threading.Event(), list[tuple[str, str, float]]()
     session = SimpleNamespace(call=lambda *call: calls.append(call), show=shown.set)
     with UpdateDisplay(session, period_s=0.001) as display:  # type: ignore[arg-type]
-        reporter = SerialReporter("learner", session, display)  # type: ignore[arg-type]
+        reporter = SerialReporter("learner", session, list, display)  # type: ignore[arg-type]
         reporter.entering("an update")
         assert shown.wait(60.0)
         reporter.left()
         number = len(calls)
-        other = SerialReporter("actor-0", session)  # type: ignore[arg-type]
+        other = SerialReporter("actor-0", session, list)  # type: ignore[arg-type]
         other.entering("a step", 60.0)
         other.left()
     assert {call[:2] for call in calls[:-1]} == {("learner", "an update")} and all(call[2] >= 0 for call in calls)

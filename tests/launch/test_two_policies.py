@@ -266,10 +266,11 @@ def test_state_of_a_director_is_kept_with_snapshots_of_the_first_policy_only(ses
     """Versions of the other policy's learner are higher for ever, once it was restarted."""
     states = StateFile(tmp_path / "director", None, pytest.fail)
     session._kinds["director"] = find_kind("director")
-    session.send_command = lambda worker, command, facts: states.write(facts["version"], {})
-    session.event(Event("learner", 0, "saving", "", {"version": make_version(0, 5)}))
-    for updates in range(8):
-        session.event(Event("learner-b", 1, "saving", "", {"version": make_version(1, updates)}))
+    events = [Event("learner", 0, "saving", "", {"version": make_version(0, 5)})]
+    events += [Event("learner-b", 1, "saving", "", {"version": make_version(1, updates)}) for updates in range(8)]
+    for worker, _, facts in (forward for event in events for forward in session.event(event)):
+        assert worker == "director"
+        states.write(facts["version"], {})
     assert [path.name for path in states.folder.iterdir()] == [f"state-{make_version(0, 5)}.json"]
 
 
