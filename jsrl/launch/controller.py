@@ -134,7 +134,7 @@ class Controller:
         for job in self._plan.jobs:
             self._start(job)
         try:
-            while self._session.reason is None:
+            while self._session.run.reason is None:
                 self._watch()
             self._end()
         except WorkerDied as error:
@@ -177,7 +177,7 @@ class Controller:
             self._folder, self._control.address, self._spawn, variables(), keys, job.name in self._forked, variables
         )
         worker = self._workers[job.name] = SupervisedWorker(job, self._launcher.start(job, start))
-        self._session.started(job.name, restarts, worker.handle.host)
+        self._session.run.started(job.name, restarts, worker.handle.host)
         self._tell(Started(job.name, job.incarnation, restarts, worker.handle.host))
         worker.life = self._supervision.lives[job.name]
 
@@ -189,7 +189,7 @@ class Controller:
     def _watch(self) -> None:
         time.sleep(min(PAUSE_S * len(self._workers), POLL_S))
         self._listen(POLL_S)
-        if self._session.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
+        if self._session.run.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
             for name, why in self._launcher.moves().items():
                 self._tell(Move(name, why))
             self._observe_if_due(CHECK_S)
@@ -203,7 +203,7 @@ class Controller:
     def _end(self) -> None:
         """End the run in order."""
         session = self._session
-        ending = self._machine = ending_of(self._plan, self._supervision, session.reason or "", session.finals)
+        ending = self._machine = ending_of(self._plan, self._supervision, session.run.reason or "", session.run.finals)
         while not ending.is_over:
             if self._interrupted or session.stop_asked:
                 self._tell(Interrupted())
@@ -309,7 +309,7 @@ class Controller:
             case Send(worker, incarnation, command, facts):
                 self._control.send_command(worker, incarnation, command, dict(facts))
             case BeginTask(worker, incarnation, facts):
-                facts = {"updates": self._session.last_updates, **facts}
+                facts = {"updates": self._session.run.last_updates, **facts}
                 self._control.send_command(worker, incarnation, "final", facts)
             case Show(text, level, ""):
                 display.message(text, level)

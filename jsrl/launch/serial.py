@@ -206,7 +206,7 @@ class SerialRun:
     def _loop(self) -> None:
         session = self._session
         standstill = Standstill(session.experiment.deadlines.still_s, time.monotonic())
-        while session.reason is None:
+        while session.run.reason is None:
             while self._reports:
                 session.display.message(self._reports.pop())
             moved = False
@@ -246,7 +246,7 @@ class SerialRun:
 
     def _close(self) -> None:
         session = self._session
-        session.finished_s = session.finished_s or session.now()
+        session.run.finished_s = session.run.finished_s or session.now()
         self._report(last=True)
         finals = self._begin_finals()
         for name in list(self._workers):
@@ -266,16 +266,16 @@ class SerialRun:
 
     def _begin_finals(self) -> dict[str, Task]:
         """Tell workers with a last task to start it; return the tasks."""
-        tasks = last_tasks(self._plan, self._session.reason or "")
+        tasks = last_tasks(self._plan, self._session.run.reason or "")
         for name in [name for name in self._workers if name in tasks]:
             self._guarded(name, functools.partial(_begin_final, tasks[name].facts))
         return tasks
 
     def _finish(self, task: Task, worker: Any) -> None:
-        while worker.name not in self._session.finals and not self._is_interrupted and worker.due:
+        while worker.name not in self._session.run.finals and not self._is_interrupted and worker.due:
             worker.step()
             self._session.tick(writes=False)
-        if self._is_interrupted and worker.name not in self._session.finals:
+        if self._is_interrupted and worker.name not in self._session.run.finals:
             self._session.display.message(task.unfinished(worker.name, interrupted=True), "warning")
 
     def _abandon(self) -> None:

@@ -143,7 +143,7 @@ class Watchdog:
             f"{clock}, {session.elapsed_s:.1f} s after the start of {session.folder.name}",
             f"noticed: {noticed}",
             "",
-            f"updates {session.updates:,}, env steps {session.env_steps:,}",
+            f"updates {session.run.updates:,}, env steps {session.run.env_steps:,}",
         ]
         if (now_s := self._clock()) >= self._read_at_s:  # thousands of pages: not for each of many deaths
             self._ledgers = session.read_ledgers()

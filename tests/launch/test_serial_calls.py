@@ -46,7 +46,8 @@ class Scripted:
 def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     """Return a serial run whose first worker is a learner and whose others are dispensable, and the lost workers."""
     lost: list[str] = []
-    session = SimpleNamespace(reason=None, finals=set(), finished_s=1.0, line_due=True, ticks=0, stop_asked=False)
+    run = SimpleNamespace(reason=None, finals=set(), finished_s=1.0)
+    session = SimpleNamespace(run=run, line_due=True, ticks=0, stop_asked=False)
     session.lose = lambda name, notice: lost.append(name)
     session.facts, session.report, session.close = lambda *_: None, lambda *_: [], lambda: None
     session.experiment = SimpleNamespace(deadlines=DeadlineConfig())
@@ -54,7 +55,7 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
 
     def tick() -> None:
         session.ticks += 1
-        session.reason = "total_env_steps" if session.ticks >= turns else None
+        session.run.reason = "total_env_steps" if session.ticks >= turns else None
 
     session.tick = tick
     learner, *others = workers
@@ -130,7 +131,7 @@ def test_a_serial_run_without_any_work_warns_once(monkeypatch: pytest.MonkeyPatc
     run._loop()
     assert told == []
     learner.step = idle  # type: ignore[method-assign]
-    run._session.reason, run._session.ticks = None, 0
+    run._session.run.reason, run._session.ticks = None, 0
     run._loop()
     assert told == ["no worker has done any work for 63 s; the run continues (report: here)"]
 
@@ -159,7 +160,7 @@ def test_a_worker_with_a_last_task_gets_the_same_command_as_in_a_process() -> No
     run._plan.kinds["watch"] = find_kind("video-recorder")._replace(lifecycle=Lifecycle(last_task=facts))
     told = list[Any]()
     other.command = lambda command: told.append((command.name, command.facts))  # type: ignore[attr-defined]
-    run._session.reason = "total_env_steps"
+    run._session.run.reason = "total_env_steps"
     assert run._begin_finals().keys() == {"watch"} and told == [("final", {"why": "total_env_steps"})]
 
 
@@ -195,7 +196,7 @@ def test_due_work_after_the_time_limit_ends_at_ctrl_c_and_at_the_limit(over: boo
     """The reason for the end is max_minutes already when Ctrl-C or `jsrl stop` comes."""
     run, _ = serial_run(Scripted("learner"))
     evaluator, told = Scripted("evaluator"), list[str]()
-    run._session.reason, run._session.time_is_over, run._running = "max_minutes", over, True
+    run._session.run.reason, run._session.time_is_over, run._running = "max_minutes", over, True
     run._session.end, run._session.display.message = lambda reason: None, lambda text, *_: told.append(text)
     run._session.tick = lambda: run._interrupt() if evaluator.steps == 2 and not over else None
     run._finish_due_work(evaluator)

@@ -57,8 +57,7 @@ def session_in(folder: Path) -> SimpleNamespace:
     experiment = SimpleNamespace(deadlines=SimpleNamespace(still_s=10.0))
     told = {
         "elapsed_s": 12.5,
-        "updates": 7,
-        "env_steps": 896,
+        "run": SimpleNamespace(updates=7, env_steps=896),
         "read_ledgers": lambda: ["ledger: balanced"],
     }
     return SimpleNamespace(folder=run, hub=hub, display=display, experiment=experiment, **told)
