@@ -41,8 +41,7 @@ from jsrl.errors import CodecError, JsrlError, StreamTimeout
 from jsrl.runs.control import ControlServer
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout
-from jsrl.transport.meeting.admission import JoinRules
-from jsrl.transport.meeting.handshake import Hello, hello_of_producer
+from jsrl.transport.meeting.admission import Hello, JoinRules, hello_of_producer
 from jsrl.transport.transports import (
     bind_inference,
     bind_params,

@@ -10,7 +10,7 @@ import numpy as np
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.runs.names import Registration
 from jsrl.transport.base import Block, Entry, Origin, SampleProducer
-from jsrl.transport.meeting.handshake import Check
+from jsrl.transport.meeting.admission import Check
 from jsrl.transport.samples.broadcast import reserve_all
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.runs.names import NameService, Registration
 from jsrl.transport.base import ParamsSubscriber
-from jsrl.transport.meeting.handshake import Check
+from jsrl.transport.meeting.admission import Check
 
 LOOK_S = 0.5  # between checks of a name
 CONNECT_S = 2.0  # for a bound stream to answer a hello, in the first attempt

@@ -24,7 +24,7 @@ from jsrl.runs.control_bodies import Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import zmq_client
 from jsrl.transport.meeting import curve
-from jsrl.transport.meeting.handshake import hello_of_producer
+from jsrl.transport.meeting.admission import hello_of_producer
 from jsrl.transport.meeting.keys import admit_hosts, load_client_keys, make_host_keys, make_keys, named_by_key
 from jsrl.transport.samples import zmq as samples
 from jsrl.transport.transports import (

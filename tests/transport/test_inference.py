@@ -19,7 +19,8 @@ from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import zmq as zmq_server
 from jsrl.transport.inference.area import AreaLayout
-from jsrl.transport.meeting.handshake import WELCOME, Hello, read_answer
+from jsrl.transport.meeting.admission import Hello
+from jsrl.transport.meeting.handshake import WELCOME, read_answer
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.meeting.unix_socket import connect_socket
 from jsrl.transport.transports import bind_inference, connect_inference

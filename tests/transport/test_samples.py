@@ -22,7 +22,7 @@ import zmq
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.transport.meeting import sockets
-from jsrl.transport.meeting.handshake import hello_of_producer
+from jsrl.transport.meeting.admission import hello_of_producer
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.samples import shared
 from jsrl.transport.samples import zmq as samples_zmq

@@ -24,8 +24,8 @@ from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout, ServerArea
 from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, HelloChecker, refusal_frames
+from jsrl.transport.meeting.admission import ANYBODY, HelloChecker, JoinRules
+from jsrl.transport.meeting.handshake import WELCOME, refusal_frames
 from jsrl.transport.meeting.unix_socket import listen_socket
 from jsrl.transport.memory.segment import Segment, make_folder
 from jsrl.transport.wire.codec import decode, encode

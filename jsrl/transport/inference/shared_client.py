@@ -11,7 +11,8 @@ from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, ClientArea
 from jsrl.transport.inference.ends import ClientEnd, PolicyNotServed, read_fields, unknown_policy
 from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST
-from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Check, Hello, read_answer
+from jsrl.transport.meeting.admission import Check, Hello
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, read_answer
 from jsrl.transport.meeting.unix_socket import connect_socket
 from jsrl.transport.memory.segment import Segment
 from jsrl.transport.wire.codec import decode

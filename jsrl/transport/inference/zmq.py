@@ -29,9 +29,9 @@ from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout, ServerArea
 from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd, read_fields
 from jsrl.transport.inference.packing import RequestPacker
-from jsrl.transport.meeting.admission import JoinRules
+from jsrl.transport.meeting.admission import HELLO, HelloChecker, JoinRules
 from jsrl.transport.meeting.curve import Listener, incoming, keys_to_bind, outgoing
-from jsrl.transport.meeting.handshake import HELLO, PING, WELCOME, HelloChecker, refusal_frames
+from jsrl.transport.meeting.handshake import PING, WELCOME, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.wire.codec import Limits, Message, decode, encode

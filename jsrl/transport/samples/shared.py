@@ -19,8 +19,8 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
 from jsrl.transport.meeting.address import check_ipc_path
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, Hello, HelloChecker, HelloResponder
+from jsrl.transport.meeting.admission import ANYBODY, Hello, HelloChecker, JoinRules
+from jsrl.transport.meeting.handshake import WELCOME, HelloResponder
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import make_folder, try_lock
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks

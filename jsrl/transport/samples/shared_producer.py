@@ -9,7 +9,8 @@ from pathlib import Path
 from jsrl.errors import StreamClosed
 from jsrl.transport.base import Entry, Origin, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import HopPage, read_session
-from jsrl.transport.meeting.handshake import Check, hello_of_producer, meet_at
+from jsrl.transport.meeting.admission import Check, hello_of_producer
+from jsrl.transport.meeting.handshake import meet_at
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import is_locked
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, wait_until

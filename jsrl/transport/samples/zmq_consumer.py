@@ -18,9 +18,9 @@ from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, Strea
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_session
 from jsrl.transport.meeting.address import check_origin
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import ANYBODY, HELLO, HelloChecker, JoinRules
 from jsrl.transport.meeting.curve import Listener, incoming, keys_to_bind
-from jsrl.transport.meeting.handshake import HELLO, WELCOME, HelloChecker, refusal_frames
+from jsrl.transport.meeting.handshake import WELCOME, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
