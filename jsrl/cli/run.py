@@ -22,7 +22,6 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import Stopped, remembered
 from jsrl.linux import SHM
-from jsrl.metrics.wandb_sink import WandbSink, kept_names
 from jsrl.runs.groups import Group, find_group
 
 
@@ -240,9 +239,12 @@ def sinks_of(options: RunOptions) -> list[Any]:
 
     Those given as `module:function` are made for each run.
     """
+    wandb = options.wandb
+    if not wandb.enabled and options.resume is None:
+        return list(options.sinks)
+    from jsrl.metrics.wandb_sink import WandbSink, kept_names
     from jsrl.runs.runs import RunFolder
 
-    wandb = options.wandb
     names = kept_names(RunFolder.open(options.resume, options.runs_dir).path) if options.resume is not None else {}
     if not wandb.enabled and not names:
         return list(options.sinks)

@@ -59,6 +59,11 @@ def opponents_of(experiment: Experiment, policy: str) -> tuple[str, ...]:
     return (config.against if config is not None else ()) or experiment.evaluator.against
 
 
+def all_opponents(experiment: Experiment) -> list[str]:
+    """Return the opponents of all policies, each once."""
+    return list(dict.fromkeys(name for one in ("", *experiment.policies) for name in opponents_of(experiment, one)))
+
+
 def seed_of(policy: PolicyConfig, number: int, seed: int) -> int:
     return seed + SEED_STRIDE * number if policy.seed is None else policy.seed
 
@@ -159,3 +164,20 @@ def _matching(policy: str, patterns: Sequence[str], spec: GameSpec) -> set[str]:
             )
         mine |= set(matching)
     return mine
+
+
+def wants_scores(director: Any) -> bool:
+    return bool(getattr(director, "wants_scores", False))
+
+
+def explored_names(director: Any) -> tuple[str, ...]:
+    """Return the hyperparameters that a director changes; most change none."""
+    return tuple(getattr(director, "hyperparameters", ()))
+
+
+def first_hyperparameters(director: Any, seed: int) -> dict[str, dict[str, float]]:
+    """Return policy -> name -> first value of each explored hyperparameter, for policies that have some."""
+    if not explored_names(director):
+        return {}
+    state = director.init(seed)
+    return {policy: director.hyperparameters_of(state, policy) for policy in director.policies}

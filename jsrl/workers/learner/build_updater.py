@@ -16,25 +16,25 @@ from jsrl.agents.base import Agent, AgentState, Update, UpdateOutput
 from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.agents.hyperparameters import with_hyperparameters
 from jsrl.agents.minibatches import several_updates
-from jsrl.directors.base import explored_names
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, build_agent, resolved_agent
 from jsrl.experiment.numbers import device_columns
+from jsrl.experiment.policies import explored_names
 from jsrl.parallel import data_parallel
 from jsrl.references.importing import import_target
 from jsrl.types import Array, EnvSpec, Trajectory, leaves, map_tree, with_columns
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.kind import RESERVED
-from jsrl.workers.learner.replay_link import batch_of_windows
 from jsrl.workers.learner.updaters import Check, FiniteCheck, OwnUpdate, RingUpdate, Updater, no_check, only_finite
 
 if TYPE_CHECKING:
     from jsrl.replay.device.agent import OnDevice
 
-# imported only where the learner is split, or replays on its device
+# imported only where the learner is split, or replays
 SPLIT = "jsrl.workers.learner.split_update:split_update"
+WINDOWS = "jsrl.workers.learner.replay_link:batch_of_windows"
 ON_DEVICE = "jsrl.replay.device.agent:on_device"
 
 
@@ -83,7 +83,7 @@ def trace_update(agent: Agent, experiment: Experiment, state: AgentState, trajec
     replay, columns = experiment.buffer, device_columns(experiment)
     if replay is not None:
         columns = replay.batch_size // (experiment.learner.num_devices or 1)
-        trajectory = batch_of_windows(replay, trajectory)
+        trajectory = import_target(WINDOWS)(replay, trajectory)
     batch = map_tree(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), with_columns(trajectory, columns))
     prioritised = replay is not None and replay.prioritised
 
