@@ -14,7 +14,6 @@ import numpy as np
 
 from jsrl.envs.base import Episode, VectorEnv, VectorGame
 from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_module, split_wrapper
-from jsrl.envs.contract import CheckedVector
 from jsrl.envs.faults import in_making
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
 from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs, close_quietly
@@ -41,6 +40,7 @@ GYMNASIUM_GAME = (
 )
 # makers of vectors, imported where an environment needs one
 ADAPTERS = {
+    "own": "jsrl.envs.contract:CheckedVector",
     "probe": "jsrl.games.probes:make_probe",
     "envpool": "jsrl.envs.adapters.envpool:make_pool",
     "atari": "jsrl.envs.adapters.atari:make_atari",
@@ -282,7 +282,7 @@ def _from_factory(
     if isinstance(vector, gymnasium.vector.VectorEnv):
         return GymVectorEnv(_of_size(num_envs, vector, config), config, seed, group)
     if all(hasattr(vector, name) for name in ("spec", "num_envs", "reset", "step", "close")):
-        return cast(VectorEnv, CheckedVector(_of_size(num_envs, vector, config), config))
+        return adapter("own")(_of_size(num_envs, vector, config), config)
     raise ConfigError(
         f"{config.id!r} has a parameter `num_envs` but returned {type(vector).__name__}; expected a "
         "gymnasium.vector.VectorEnv or jsrl's VectorEnv (for a single gymnasium.Env, drop the parameter)"

@@ -120,6 +120,12 @@ def test_a_users_vector_needs_a_spec_of_jsrl():
         make(EnvConfig(SpecOfGymnasium), 4, 0)
 
 
+def test_rewards_of_a_users_vector_stay_raw_in_rows():
+    env = make(EnvConfig(Own, reward_scale=0.5, reward_clip=0.25), 2, 0)
+    env.reset()
+    assert env.step(np.zeros(2, np.int32)).reward.tolist() == [1.0, 1.0]
+
+
 class EqualPaths(Own):
     def __init__(self, num_envs: int):
         super().__init__(num_envs)
