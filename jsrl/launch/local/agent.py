@@ -85,7 +85,7 @@ from jsrl.runs.process import Lease, now_s
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts
-from jsrl.transport.memory.segment import living_folder, make_folder, remove_unless_living
+from jsrl.transport.memory.locks import living_folder, make_folder, remove_unless_living
 
 PATIENCE_S, DRAIN_S = 120.0, 30.0
 SAVE_S = 4.0  # before the lease ends; half of it if it is shorter than twice that

@@ -27,7 +27,8 @@ from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd
 from jsrl.transport.meeting.admission import ANYBODY, HelloChecker, JoinRules
 from jsrl.transport.meeting.handshake import WELCOME, refusal_frames
 from jsrl.transport.meeting.unix_socket import listen_socket
-from jsrl.transport.memory.segment import Segment, make_folder
+from jsrl.transport.memory.locks import make_folder
+from jsrl.transport.memory.segment import Segment
 from jsrl.transport.wire.codec import decode, encode
 from jsrl.transport.wire.schema import flatten_schema
 

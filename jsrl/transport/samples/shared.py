@@ -22,7 +22,7 @@ from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.admission import ANYBODY, Hello, HelloChecker, JoinRules
 from jsrl.transport.meeting.handshake import WELCOME, HelloResponder
 from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.segment import make_folder, try_lock
+from jsrl.transport.memory.locks import make_folder, try_lock
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
 from jsrl.transport.wire.codec import Message, encode

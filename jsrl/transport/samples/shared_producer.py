@@ -12,7 +12,7 @@ from jsrl.transport.ledger.hop_page import HopPage, read_session
 from jsrl.transport.meeting.admission import Check, hello_of_producer
 from jsrl.transport.meeting.handshake import meet_at
 from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.segment import is_locked
+from jsrl.transport.memory.locks import is_locked
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, wait_until
 from jsrl.transport.samples.pages import ProducerPages, file_stem
 from jsrl.transport.wire.schema import make_layout

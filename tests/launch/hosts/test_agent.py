@@ -54,7 +54,7 @@ from jsrl.runs.control import ControlServer
 from jsrl.runs.control_bodies import Heartbeat, Stacks, Stage
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make_keys
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.locks import make_folder
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import find_kind, value_of
 from tests.launch.hosts.agents import Agent, await_that, lives
