@@ -5,17 +5,18 @@ The path through the system begins here: parse -> Experiment -> jsrl.launch.run 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import show_error, user_path
 from jsrl.cli.command_line import check_needs
 from jsrl.cli.experiments import listing, load, summaries, take_name, use_working_directory
-from jsrl.cli.hosts import launcher_of
 from jsrl.cli.main import LOADING, shown
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
@@ -23,6 +24,9 @@ from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import Stopped, remembered
 from jsrl.linux import SHM
 from jsrl.runs.groups import Group, find_group
+
+if TYPE_CHECKING:
+    from jsrl.launch.launcher import Launcher
 
 
 def usage() -> str:
@@ -176,6 +180,15 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
         return 1
     stopped = is_asked_to_stop(result.folder, ProcessIdentity.own())
     return 0 if result.as_intended or stopped else 130
+
+
+def launcher_of(options: RunOptions, experiment: Experiment) -> AbstractContextManager[Launcher | None]:
+    """Return the launcher of workers on other hosts, if the options allow them; None: processes of this host."""
+    if options.listen is None and options.hosts is None and options.launcher == "local":
+        return contextlib.nullcontext()
+    from jsrl.cli.hosts import other_hosts
+
+    return other_hosts(options, experiment)
 
 
 def settled_args(asked: cli.CommandLine) -> list[str]:

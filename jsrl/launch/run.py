@@ -55,8 +55,8 @@ from jsrl.launch.start_points import (
     find_start_points,
 )
 from jsrl.linux import FORKS
-from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
+from jsrl.metrics.phases import TRACES
 from jsrl.references.importing import CAPTURED, import_target, importable_target, init_fields
 from jsrl.references.reference import from_json, to_json
 from jsrl.runs.process import ProcessIdentity
@@ -432,4 +432,4 @@ def begin_run_folder(experiment: Experiment, folder: RunFolder) -> None:
     folder.write_config(to_json(experiment))
     for name in (RESULT, STOP):
         (folder.path / name).unlink(missing_ok=True)
-    shutil.rmtree(folder.path / tracing.FOLDER, ignore_errors=True)
+    shutil.rmtree(folder.path / TRACES, ignore_errors=True)

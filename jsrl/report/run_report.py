@@ -23,10 +23,9 @@ from jsrl.metrics.phases import by_phase
 from jsrl.plain_files import read_plain
 from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json
-from jsrl.report.evidence import RunSetup
+from jsrl.report.evidence import Bottleneck, RunSetup, find_bottleneck
 from jsrl.report.page import RUNS
 from jsrl.report.signs import learning_text
-from jsrl.report.verdicts import Bottleneck, find_bottleneck
 from jsrl.runs.curves import policies_in
 from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.standings import StandingsTable, read_standings

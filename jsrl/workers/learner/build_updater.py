@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from jsrl.agents.base import Agent, AgentState, Update, UpdateOutput
 from jsrl.agents.finite import with_output_check, with_state_check
-from jsrl.agents.hyperparameters import with_hyperparameters
 from jsrl.agents.minibatches import several_updates
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -32,8 +31,9 @@ from jsrl.workers.learner.updaters import Check, FiniteCheck, OwnUpdate, RingUpd
 if TYPE_CHECKING:
     from jsrl.replay.device.agent import OnDevice
 
-# imported only where the learner is split, or replays
+# imported only where the learner is split, replays, or has hyperparameters that a director changes
 SPLIT = "jsrl.workers.learner.split_update:split_update"
+EXPLORED = "jsrl.agents.hyperparameters:with_hyperparameters"
 WINDOWS = "jsrl.workers.learner.replay_link:batch_of_windows"
 ON_DEVICE = "jsrl.replay.device.agent:on_device"
 
@@ -193,8 +193,9 @@ def learner_devices(number: int | None, columns: int, way_out: str = "lower lear
 
 def trained_agent(experiment: Experiment, spec: EnvSpec, hyperparameters: Mapping[str, float]) -> Agent:
     """Return the agent that an experiment trains; `hyperparameters`: name of a field -> its value in a new state."""
-    build = functools.partial(build_agent, spec=spec)
-    return with_rewards(with_hyperparameters(resolved_agent(experiment), build, hyperparameters), experiment.env)
+    config, build = resolved_agent(experiment), functools.partial(build_agent, spec=spec)
+    agent = import_target(EXPLORED)(config, build, hyperparameters) if hyperparameters else build(config)
+    return with_rewards(agent, experiment.env)
 
 
 def agent_of(experiment: Experiment, spec: EnvSpec) -> Agent:
