@@ -270,6 +270,7 @@ def test_algorithm_pages_name_every_config() -> None:
     assert len(names) == 14 and [one for one in names if f"`{one}`" not in overview or f"{one}" not in pages] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_examples_environment_trains(tmp_path: Path) -> None:
     """The environment and the command of the first page, shortened."""
@@ -302,6 +303,7 @@ def test_the_tutorials_environment_has_the_two_faults_and_the_mended_one_can_be_
     assert capsys.readouterr().out == "autopilot: return 67.7 ± 6.3\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
     """The file and the commands of docs/policies.md, shortened; a user's copy in another folder."""
@@ -417,6 +419,7 @@ def test_documented_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     sys.modules.pop("my_workers")  # not by monkeypatch, which would restore it
 
 
+@pytest.mark.slow
 def test_the_documented_graph_with_replay_for_one_of_two_policies_is_valid() -> None:
     given = [block for block in blocks(ROOT / "docs" / "dataflow.md", "python") if "with_policy(" in block]
     names: dict[str, Any] = {}

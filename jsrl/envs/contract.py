@@ -124,13 +124,12 @@ class CheckedVector:
             raise ConfigError(
                 f"environment {config.id!r} has the spec {describe(env.spec)}; expected an EnvSpec or GameSpec of jsrl.types"
             )
-        self._env = env
         observed = (
             [seat.observation for seat in env.spec.seats] if isinstance(env.spec, GameSpec) else [env.spec.observation]
         )
         for observation in observed:
             check_paths([path for path, _ in named_leaves(observation)], env.spec.name)
-        self._contract = Contract(env, env.num_envs)
+        self._env, self._contract = env, Contract(env, env.num_envs)
         self.spec, self.num_envs = env.spec, env.num_envs
 
     def __getattr__(self, name: str) -> Any:

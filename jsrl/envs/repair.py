@@ -34,20 +34,20 @@ class Repairs:
     def __init__(
         self, config: EnvConfig, warn: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._repairs_limit = RateLimit(config.fault_limit, config.fault_window_s, clock)
-        self._warn = warn
+        self._repairs_limit = RateLimit(config.fault_limit, config.fault_window_s)
+        self._warn, self._clock = warn, clock
 
     def take(self, fault: EnvironmentFault, cure: str) -> None:
         """Use one repair for `fault`; `cure` describes it."""
-        limit, window_s = self._repairs_limit.limit, self._repairs_limit.window_s
-        if not self._repairs_limit.spend():
+        limit, window_s, now_s = self._repairs_limit.limit, self._repairs_limit.window_s, self._clock()
+        if not self._repairs_limit.spend(now_s):
             used_up = EnvironmentFault(
                 f"{fault}. It failed again after {counted(limit, 'repair')} within {window_s:g} s. See what it raised, or "
                 "allow more with env.fault_limit"
             )
             used_up.repairable = False
             raise used_up from fault
-        count = f"repair {self._repairs_limit.used} of {limit} within {window_s:g} s"
+        count = f"repair {self._repairs_limit.used(now_s)} of {limit} within {window_s:g} s"
         log.warning("%s: %s", count, cure, exc_info=fault)
         if self._warn is not None:
             self._warn(f"{fault}. {cure} ({count}; its traceback is in the log)")

@@ -22,12 +22,12 @@ from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.status_writer import Usage
 from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, crash_text, death_notice, last_seen, loss_notice
-from jsrl.launch.supervision import Restart, Supervision, lost_text, replacement_job
+from jsrl.launch.supervision import Restart, budgets_of, lost_text, replacement_job
 from jsrl.launch.watchdog import Watchdog
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer, with_texts
 from jsrl.runs.control_bodies import AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stage
-from jsrl.runs.door import printable
+from jsrl.runs.door import objection, printable
 from jsrl.runs.process import Pauses
 from jsrl.runs.runs import to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot
@@ -36,7 +36,7 @@ from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.locks import make_folder
 from jsrl.types import version_updates
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import Kind, objection, value_of
+from jsrl.workers.kinds import Kind, value_of
 
 POLL_S = 0.05
 CHECK_S = 0.001  # between two checks of all workers, per worker
@@ -60,7 +60,7 @@ class Controller:
         session.interrupt = self._interrupt
         self._usage = Usage(launcher.busy_s)
         self._deadlines = plan.experiment.deadlines
-        self._supervision = Supervision(plan.experiment)
+        self._budgets = budgets_of(plan.experiment, plan.jobs)
         self._restarts: list[Restart] = []
         self._finals: dict[str, dict[str, Any]] = {}  # workers with a last task, and the facts of its command
         self._check_s = 0.0
@@ -139,7 +139,7 @@ class Controller:
         self._watchdog.close()
         for folder in (self._plan.memory_folder, self._plan.registry):
             shutil.rmtree(folder, ignore_errors=True)
-        self._session.hub.receive("controller", "controller", self._supervision.metrics())  # includes the last moment
+        self._session.hub.receive("controller", "controller", self._restart_metrics())  # includes the last moment
         self._session.close()
 
     def _start(self, job: Job, restarts: int = 0) -> None:
@@ -154,6 +154,9 @@ class Controller:
         if restarts:
             self._session.restarts[job.name] = restarts
         self._session.stage(job.name, NOT_BEGUN)
+
+    def _restart_metrics(self) -> dict[str, float]:
+        return {f"restarts/{kind}": float(count) for kind, count in self._budgets.counts.items()}
 
     # -- watching -----------------------------------------------------------------------------------------------------
 
@@ -170,7 +173,7 @@ class Controller:
         if due:
             self._tell_absent()
         if self._session.line_due:
-            usage = self._usage.sample(self._workers.values()) | self._supervision.metrics()
+            usage = self._usage.sample(self._workers.values()) | self._restart_metrics()
             self._session.hub.receive("controller", "controller", usage)
             self._watchdog.report_standstill(self._deadlines.still_s)
         self._session.tick()
@@ -213,7 +216,7 @@ class Controller:
             return  # the last messages of a replaced incarnation
         if why := self._objection(worker, message):
             kind = f"{type(message).__name__.lower()} {getattr(message, 'name', '')}".strip()
-            line, cut_off = worker.drops.add(worker.name, f"{kind}: {why}")
+            line, cut_off = worker.drops.add(worker.name, f"{kind}: {why}", time.monotonic())
             if line:
                 self._session.display.message(line, "warning")
             worker.cut_off = worker.cut_off or cut_off
@@ -239,7 +242,9 @@ class Controller:
     def _objection(self, worker: SupervisedWorker, message: AnyMessage) -> str:
         """Return why a message of a worker is dropped; empty: it is not. Those that are relayed were checked at the port."""
         is_checked = self._plan.hosts.relayed and worker.handle.host
-        return "" if is_checked else objection(message, self._kind(worker), worker.budget)
+        if is_checked:
+            return ""
+        return objection(message, self._kind(worker).speech, worker.budget, time.monotonic())
 
     def _check(self, worker: SupervisedWorker) -> None:
         """Check that a worker is alive, becomes ready in time, sends heartbeats, and no wrong messages."""
@@ -331,10 +336,10 @@ class Controller:
             what += value_of(kind.shown.death_hint, worker.job, ended.status if ended else None) + last_seen(worker)
         notice, spent = (
             death_notice(worker, what, crash),
-            self._supervision.used_up(self._ranks(worker)[0].job),
+            self._budgets.used_up(self._ranks(worker)[0].name, time.monotonic()),
         )
         notice = "\n".join([notice, f"({report})", *([f"({spent})"] if spent else [])])
-        may_miss = not running and worker.name in self._finals and self._supervision.budget(worker.job).limit
+        may_miss = not running and worker.name in self._finals and self._budgets.allows(worker.name)
         if may_miss or not kind.lifecycle.loss_ends_run:
             worker.replaced = True  # no replacement: nothing waits for it
             self._session.lose(worker.name, loss_notice(worker.name, notice, crash))
@@ -373,10 +378,10 @@ class Controller:
         """
         ranks = self._ranks(worker)
         first = ranks[0]
-        pause_s = self._supervision.take(first.job, is_free=is_free)
+        pause_s = self._budgets.take(first.name, time.monotonic(), is_free=is_free)
         if pause_s is None:
             return False
-        text = "started again" if is_free else self._supervision.text(first.job)
+        text = "started again" if is_free else self._budgets.text(first.name, time.monotonic())
         count = f"{text}, in {pause_s:.2g} s"
         with_all = f", with all {len(ranks)} ranks of {first.name}" if len(ranks) > 1 else ""
         self._session.display.message(f"{worker.name} {notice}; {count}{with_all}", "warning")

@@ -1,17 +1,16 @@
-"""Restarts: the budget and pause of each worker, and the start point of a replacement."""
+"""Restarts: the budget of each worker, and the start point of a replacement."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jsrl.control.supervision import Budgets, Limits, Rules
 from jsrl.errors import counted
 from jsrl.experiment import Experiment
 from jsrl.launch.resume import newest_good
-from jsrl.rate_limit import RateLimit
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import read_page
@@ -20,83 +19,18 @@ from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import Kind, find_kind, value_of
 
 
-class Budget(RateLimit):
-    """The restarts of one worker within a window of time.
-
-    Args:
-      limit: restarts within `window_s`. backoff_s: before the first, doubled for each further one up to `max_backoff_s`.
-      clock: returns seconds.
-    """
-
-    def __init__(
-        self,
-        limit: int,
-        window_s: float,
-        backoff_s: float,
-        max_backoff_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(limit, window_s, clock)
-        self._backoff_s, self._max_backoff_s = backoff_s, max_backoff_s
-
-    def take(self) -> float | None:
-        """Use one restart: return the seconds to wait before it, or None when the budget is exhausted."""
-        pause_s = self.pause_s
-        return pause_s if self.spend() else None
-
-    @property
-    def pause_s(self) -> float:
-        return min(self._backoff_s * 2.0 ** min(self.used, 60), self._max_backoff_s)
-
-
 def restarts(e: Experiment, kind: Kind) -> int:
     own = e.supervision.restarts.get(kind.prefix)
     return max(e.restart, value_of(kind.lifecycle.min_restarts, e)) if own is None else own
 
 
-class Supervision:
-    """The budgets of all workers of a run, and their restarts so far."""
-
-    def __init__(self, experiment: Experiment, clock: Callable[[], float] = time.monotonic) -> None:
-        self._experiment, self._clock = experiment, clock
-        self._budgets: dict[str, Budget] = {}
-        self.restarts: dict[str, int] = {}
-
-    def budget(self, job: Job) -> Budget:
-        if job.name not in self._budgets:
-            s = self._experiment.supervision
-            limit = restarts(self._experiment, find_kind(job.kind)) if job.restart is None else job.restart
-            self._budgets[job.name] = Budget(limit, s.window_s, s.backoff_s, s.max_backoff_s, self._clock)
-        return self._budgets[job.name]
-
-    def take(self, job: Job, *, is_free: bool = False) -> float | None:
-        """Use one restart of this worker: return the seconds to wait before it, or None when the budget is exhausted.
-
-        `is_free`: it is not charged to the worker's budget, if the worker may be restarted at all.
-        """
-        budget = self.budget(job)
-        pause_s = budget.pause_s if is_free and budget.limit else budget.take()
-        if pause_s is not None:
-            kind = find_kind(job.kind).prefix
-            self.restarts[kind] = self.restarts.get(kind, 0) + 1
-        return pause_s
-
-    def metrics(self) -> dict[str, float]:
-        return {f"restarts/{kind}": float(count) for kind, count in self.restarts.items()}
-
-    def text(self, job: Job) -> str:
-        budget = self.budget(job)
-        return f"restart {budget.used} of {budget.limit} within {budget.window_s:g} s"
-
-    def used_up(self, job: Job) -> str:
-        """Return why this worker is not restarted any more, as text; empty: it never was restarted."""
-        budget = self.budget(job)
-        if not budget.used:
-            return ""
-        return (
-            f"{job.name} has used its {counted(budget.limit, 'restart')} within {budget.window_s:g} s. "
-            "Restarts do not repair it: see the reason above, or allow more with --restart."
-        )
+def budgets_of(e: Experiment, jobs: Sequence[Job]) -> Budgets:
+    """Return the budgets of a run's workers."""
+    rules = {}
+    for job in jobs:
+        kind = find_kind(job.kind)
+        rules[job.name] = Rules(kind.prefix, restarts(e, kind) if job.restart is None else job.restart)
+    return Budgets(rules, Limits(e.supervision.window_s, e.supervision.backoff_s, e.supervision.max_backoff_s))
 
 
 @dataclass(frozen=True)

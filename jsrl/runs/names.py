@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
@@ -18,17 +18,7 @@ import msgspec
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.runs.files import folder_lock, process_alive, read_json, write_json
-
-
-@dataclass(frozen=True)
-class Registration:
-    """Entry of a name: address, incarnation of the worker, its process and host (empty: copied from another host)."""
-
-    name: str
-    address: str
-    incarnation: int
-    pid: int
-    host: str
+from jsrl.runs.values import Registration
 
 
 class NameService(Protocol):

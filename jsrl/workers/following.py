@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.base import Block, Entry, Origin, SampleProducer
 from jsrl.transport.meeting.admission import Check
 from jsrl.transport.samples.broadcast import reserve_all

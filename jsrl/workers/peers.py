@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.runs.names import NameService, Registration
+from jsrl.runs.names import NameService
+from jsrl.runs.values import Registration
 from jsrl.transport.base import ParamsSubscriber
 from jsrl.transport.meeting.admission import Check
 

@@ -14,6 +14,7 @@ from jsrl.experiment.building import build_agent
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat
 from tests.agents.mistakes import DISCRETE, OFF_POLICY, ON_POLICY, REAL, off_policy, on_policy
+from tests.marks import marked
 
 SMALL = NetworkConfig(hidden=(16,))
 RECURRENT = NetworkConfig(hidden=(16,), core="lstm", core_size=8)
@@ -34,7 +35,7 @@ SOUND = {
 }
 
 
-DAILY = {("ppo", "image"), ("ppo", "squashed"), ("ppo", "recurrent"), ("impala", "masked dict"), ("impala", "agents")}
+DAILY = {("ppo", "recurrent"), ("impala", "agents")}
 FACTORIES = {"ppo": (ppo, PPOConfig), "impala": (impala, IMPALAConfig)}
 
 
@@ -82,17 +83,15 @@ def test_a_recurrent_agent_passes():
 QUICK = (
     "counts in a closure",
     "writes to params",
-    "draws at another temperature",
-    "auxiliary loss without mask",
     "time limits terminate",
-    "mean over devices",
     "advantages around a local mean",
     "raises",
 )
+DAILY_ONLY = ("draws at another temperature", "auxiliary loss without mask", "mean over devices")
 
 
 @pytest.mark.parametrize(
-    "mistake", [pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) for name in ON_POLICY]
+    "mistake", marked(ON_POLICY, slow=DAILY_ONLY, nightly=ON_POLICY.keys() - {*QUICK, *DAILY_ONLY})
 )
 def test_mistakes_of_a_recurrent_agent_are_named(mistake):
     with pytest.raises(AgentFault, match=ON_POLICY[mistake]) as caught:
@@ -111,7 +110,7 @@ QUICK_OFF_POLICY = (
 
 @pytest.mark.parametrize(
     "mistake",
-    [pytest.param(name, marks=() if name in QUICK_OFF_POLICY else pytest.mark.nightly) for name in OFF_POLICY],
+    marked(OFF_POLICY, nightly=OFF_POLICY.keys() - QUICK_OFF_POLICY),
 )
 def test_mistakes_of_an_off_policy_agent_are_named(mistake):
     with pytest.raises(AgentFault, match=OFF_POLICY[mistake]):

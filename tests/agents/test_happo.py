@@ -44,6 +44,7 @@ def config(**changes) -> HAPPOConfig:
     return HAPPOConfig(**{"network": SMALL, "critic_network": SMALL, "num_epochs": 2} | changes)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("changes", "spec"),
     [
@@ -109,6 +110,7 @@ def test_each_seat_uses_the_advantage_weighted_by_earlier_seats() -> None:
     assert np.abs(weight - 1).max() > 0.5  # the steps of the seats were large enough to matter
 
 
+@pytest.mark.slow
 def test_seats_share_the_team_advantage_and_train_only_on_rows_where_they_act() -> None:
     agent, t = happo(config(normalize_observations=True), SPECS["masked"]), rows_of(SPECS["masked"])
     waits, unused = t.acts == 0, t.acts != 1
@@ -191,6 +193,7 @@ def test_moments_cover_the_rows_on_which_seats_take_part() -> None:
         np.testing.assert_allclose(found[name].mean, rows.mean(0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_allowed_action_gives_no_policy_gradient() -> None:
     agent, t = happo(config(entropy_coef=0.1), SPECS["masked"]), rows_of(SPECS["masked"])
     allowed = np.arange(5) == t.action[..., None]
@@ -201,6 +204,7 @@ def test_one_allowed_action_gives_no_policy_gradient() -> None:
     jax.tree.map(np.testing.assert_array_equal, new.params.weights, state.params.weights)
 
 
+@pytest.mark.nightly
 def test_seats_find_jointly_rewarded_actions() -> None:
     """All seats have the same observation and reward: 1 when each plays its own number."""
     spec = EnvSpec(ArraySpec((N, 1), "float32"), Discrete(N), "choose", num_agents=N)

@@ -20,6 +20,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import critic_network
 from jsrl.types import VALUE_ONLY, ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, to_environment
 from tests.agents.compiled import compiled
+from tests.marks import nightly, slow
 
 GAMMA = 0.9
 NETWORK = NetworkConfig(hidden=(8,), activation="relu")
@@ -255,6 +256,7 @@ def test_soft_critic_loss_equals_distrax_and_numpy():
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # no gradient flows into the targets
 
 
+@pytest.mark.slow
 def test_discrete_soft_values_are_expectations_over_allowed_actions():
     parts, _ = sac_file.discrete_parts(SACConfig(network=NETWORK), CHOICE)
     policy, critics = compiled(parts.policy.init)(jax.random.key(0)), compiled(parts.critics.init)(jax.random.key(1))
@@ -318,7 +320,7 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
 
 @pytest.mark.parametrize(
     ("name", "transform"),
-    [("sac", "clip"), ("sac", "squash"), ("sac", "discrete"), ("td3", "clip"), ("ddpg", "rescale")],
+    [slow("sac", "clip"), slow("sac", "squash"), slow("sac", "discrete"), slow("td3", "clip"), ("ddpg", "rescale")],
 )
 def test_dead_seats_bootstrap_with_the_action_that_is_trained_there(name, transform):
     """Rows of dead seats train only the value of the stored action 0: there is no error if that explains the rewards."""
@@ -405,7 +407,7 @@ def near(a, b):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
+@pytest.mark.parametrize("name", ["sac", nightly("td3"), nightly("ddpg")])
 def test_split_policy_and_critic_updates_equal_one_update(name):
     """Strictly alternating, with everything exchanged, the two updates equal the fused one."""
     make, config = MAKERS[name]

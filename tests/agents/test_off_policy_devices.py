@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.fake_devices import fake_devices
+from tests.marks import nightly
 
 pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
@@ -83,17 +84,20 @@ print("equal")
 """
 
 
-FURTHER = (
-    "sac-discrete",
-    "ddpg",
-    "bc",
-    "recurrent-vdn",
-)  # separate policies, one critic, a mean over rows, R2D2 in a team
-
-
 @pytest.mark.parametrize(
     "algorithm",
-    ["sac", "td3", "dqn", "r2d2", "qmix", "happo", *(pytest.param(n, marks=pytest.mark.nightly) for n in FURTHER)],
+    [
+        "sac",
+        nightly("td3"),
+        nightly("dqn"),
+        nightly("r2d2"),
+        nightly("qmix"),
+        nightly("happo"),  # separate policies
+        nightly("sac-discrete"),
+        nightly("ddpg"),  # one critic
+        nightly("bc"),  # a mean over rows
+        nightly("recurrent-vdn"),  # R2D2 in a team
+    ],
 )
 def test_one_device_equals_four(algorithm):
     environment = fake_devices(4)

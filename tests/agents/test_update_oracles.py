@@ -27,6 +27,7 @@ from jsrl.agents.rows import RowMasks
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, Trajectory
 from tests.agents.compiled import compiled
+from tests.marks import marked, slow
 
 T, B, A = 6, 8, 4
 GAMMA, LAMBDA = 0.9, 0.8
@@ -179,7 +180,7 @@ def test_ppo_with_vtrace_leaves_the_ratio_of_the_advantage_to_its_loss():
     np.testing.assert_allclose(batch.target, value[:T] + x[:T], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [ppo, impala])
+@pytest.mark.parametrize("make", [ppo, slow(impala)])
 def test_observation_moments_cover_the_rows_that_were_trained_on(make):
     agent = make((PPOConfig if make is ppo else IMPALAConfig)(network=NETWORK, normalize_observations=True), SPEC)
     t = rows(0)
@@ -372,7 +373,7 @@ READERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", marked(READERS, nightly={"happo"}))
 def test_an_update_reads_observations_in_units_of_the_moments(name):
     (plain, spec), (agent, _) = READERS[name](), READERS[name](normalize_observations=True)
     core = jax.tree.map(np.asarray, agent.initial_core(B))

@@ -339,8 +339,8 @@ FAULTS = (
     # -- launch
     Fault(
         "one restart more than allowed",
-        "allowed = self.used < self.limit",
-        "allowed = self.used <= self.limit",
+        "allowed = self.used(now_s) < self.limit",
+        "allowed = self.used(now_s) <= self.limit",
         (SUPERVISION,),
     ),
     Fault(

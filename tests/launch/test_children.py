@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from jsrl.launch.hosts.messages import Begin
-from jsrl.launch.launcher import ResourceUsage
 from jsrl.launch.local import actor_host
 from jsrl.launch.local.children import MOST_MEASURED, Children
+from jsrl.runs.values import ResourceUsage
 
 
 def test_of_many_workers_some_are_measured_in_turn_the_new_ones_first(tmp_path: Path) -> None:

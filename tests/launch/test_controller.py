@@ -15,11 +15,11 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import WorkerDied
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig
 from jsrl.launch.controller import Controller
-from jsrl.launch.launcher import Exit
 from jsrl.launch.supervised import SupervisedWorker, death_notice
-from jsrl.launch.supervision import Supervision
+from jsrl.launch.supervision import budgets_of
 from jsrl.runs.control_bodies import REPLAYING, Crash, Heartbeat, Stage
 from jsrl.runs.process import Pauses
+from jsrl.runs.values import Exit
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
 
@@ -58,7 +58,8 @@ def ending(worker: SupervisedWorker, lost: list[str]) -> Any:
         reason="total_env_steps", lose=lambda name, _: lost.append(name), note_end=lambda *_: None
     )
     made._session.display = SimpleNamespace(message=lambda *_: None)
-    made._deadlines, made._supervision = worker.job.experiment.deadlines, Supervision(worker.job.experiment)
+    made._deadlines = worker.job.experiment.deadlines
+    made._budgets = budgets_of(worker.job.experiment, [worker.job])
     made._plan = SimpleNamespace(kinds={worker.name: find_kind(worker.job.kind)})
     made._watchdog = SimpleNamespace(look=lambda _: "", write=lambda *_: "report")
     made._workers, made._groups = {worker.name: worker}, {worker.name: [worker.name]}

@@ -90,6 +90,7 @@ def whole_fixture(tmp_path_factory):
     sys.path[:] = path
 
 
+@pytest.mark.nightly
 @slow
 @pytest.mark.parametrize(
     ("experiment", "stops"),
@@ -131,6 +132,7 @@ def test_stopped_processes_end_the_same_in_another_placement(whole, placements: 
     assert_equal_ends(folder, "whole-inline", name)
 
 
+@pytest.mark.nightly
 @slow
 def test_full_disk_keeps_training_and_the_last_snapshot_resumes_exactly(whole) -> None:
     folder = whole("ppo")

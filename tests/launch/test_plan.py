@@ -396,6 +396,7 @@ def test_threads_of_workers_do_not_depend_on_the_cores():
     assert {own["PJRT_NPROC"] for own in fixed.values()} == {"3"}  # as in a serial run
 
 
+@pytest.mark.slow
 def test_a_serial_run_computes_with_its_threads_on_any_number_of_cores():
     program = """
 import os

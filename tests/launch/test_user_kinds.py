@@ -142,6 +142,7 @@ def test_transform_worker_queries_a_server_for_entropy_rewards(
     assert weight < bonus / 0.5 and bonus < 2.0 * 0.75  # two actions: at most log 2 = 0.69
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_entropy_rewards_are_deterministic_with_processes(tmp_path: Path) -> None:
     """A run in one process equals one of many: tests/launch/test_determinism.py."""
@@ -294,6 +295,7 @@ def test_run_that_failed_before_it_began_leaves_no_folder(tmp_path: Path, values
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_chained_workers_before_replay_change_no_bit(tmp_path: Path) -> None:
     values = {

@@ -20,15 +20,16 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig, SupervisionConfig, VideoConfig
 from jsrl.launch import watchdog as watchdog_module
-from jsrl.launch.launcher import STOPPED, Exit
+from jsrl.launch.launcher import STOPPED
 from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
 from jsrl.launch.resume import allowed_changes
 from jsrl.launch.supervised import SupervisedWorker
-from jsrl.launch.supervision import Supervision
+from jsrl.launch.supervision import restarts
 from jsrl.launch.watchdog import KEPT, Watchdog
 from jsrl.references.reference import from_json, to_json
 from jsrl.runs.control_bodies import Crash, Report, Stacks
 from jsrl.runs.process import all_stacks
+from jsrl.runs.values import Exit
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind, value_of
 from tests.patience import stretched
@@ -146,6 +147,7 @@ def test_a_fault_before_the_first_worker_has_a_report_too(tmp_path: Path) -> Non
     assert watchdog.write("controller", "a fault", "").endswith("0001-controller.txt")
 
 
+@pytest.mark.slow
 def test_with_many_workers_the_first_of_each_kind_are_inspected(tmp_path: Path) -> None:
     handle = SimpleNamespace(
         alive=False, exit=Exit(-9, "killed"), where="", log="", tail=lambda _: "", usage=lambda: None
@@ -255,8 +257,7 @@ def test_restart_actor_has_its_own_restart_budget() -> None:
             restart=restart,
             supervision=SupervisionConfig(restarts={} if own is None else {"actor": own}),
         )
-        worker = Job(kind, kind, 0, e, None, (), "", "")  # type: ignore[arg-type]
-        return Supervision(e).budget(worker).limit
+        return restarts(e, find_kind(kind))
 
     assert (limit(), limit("learner"), limit(own=1), limit(restart=6)) == (4, 0, 1, 6)
 

@@ -219,6 +219,7 @@ def test_wandb_keeps_options_curves_videos_and_scores_offline(tmp_path):
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/videos/*.mp4"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_unreachable_wandb_does_not_delay_the_end(tmp_path, monkeypatch):
     pytest.importorskip("wandb")

@@ -222,6 +222,7 @@ def test_masks_of_numbers_are_refused() -> None:
             actor_critic(CONFIG, spec)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_agents_update_with_it_in_hide_and_seek(core: str) -> None:

@@ -113,6 +113,7 @@ VECTORS = EnvSpec(ArraySpec((5,), "float32"), Continuous((-1.0,) * 2, (1.0,) * 2
 MAKERS = {"ppo": lambda n: ppo(PPOConfig(network=n), VECTORS), "sac": lambda n: sac(SACConfig(network=n), VECTORS)}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.nightly)])
 def test_agents_still_pass_check_agent(name: str) -> None:

@@ -437,6 +437,7 @@ def test_equal_definitions_give_the_same_module(folder):
     assert len(folder.modules) == 2
 
 
+@pytest.mark.slow
 def test_module_keeps_its_name_when_definitions_move(folder):
     here = "def scale(x):\n    return FACTOR * x\n"
     text = WRITE + "FACTOR = 2\n" + here + 'written({"f": scale})\n'

@@ -90,6 +90,7 @@ def test_learner_stopped_at_the_end_fails_the_run_at_the_deadline_of_its_snapsho
     assert log.read_text().count("waiting for learner to finish and leave, for at most 2 s") == 1
 
 
+@pytest.mark.nightly
 def test_worker_stopped_in_start_up_is_detected_by_the_deadline(launch) -> None:
     run = launch(*FOREVER, "--deadlines.ready-s", "6")
     run.await_worker("learner").suspend()

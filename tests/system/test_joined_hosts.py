@@ -267,6 +267,7 @@ def test_deterministic_run_is_bit_identical_with_server_and_learner_on_another_h
         assert one.keys() == other.keys() and not [name for name in one if one[name].tobytes() != other[name].tobytes()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "placement", [pytest.param("served", marks=pytest.mark.slow), pytest.param("inline", marks=pytest.mark.nightly)]
 )

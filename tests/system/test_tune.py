@@ -115,6 +115,7 @@ def test_tune_writes_a_profile_for_the_next_run(tuning, monkeypatch):
         assert "--profile none switches it off" in same.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ctrl_c_keeps_the_best_so_far(tuning):
@@ -138,6 +139,7 @@ def test_ctrl_c_keeps_the_best_so_far(tuning):
     assert not list((one.folder / "tmp").iterdir())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_run_tunes_and_then_trains(tuning):

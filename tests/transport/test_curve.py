@@ -39,6 +39,7 @@ from tests.contracts.inference_contract import SPEC, Serving, check_answer, make
 from tests.contracts.params_contract import check_values, make_values, poll_until
 from tests.contracts.sample_contract import SCHEMA, drain
 from tests.contracts.sample_producer import fill
+from tests.marks import marked
 
 slow = pytest.mark.slow
 TIMEOUT_S = 20.0
@@ -198,7 +199,7 @@ def test_every_kind_of_address(world: Path, tmp_path: Path, transport: str, addr
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("stranger", [*QUICKLY, *(pytest.param(x, marks=slow) for x in STRANGERS if x not in QUICKLY)])
+@pytest.mark.parametrize("stranger", marked(STRANGERS, slow=STRANGERS.keys() - QUICKLY))
 def test_unauthenticated_clients_are_refused_with_the_reason(world: Path, transport: str, stranger: str) -> None:
     with opened(transport, world / "run") as end:
         end.use("actor-0", world / "run")

@@ -34,6 +34,7 @@ from tests.contracts import sample_contract
 from tests.contracts.sample_contract import *  # noqa: F403
 from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Transport, connect, drain, producing, wait_for
 from tests.loopback import own_loopback
+from tests.marks import nightly, slow
 
 _numbers = itertools.count()
 _CONSUMER = """
@@ -57,6 +58,17 @@ def transport(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sample_contract, "bind_samples", functools.partial(bind_samples, keys=keys))
     monkeypatch.setattr(sample_contract, "connect_samples", functools.partial(connect_samples, keys=keys))
     return make_transport("tcp", tmp_path)._replace(keys=keys)
+
+
+NOT_IPC = pytest.mark.parametrize("transport", ["local", "shm", slow("ipc"), slow("tcp")], indirect=True)
+for costly in (
+    test_two_producers_arrive_once_and_in_order,  # noqa: F405
+    test_killed_producer_leaves_no_partial_trajectory,  # noqa: F405
+    test_a_producer_killed_while_it_streams,  # noqa: F405
+):
+    NOT_IPC(costly)
+TWO = ["local", "shm", nightly("ipc"), nightly("tcp")]
+pytest.mark.parametrize("transport", TWO, indirect=True)(test_two_producers_of_many_trajectories)  # noqa: F405
 
 
 def make_transport(scheme: str, tmp_path: Path) -> Transport:
@@ -320,6 +332,7 @@ class StallingProxy(CuttingProxy):
             pass
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_partition_beyond_the_silence_limit_loses_and_repeats_nothing(tmp_path: Path, monkeypatch) -> None:
     """The consumer drops the connection; trajectories in transit are sent again on the next one."""

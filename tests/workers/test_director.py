@@ -33,6 +33,7 @@ from jsrl.workers.director.leases import Leases, leases_of, result_of
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker, Standings
 from jsrl.workers.jobs import sides_of
+from tests.marks import nightly, slow
 from tests.tiny_agent import TinyConfig
 
 SPEC = GameSpec(tuple(Seat(name, ArraySpec((1,), "float32"), Discrete(2)) for name in ("left", "right")), "duel")
@@ -138,7 +139,7 @@ def at_once(monkeypatch) -> None:
     monkeypatch.setattr("jsrl.workers.director.state_file.PERIOD_S", 0.01)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, slow(1), nightly(2), nightly(3)])
 def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     fleet = Fleet(tmp_path, DeltaUniform(freeze_env_steps=2000))
@@ -164,6 +165,7 @@ def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> No
     assert all(assignments.is_ready(0) for assignments, _, _ in fleet.actors.values()), "an actor waits forever"
 
 
+@pytest.mark.slow
 def test_win_rates_are_fair_while_actors_die(tmp_path: Path) -> None:
     """The opponent wins in 10 steps and loses in 100; half of all assigned games are won, under any deaths."""
     rng = np.random.default_rng(1)

@@ -139,6 +139,7 @@ class RandomOrderRun:
         raise AssertionError(f"it stands still: {self.steps} steps, {self.updates} updates")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "director", [DeltaUniform(freeze_env_steps=30, latest_share=0.3), PLR(num_levels=9, capacity=4)]
 )

@@ -30,6 +30,7 @@ from jsrl.workers.base import NullReporter
 from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.learner.build import restore_state
 from jsrl.workers.relay.worker import ParameterServer
+from tests.marks import marked
 
 FLAT = NetworkConfig(hidden=(8,), activation="relu")
 CHOICE = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
@@ -75,7 +76,7 @@ def explored(agent: Agent, state: AgentState, rows: int = 2000) -> float:
     return float(np.mean(np.asarray(sampled) != np.asarray(greedy)))
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", marked(TARGETS, slow=TARGETS.keys() - {"dqn"}))
 def test_target_networks_are_loaded(name, tmp_path):
     other, begun = initialised_from(AGENTS[name](), tmp_path, updates=5000)
     target = TARGETS[name](begun.learner_params)
@@ -108,6 +109,7 @@ def test_moments_of_observations_are_loaded_too(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, begun.params, other.params)
 
 
+@pytest.mark.slow
 def test_remaining_state_is_fresh(tmp_path):
     agent = AGENTS["td3"]()
     _, begun = initialised_from(agent, tmp_path, updates=5000)
@@ -124,6 +126,7 @@ def test_linear_exploration_restarts_in_actors_and_learner(tmp_path):
     assert explored(agent, begun) == pytest.approx(0.75, abs=0.05)  # all random, over four actions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ladder", "r2d2", "td3", "ddpg"])
 def test_loaded_policies_act_from_the_start(name, tmp_path):
     """Random first actions are only for a policy that has not learned anything."""

@@ -16,7 +16,8 @@ from jsrl.experiment import Experiment
 from jsrl.launch.hosts.messages import LOST_S
 from jsrl.launch.plan import make_plan
 from jsrl.metrics.metrics import Meter
-from jsrl.runs.names import FileNames, Registration
+from jsrl.runs.names import FileNames
+from jsrl.runs.values import Registration
 from jsrl.transport.transports import bind_inference, bind_samples
 from jsrl.workers import following, peers
 from jsrl.workers.actor import streams as actor_streams

@@ -8,7 +8,7 @@ from typing import Any
 from jsrl.launch.hosts.members import RemoteWorker
 from jsrl.launch.hosts.messages import Signal
 from jsrl.launch.hosts.port import HostPort
-from jsrl.launch.launcher import Exit, ResourceUsage
+from jsrl.runs.values import Exit, ResourceUsage
 
 GONE_S = 6.0  # time for the agent to end a worker and report it
 ANSWER_S = 2.0

@@ -24,7 +24,7 @@ from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
 from jsrl.launch.links import KEYS, stays_here, tcp
 from jsrl.references.reference import to_json
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.meeting.keys import admit_hosts, hex_of, make_host_keys
 from jsrl.transport.params.relay import ancestors
@@ -208,7 +208,9 @@ class JoinedHosts:
                 hops = tuple(end.hop for end in bound if end.hop)
                 names = {name_at(end.stream.name, job.name) for end in bound}
                 names |= {epoch_at(end.stream.name, job.name) for end in bound}
-                remote = RemoteWorker(host, job.name, job.incarnation, find_kind(job.kind), hops, frozenset(names))
+                remote = RemoteWorker(
+                    host, job.name, job.incarnation, find_kind(job.kind).speech, hops, frozenset(names)
+                )
         self._at[job.name] = self._own.name if host is None else host.name
         if host is None:
             self._notify(f"{job.name} starts on this host: no other host has joined")

@@ -43,13 +43,11 @@ from jsrl.launch.hosts.messages import (
     Welcome,
     WorkerMessages,
 )
-from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control_bodies import AnyMessage
-from jsrl.runs.door import Drops, TextBudget
-from jsrl.runs.names import Registration
+from jsrl.runs.door import Drops, Speech, TextBudget, objection
+from jsrl.runs.values import Exit, Registration, ResourceUsage
 from jsrl.transport.stream import EPOCH
-from jsrl.workers.kinds import Kind, objection
 
 MAX_NAME_CHARS = 64
 REVOKED = "its key was revoked"
@@ -65,7 +63,7 @@ class RemoteWorker:
     """One incarnation of a worker on a joined host.
 
     Attributes:
-      kind: of worker; None: unknown, it may say nothing. hops: whose trajectories it counts as their reader. binds: names of
+      speech: what it may say; None: nothing. hops: whose trajectories it counts as their reader. binds: names of
         the streams that it registers. budget: of its text.
       begin: its start message, last sent at `asked_s`. pid: once it has started. tail: the end of its log, once it has ended.
     """
@@ -73,7 +71,7 @@ class RemoteWorker:
     host: JoinedHost
     worker: str
     incarnation: int
-    kind: Kind | None = None
+    speech: Speech | None = None
     hops: tuple[str, ...] = ()
     binds: frozenset[str] = frozenset()
     budget: TextBudget = field(default_factory=TextBudget)
@@ -256,7 +254,7 @@ class Members:
         """Count a message that is not processed; a host with too many of them is cut off."""
         host = self._member(key)
         sender = "a host that has not joined" if host is None else f"host {host.name}"
-        line, cut_off = self.drops.setdefault(key, Drops(self._clock)).add(sender, why)
+        line, cut_off = self.drops.setdefault(key, Drops()).add(sender, why, self._clock())
         if line:
             self.notices.append(line)
         if cut_off and host is not None:
@@ -281,9 +279,9 @@ class Members:
                 self.drop(host.key, f"a worker's message cannot be read ({error})")
                 continue
             remote = self._worker(host, message.worker, message.incarnation)
-            if remote is None or remote.kind is None:
+            if remote is None or remote.speech is None:
                 continue
-            if why := objection(message, remote.kind, remote.budget):
+            if why := objection(message, remote.speech, remote.budget, self._clock()):
                 self.drop(host.key, f"{message.worker}, {type(message).__name__.lower()}: {why}")
             else:
                 self.frames.append(frame)

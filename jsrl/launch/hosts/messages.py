@@ -13,7 +13,7 @@ import msgspec
 
 from jsrl.errors import CodecError
 from jsrl.launch.hosts.kept_files import PAGE_BYTES, Part
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.meeting.keys import is_key
 
 CHUNK_BYTES = 1 << 20  # of an archive

@@ -40,8 +40,9 @@ from jsrl.linux import resident_bytes
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control import RELAY
 from jsrl.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
-from jsrl.runs.names import FileNames, Registration
+from jsrl.runs.names import FileNames
 from jsrl.runs.state import revoked_hosts
+from jsrl.runs.values import Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.meeting.curve import Listener, events_of, incoming, outgoing

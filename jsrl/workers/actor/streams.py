@@ -7,7 +7,7 @@ from typing import Any
 
 from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.metrics.metrics import Meter
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
 from jsrl.transport.meeting.admission import Check
 from jsrl.transport.transports import connect_inference

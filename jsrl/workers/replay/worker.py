@@ -21,7 +21,7 @@ from jsrl.replay.host.limiter import Limiter, make_limiter
 from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import rows_shape, windows_spec
 from jsrl.runs.control_bodies import Command
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import read_page

@@ -35,7 +35,7 @@ from jsrl.launch.hosts.messages import (
 from jsrl.runs.control import encoded
 from jsrl.runs.control_bodies import FINAL, AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage
 from jsrl.runs.door import MAX_MESSAGE_BYTES
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import ClientKeys
 from jsrl.transport.meeting.sockets import send_if_possible

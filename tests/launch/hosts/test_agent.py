@@ -52,7 +52,7 @@ from jsrl.launch.plan import make_plan
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer
 from jsrl.runs.control_bodies import Heartbeat, Stacks, Stage
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make_keys
 from jsrl.transport.memory.locks import make_folder
 from jsrl.workers.jobs import StartPoint
@@ -288,6 +288,7 @@ def test_killed_agent_ends_its_workers_and_they_restart_elsewhere(tmp_path: Path
         await_that(lambda: {host.name for host in world.launcher.members.hosts} == {"a", "b"})
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_workers_of_a_suspended_agent_end_at_its_lease_and_it_joins_again_without_them(tmp_path: Path) -> None:
     with world_of(tmp_path, 1) as world:

@@ -298,6 +298,7 @@ def test_layouts_that_do_not_fit_are_refused_in_one_sentence(needs, hosts, sente
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.floats(0, 1e3), st.integers(0, 50)), min_size=1, max_size=8),
     st.integers(0, 200),

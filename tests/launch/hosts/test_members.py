@@ -39,7 +39,7 @@ from jsrl.launch.hosts.messages import (
 )
 from jsrl.runs.control import encoded
 from jsrl.runs.control_bodies import Stage
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.meeting.keys import load_client_keys
 from jsrl.transport.stream import epoch_at, name_at
 from jsrl.workers.kinds import find_kind
@@ -77,9 +77,9 @@ class World:
 
 def remote(host: JoinedHost, worker: str, incarnation: int = 0) -> RemoteWorker:
     """Return a worker of a host, which binds a stream `samples` or `inference`."""
-    kind = find_kind(worker.rpartition("-")[0] or worker)
+    speech = find_kind(worker.rpartition("-")[0] or worker).speech
     names = {name_at(stream, worker) for stream in ("samples", "inference")} | {epoch_at("samples", worker)}
-    return RemoteWorker(host, worker, incarnation, kind, binds=frozenset(names))
+    return RemoteWorker(host, worker, incarnation, speech, binds=frozenset(names))
 
 
 def said(worker: str, incarnation: int = 0, text: str = "building") -> bytes:

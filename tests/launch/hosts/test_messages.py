@@ -91,6 +91,7 @@ values = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     st.one_of(
         st.binary(max_size=200), st.dictionaries(st.sampled_from([*FINE, "x"]), values).map(msgspec.msgpack.encode)

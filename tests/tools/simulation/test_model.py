@@ -233,6 +233,7 @@ def test_a_tree_brings_params_to_many_hosts_sooner():
     assert direct.used[OUT, "h0"] > 0.95 and tree.used[OUT, "h1"] > 0.3
 
 
+@pytest.mark.slow
 def test_deaths_cost_the_time_of_restarts():
     calm = simulate(inline(16), FREE, seconds=60.0)
     storm = simulate(inline(16, deaths_per_hour=360.0, restart_s=10.0), FREE, seconds=60.0)  # down for half of the time
