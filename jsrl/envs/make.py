@@ -14,12 +14,9 @@ import numpy as np
 
 from jsrl.envs.base import Episode, VectorEnv, VectorGame
 from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_module, split_wrapper
-from jsrl.envs.faults import in_making
+from jsrl.envs.faults import close_quietly, in_making
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
-from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs, close_quietly
 from jsrl.envs.rows import slot_seeds
-from jsrl.envs.sync import SyncVectorEnv
-from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_named, import_target, nearest, shown_target
@@ -41,6 +38,9 @@ GYMNASIUM_GAME = (
 # makers of vectors, imported where an environment needs one
 ADAPTERS = {
     "own": "jsrl.envs.contract:CheckedVector",
+    "single": "jsrl.envs.sync:SyncVectorEnv",
+    "vector": "jsrl.envs.vector:GymVectorEnv",
+    "repaired": "jsrl.envs.sync:repaired",
     "probe": "jsrl.games.probes:make_probe",
     "envpool": "jsrl.envs.adapters.envpool:make_pool",
     "atari": "jsrl.envs.adapters.atari:make_atari",
@@ -102,26 +102,12 @@ def make(
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}; give at least 1")
-    env = _repaired(config, num_envs, seed, group, groups, warn)
-    return cast(VectorEnv, DrawnTasks(env, config, seed, group)) if config.tasks else env
-
-
-def _repaired(
-    config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups, warn: Callable[[str], None] | None
-) -> VectorEnv:
-    """Return a vector, with repairs if the config says so."""
-    if config.on_fault != "restart-env":
-        return _make(config, num_envs, seed, group, groups)
-    repairs = Repairs(config, warn)
 
     def build(fresh: Seed) -> VectorEnv:
-        env = _make(config, num_envs, fresh, group, groups)
-        if isinstance(env, SlotRepairs):
-            env.repairs = repairs
-        return env
+        return _make(config, num_envs, fresh, group, groups)
 
-    env = build(seed)
-    return env if isinstance(env, SyncVectorEnv) else RebuiltVector(env, build, seed, repairs, shown_target(config.id))
+    env = build(seed) if config.on_fault != "restart-env" else adapter("repaired")(build, config, seed, warn)
+    return cast(VectorEnv, DrawnTasks(env, config, seed, group)) if config.tasks else env
 
 
 def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups = None) -> VectorEnv:
@@ -189,10 +175,11 @@ def import_modules(config: EnvConfig) -> None:
     config = without_module(config)
     if ":" in config.id:
         import_target(config.id)
+        adapter("single")
         return
     register_suites(config.id)
-    if config.id.startswith("ALE/"):
-        import_module("jsrl.envs.adapters.atari")
+    for name in ("single", "vector", *(["atari"] if config.id.startswith("ALE/") else [])):
+        adapter(name)
     spec = gymnasium.registry.get(config.id)
     if spec is None:
         raise _unknown_id(config.id)
@@ -223,9 +210,9 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
             config,
             lambda: gymnasium.make_vec(config.id, num_envs, vectorization_mode="vector_entry_point", **kwargs),
         )
-        return GymVectorEnv(_of_size(num_envs, vector, config), config, seed, group)
+        return adapter("vector")(_of_size(num_envs, vector, config), config, seed, group)
     single = _wrapped(config, lambda: gymnasium.make(config.id, disable_env_checker=True, **kwargs))
-    env = SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+    env = adapter("single")(lambda: _built(config, single), config, num_envs, seed, group)
     if has_vector and config.backend == "auto" and config.wrappers:
         note = (
             "it has a vectorised implementation, which cannot be wrapped: the environments are stepped one after another, "
@@ -267,7 +254,7 @@ def _from_factory(
         parameters = set()
     if "num_envs" not in parameters:
         single = _wrapped(config, lambda: _single(config, factory))
-        return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+        return adapter("single")(lambda: _built(config, single), config, num_envs, seed, group)
     _refuse_reseeding(config)
     given: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "group": group, "groups": groups}
     if config.max_episode_steps is not None:
@@ -280,7 +267,7 @@ def _from_factory(
     vector = _built(config, lambda: factory(**{k: v for k, v in given.items() if k in parameters}, **config.kwargs))
     _refuse_wrappers(config)
     if isinstance(vector, gymnasium.vector.VectorEnv):
-        return GymVectorEnv(_of_size(num_envs, vector, config), config, seed, group)
+        return adapter("vector")(_of_size(num_envs, vector, config), config, seed, group)
     if all(hasattr(vector, name) for name in ("spec", "num_envs", "reset", "step", "close")):
         return adapter("own")(_of_size(num_envs, vector, config), config)
     raise ConfigError(
