@@ -20,7 +20,7 @@ from jsrl.cli.experiments import listing, load, summaries, take_name, use_workin
 from jsrl.cli.main import LOADING, shown
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import RunOptions, full_help, short_help
+from jsrl.experiment.options import RunOptions
 from jsrl.launch.interrupts import Stopped, remembered
 from jsrl.linux import SHM
 from jsrl.runs.groups import Group, find_group
@@ -105,19 +105,18 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     if name is None and not wants_help and (group := resumed_group(args)) is not None:
         return run_missing(group, args, hooks)
     stored = resumed(args) if name is None else None
-    if name is None and stored is None:
-        if wants_help:
-            print(short_help(load("ppo"), usage(), summaries()))
-            return 0
+    if name is None and stored is None and not wants_help:
         if args:
             raise ConfigError(f"give the name of an experiment before {args[0]}; `jsrl list` shows the names.")
         print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`jsrl run NAME --help` shows the options of one.")
         return 0
     loading = f"loading {name or 'the run'} ..."
     with shown(loading):
-        default = stored or load(name or "")
+        default = stored or load(name or "ppo")
     if wants_help:
-        every = "--help-all" in wants_help
+        from jsrl.cli.option_help import full_help, short_help
+
+        every = "--help-all" in wants_help and (name is not None or stored is not None)
         print(full_help(default) if every else short_help(default, usage(), summaries()))
         return 0
     with shown(loading):
@@ -269,9 +268,11 @@ def sinks_of(options: RunOptions) -> list[Any]:
 
 def fastest(asked: cli.CommandLine) -> Experiment:
     """Return the experiment with the settings of its profile, tuned now if the options say so; prints a line about it."""
+    options, experiment = asked.run, asked.experiment
+    if options.profile == "none" and not options.tune:
+        return experiment
     from jsrl.tuning.profiles import AUTO, OFF, use_profile
 
-    options, experiment = asked.run, asked.experiment
     if options.tune:
         from jsrl.tuning.tune import tune
 
