@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import AUTO, ReplayConfig, decided_replay
-from jsrl.field_names import suggesting
-from jsrl.fields import Range, option
+from jsrl.fields import Range, option, suggesting
 from jsrl.types import EnvSpec, GameSpec
 
 if TYPE_CHECKING:

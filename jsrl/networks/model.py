@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import FiniteFloat, PositiveInt, option
+from jsrl.fields import FiniteFloat, PositiveInt, option, suggesting
 from jsrl.networks.kernels.products import Precision
 from jsrl.networks.torsos import ActivationName, Encoder, Leaf, dense
 from jsrl.references.importing import import_target
