@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_LOG_BYTES = 16 << 20  # of a worker's log, which is cut then
+
 
 @dataclass(frozen=True)
 class Registration:
@@ -17,6 +19,11 @@ class Registration:
     incarnation: int
     pid: int
     host: str
+
+
+def log_name(worker: str) -> str:
+    """Return the name of a worker's log, below the run folder or the folder of its host's agent."""
+    return f"logs/{worker}.log"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jsrl.launch.hosts.messages import Begin
+from jsrl.cluster.messages import Begin
 from jsrl.launch.local import actor_host
 from jsrl.launch.local.children import MOST_MEASURED, Children
 from jsrl.runs.values import ResourceUsage

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.messages import (
     BEAT_S,
     CLOSED_LEASE_S,
     PROMPT_S,
@@ -179,8 +179,6 @@ class Agent(Process):
             self._lease_until = self._lease_from_s + self._lease_s
         elif isinstance(message, Keys):
             self._has_keys = True
-        elif isinstance(message, Begin):
-            self._queue[message.worker, message.incarnation] = message
         elif isinstance(message, Farewell):
             self._kill_all()
             self._finish(message.text, may_return=False)
@@ -210,7 +208,9 @@ class Agent(Process):
             return
         self._executed += 1
         self.checks.executed(self, self._epoch, order)
-        if isinstance(order, WorkerCommand):
+        if isinstance(order, Begin):
+            self._queue[order.worker, order.incarnation] = order
+        elif isinstance(order, WorkerCommand):
             worker = self._workers.get((order.worker, order.incarnation))
             if worker is not None:
                 worker.after(0.001, worker.obey, order.frame)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from zmq.utils import z85
 
-from jsrl.launch.hosts.join_key import JOIN
-from jsrl.launch.hosts.messages import LEASE_S, Exited, Hello, KeptFile, Order
+from jsrl.cluster.members import JOIN
+from jsrl.cluster.messages import LEASE_S, Exited, Hello, Order, Part
 from jsrl.runs.control_bodies import AnyMessage, Command
 from tests.simulated.world import Process, Violation, World
 
 if TYPE_CHECKING:
-    from jsrl.launch.hosts.members import JoinedHost, Members
+    from jsrl.cluster.members import JoinedHost, Members
     from tests.simulated.workers import Worker
 
 
@@ -111,8 +111,8 @@ class Checks:
 
     # -- orders
 
-    def ordered(self, host: JoinedHost, order: Order) -> None:
-        self._orders[host.epoch, order.number] = msgspec.structs.replace(order)
+    def ordered(self, order: Order) -> None:
+        self._orders[order.epoch, order.number] = order
 
     def executed(self, agent: Process, epoch: int, order: Order) -> None:
         last = self._executed.get((agent.pid, epoch), 0)
@@ -166,8 +166,9 @@ class Checks:
         is_of_member = isinstance(message, Hello) or message.epoch == self._sender_epoch
         if not is_of_member and before.get(key) != after.get(key):
             self.fail(f"a {kind} of epoch {message.epoch} changed {key} of epoch {self._sender_epoch}")
-        if isinstance(message, Exited) and key in self._epochs and (members_host := members._member(key)) is not None:
-            self._check_exit(members_host, message)
+        for host in members.hosts:
+            if isinstance(message, Exited) and host.key == key:
+                self._check_exit(host, message)
 
     def _check_exit(self, host: JoinedHost, message: Exited) -> None:
         remote = host.workers.get((message.worker, message.incarnation))
@@ -186,9 +187,9 @@ class Checks:
                 f"a host of epoch {self._sender_epoch}"
             )
 
-    def kept(self, host: JoinedHost, part: KeptFile) -> None:
-        if host.epoch != part.epoch or self._epochs.get(host.key) != host.epoch:
-            self.fail(f"a file of epoch {part.epoch} was kept of {host.name}")
+    def kept(self, host: JoinedHost, part: Part) -> None:
+        if self._epochs.get(host.key) != host.epoch:
+            self.fail(f"the file {part.name} was kept of {host.name}, epoch {host.epoch}")
         if part.name.startswith("logs/"):
             worker = part.name.removeprefix("logs/").removesuffix(".log")
             if not any(name == worker and epoch == host.epoch for (name, _), epoch in self._placed.items()):
@@ -203,5 +204,5 @@ def fingerprint(host: JoinedHost) -> tuple[Any, ...]:
     return (
         host.epoch, host.session, host.identity, host.heard_s, host.closed_s, host.lost, host.leaves, host.silent,
         host.has_answered, host.num_pages, host.num_orders, len(host.orders), tuple(host.names), tuple(host.relays.items()),
-        tuple(host.wanted), frozenset(host.answers.items()), frozenset(host.placed), remotes,
+        tuple(host.wanted), frozenset(host.placed), remotes,
     )  # fmt: skip

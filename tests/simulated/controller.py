@@ -6,9 +6,32 @@ from typing import Any
 
 import msgspec
 
-from jsrl.launch.hosts.join_key import JoinKey
-from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
-from jsrl.launch.hosts.messages import Begin, Farewell, Keys, Signal, WorkerCommand
+from jsrl.cluster.members import (
+    JOIN,
+    Action,
+    Admit,
+    Closed,
+    Expel,
+    Forward,
+    GiveKeys,
+    KeepPart,
+    Lost,
+    Members,
+    Message,
+    Notify,
+    Place,
+    Received,
+    Relay,
+    RemoteWorker,
+    ReplaceJoinKey,
+    Revoke,
+    RunEnded,
+    Send,
+    Tell,
+)
+from jsrl.cluster.members import Start as StartRemote
+from jsrl.cluster.messages import Begin, Keys, Order, Signal
+from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.launch.hosts.port import LOOK_S
 from jsrl.runs.control_bodies import AnyMessage, Bye, Command, Stage
 from jsrl.workers.kinds import find_kind
@@ -20,19 +43,6 @@ from tests.simulated.world import Host, Process
 WATCH_S, PAUSE_S, GONE_S, LEAVE_S = 0.1, 0.25, 25.0, 10.0
 READY_S, SILENCE_S = 20.0, 30.0
 FIRST_S = 1.5  # until the workers start: hosts join before that, or later
-
-
-class Key(JoinKey):
-    """The join key of a run without its file."""
-
-    def __init__(self, checks: Checks) -> None:
-        self._checks, self._hosts = checks, {}
-        self._address, self.path = "", "the join key"  # type: ignore[assignment]
-        self.publish("")
-
-    def publish(self, address: str) -> None:
-        self.public = self._checks.new_key()
-        self._public = self.public.encode()
 
 
 class Task:
@@ -64,8 +74,8 @@ class Controller(Process):
     def __init__(self, host: Host, checks: Checks) -> None:
         super().__init__(host, "controller")
         self.process, self.checks, self.end = self, checks, ""
-        self.key = Key(checks)
-        self.members = Members(self.key, clock=lambda: host.now, own="here", on_loss=self._lost)
+        self.join_key, self._admitted = checks.new_key(), set[str]()
+        self.members = Members("here", versions(), code_digest())
         self.revoked: set[str] = set()
         self.tasks = [Task(name) for name in checks.workers]
         for task in self.tasks:
@@ -79,60 +89,59 @@ class Controller(Process):
     # -- the port
 
     def admits(self, key: str) -> str:
-        return self.key.admits(key.encode())
+        return JOIN if key == self.join_key else key if key in self._admitted else ""
 
     def opened(self, connection: Connection) -> None:
         self._connections[connection.identity] = connection
 
     def closed(self, connection: Connection) -> None:
-        self.members.note_closed(connection.identity)
+        self._tell(Closed(connection.identity))
 
     def receive(self, connection: Connection, message: Any) -> None:
-        key = connection.name
-        with self.checks.taking(self.members, key, message):
-            answers = self.members.handle(key, connection.identity, message)
-        for identity, answer in answers:
-            self._send(identity, answer)
-        self._flush()
+        with self.checks.taking(self.members, connection.name, message):
+            actions = self.members.handle(Received(connection.name, connection.identity, message), self.host.now)
+            for action in actions:
+                if isinstance(action, Lost):
+                    self._do(action)
+        for action in actions:
+            if not isinstance(action, Lost):
+                self._do(action)
 
-    def _send(self, identity: bytes, message: Any) -> None:
-        if (connection := self._connections.get(identity)) is not None:
-            connection.send_down(msgspec.structs.replace(message))
+    def _tell(self, message: Message) -> None:
+        for action in self.members.handle(message, self.host.now):
+            self._do(action)
 
-    def _flush(self) -> None:
-        members = self.members
-        for identity, message in members.farewells:
-            self._send(identity, message)
-        for frame in members.frames:
-            self.checks.accepted(frame)
-            self._take(frame)
-        for host, part in members.kept_files:
-            self.checks.kept(host, part)
-        for notice in members.notices:
-            self.world.note(self.name, "says:", notice)
-        for kept in (
-            members.farewells, members.frames, members.kept_files, members.notices, members.pages, members.stored,
-            members.given_up,
-        ):  # fmt: skip
-            kept.clear()
-
-    def _order(self, host: JoinedHost, order: Signal | WorkerCommand) -> None:
-        self.members.number(host, order)
-        self.checks.ordered(host, order)
-        self._send(host.identity, order)
+    def _do(self, action: Action) -> None:
+        match action:
+            case Send(identity, message):
+                if isinstance(message, Order):
+                    self.checks.ordered(message)
+                if (connection := self._connections.get(identity)) is not None:
+                    connection.send_down(message)
+            case Relay(frames):
+                for frame in frames:
+                    self.checks.accepted(frame)
+                    self._take(frame)
+            case KeepPart(host, part):
+                self.checks.kept(host, part)
+            case Notify(line):
+                self.world.note(self.name, "says:", line)
+            case Admit(key):
+                self._admitted.add(key)
+            case Expel(key):
+                self._admitted.discard(key)
+            case ReplaceJoinKey():
+                self.join_key = self.checks.new_key()
+            case Lost(host):
+                self.world.note(self.name, "loses", host.name, "epoch", host.epoch)
+                self.checks.lost(host)
 
     def _look(self) -> None:
-        self.members.look()
+        for action in self.members.tick(self.host.now):
+            self._do(action)
         self.checks.is_told = True
-        self.members.revoke(self.revoked)
+        self._tell(Revoke(self.revoked))
         self.checks.is_told = False
-        for identity, message in self.members.unanswered_starts():
-            self._send(identity, message)
-        self._flush()
-
-    def _lost(self, host: JoinedHost) -> None:
-        self.world.note(self.name, "loses", host.name, "epoch", host.epoch)
-        self.checks.lost(host)
 
     # -- a stand-in for supervision: whatever ends is started again
 
@@ -184,15 +193,14 @@ class Controller(Process):
             task.local.die(-9)
         elif task.remote is not None and task.remote.exit is None:
             host = task.remote.host
-            self._order(host, Signal(host.epoch, task.name, task.incarnation, "kill"))
+            self._tell(Tell(host.epoch, Signal(host.epoch, task.name, task.incarnation, "kill")))
 
     def _command(self, task: Task, name: str, **facts: Any) -> None:
         frame = msgspec.msgpack.encode(Command(name, {"ticket": self.world.new_id(), **facts}))
         if task.local is not None:
             task.local.after(0.001, task.local.obey, frame)
         elif task.remote is not None and not task.remote.host.lost:
-            host = task.remote.host
-            self._order(host, WorkerCommand(host.epoch, task.name, task.incarnation, frame))
+            self._tell(Forward(task.name, task.incarnation, frame))
 
     def _start(self, task: Task) -> None:
         now = self.host.now
@@ -212,18 +220,13 @@ class Controller(Process):
             )
             return
         host = min(staying, key=lambda host: host.num_living)
-        task.remote = RemoteWorker(host, task.name, task.incarnation, task.kind.speech)
+        self.checks.placed(host, task.name, task.incarnation)
+        self._tell(Place(host.epoch, task.name, task.incarnation, task.kind.speech))
+        task.remote = host.workers[task.name, task.incarnation]
         if host.epoch not in self._sent_keys:
             self._sent_keys.add(host.epoch)
-            keys = Keys(host.epoch, b"c", b"s")
-            host.sent.append(keys)
-            host.sent_s = now
-            self._send(host.identity, keys)
-        begin = Begin(host.epoch, task.kind.name, task.name, task.incarnation, b"{}", {})
-        task.remote.begin, task.remote.asked_s = begin, now
-        host.add(task.remote)
-        self.checks.placed(host, task.name, task.incarnation)
-        self._send(host.identity, begin)
+            self._tell(GiveKeys(host.epoch, Keys(host.epoch, b"c", b"s"), "ab" * 32))
+        self._tell(StartRemote(host.epoch, Begin(host.epoch, task.kind.name, task.name, task.incarnation, b"{}", {})))
 
     # -- the end
 
@@ -239,7 +242,6 @@ class Controller(Process):
         assert self._interrupted_s is not None
         if any(task.alive for task in self.tasks) and self.host.now - self._interrupted_s < LEAVE_S:
             return
-        for host in list(self.members.hosts):
-            self._send(host.identity, Farewell(host.epoch, "the run has ended"))
+        self._tell(RunEnded("the run has ended"))
         self.end = "interrupted"
         self.after(0.5, self.die, 0)

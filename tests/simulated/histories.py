@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from jsrl.cluster.messages import Hello
 from jsrl.launch.hosts.facts import code_digest, versions
-from jsrl.launch.hosts.messages import Hello
 from tests.simulated.agents import Agent
 from tests.simulated.checks import Checks
 from tests.simulated.controller import Controller
@@ -86,7 +86,7 @@ class History:
             folder=f"/tmp/{host.name}", address=f"10.0.0.{number + 2}",
         )  # fmt: skip
         self.agents[number] = Agent(
-            host, self.links[number], self.controller, self.controller.key.public, hello, self.checks
+            host, self.links[number], self.controller, self.controller.join_key, hello, self.checks
         )
 
     def keep_agents(self) -> None:

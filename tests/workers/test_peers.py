@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from jsrl.cluster.messages import LOST_S
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.experiment import Experiment
-from jsrl.launch.hosts.messages import LOST_S
 from jsrl.launch.plan import make_plan
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.names import FileNames

@@ -28,15 +28,11 @@ from pathlib import Path
 
 import zmq
 
-from jsrl.errors import AccessDenied, CodecError, ConfigError, counted
-from jsrl.launch.hosts.archive import unpack
-from jsrl.launch.hosts.facts import code_digest, versions
-from jsrl.launch.hosts.join_key import has_moved, own_keys
-from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, KeptFiles, PageWatch, keep_part, log_name
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.messages import (
     BEAT_S,
     CLOSED_LEASE_S,
     MAX_TAIL_CHARS,
+    MOST_LOG_BYTES,
     PROMPT_S,
     REPLACED,
     Admitted,
@@ -70,6 +66,11 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
+from jsrl.errors import AccessDenied, CodecError, ConfigError, counted
+from jsrl.launch.hosts.archive import unpack
+from jsrl.launch.hosts.facts import code_digest, versions
+from jsrl.launch.hosts.join_key import has_moved, own_keys
+from jsrl.launch.hosts.kept_files import KeptFiles, PageWatch, keep_part
 from jsrl.launch.hosts.port import CONNECTION_MS
 from jsrl.launch.interrupts import may_repeat
 from jsrl.launch.links import KEYS
@@ -82,6 +83,7 @@ from jsrl.runs.door import MAX_MESSAGE_BYTES, shortened
 from jsrl.runs.limits import usable_cores
 from jsrl.runs.names import FileNames
 from jsrl.runs.process import Lease, now_s
+from jsrl.runs.values import log_name
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts
@@ -390,7 +392,7 @@ class Agent:
             if now_s() >= until_s:
                 return
 
-    def _execute(self, message: AnyControllerMessage) -> None:  # noqa: C901
+    def _execute(self, message: AnyControllerMessage) -> None:
         if isinstance(message, Welcome):
             self._join(message)
         elif isinstance(message, Admitted):
@@ -422,9 +424,6 @@ class Agent:
                 self._kept.note(message.name)
         elif isinstance(message, Stored):
             self._kept.confirm(message.name, message.size, message.digest)
-        elif isinstance(message, Begin):
-            self._queue[message.worker, message.incarnation] = message
-            self._start_queued()
         elif isinstance(message, Farewell):
             self._end = (0, message.text)
         else:
@@ -497,7 +496,10 @@ class Agent:
         if message.number != self._executed + 1:
             return
         self._executed += 1
-        if isinstance(message, WorkerCommand):
+        if isinstance(message, Begin):
+            self._queue[message.worker, message.incarnation] = message
+            self._start_queued()
+        elif isinstance(message, WorkerCommand):
             self._control.send_command(message.worker, message.incarnation, message.frame)
         elif isinstance(message, CodePart):
             self._keep_code(message)

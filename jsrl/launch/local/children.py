@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from jsrl.cluster.messages import MAX_TAIL_CHARS, Begin, Exited, Usage
 from jsrl.launch.compilation import cache_variables
-from jsrl.launch.hosts.messages import MAX_TAIL_CHARS, Begin, Exited, Usage
 from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import Local, write_job
 from jsrl.launch.local.processes import LocalHandle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -21,10 +21,13 @@ from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.build_source import begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater, missed_ratio, trained_agent, unseen_rows
-from jsrl.workers.learner.sources import ONE_RANK, RANKS, Group, Source, SynchronizedSource
+from jsrl.workers.learner.sources import ONE_RANK, RANKS, OneRank, Source, SynchronizedSource
 from jsrl.workers.learner.updaters import NO_DIRECTOR
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import snapshot_store
+
+if TYPE_CHECKING:
+    from jsrl.workers.learner.ranks import RankLink
 
 # imported only where a run has a director, or keeps its first params
 DIRECTED = "jsrl.workers.learner.directed:director_commands"
@@ -32,7 +35,7 @@ DIRECTED = "jsrl.workers.learner.directed:director_commands"
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     e, start = job.experiment, begin_counting(job)
-    ranks: Group = ONE_RANK
+    ranks: RankLink | OneRank = ONE_RANK
     if job.has(RANKS):
         ranks = import_target("jsrl.workers.learner.ranks:lead")(job, start)  # before anything else uses jax
     trained = e
@@ -49,11 +52,12 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         fresh = functools.partial(updater.fresh, key)
         if job.start_point.restore:
             return updater.place(restore_state(job.start_point, agent, fresh))
-        return updater.make(key) if ranks.count == 1 else updater.place(jax.device_get(jax.jit(fresh)()))
+        return updater.make(key) if isinstance(ranks, OneRank) else updater.place(jax.device_get(jax.jit(fresh)()))
 
     def connect() -> tuple[Source, ParamsPublisher]:
         source = make_source(job, devices, start, meter, reporter)
-        return source if ranks.count == 1 else SynchronizedSource(source, ranks), bind_publisher(job, "params")
+        shared = source if isinstance(ranks, OneRank) else SynchronizedSource(source, ranks)
+        return shared, bind_publisher(job, "params")
 
     store = snapshot_store(job, reporter, keep_last=max(3, e.snapshots.keep))
     settings = LearnerSettings(
@@ -70,7 +74,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
         ages="window_age" if e.has_replay_workers else "policy_lag",
-        drains=job.plays_along and e.is_deterministic and ranks.count == 1,
+        drains=job.plays_along and e.is_deterministic and isinstance(ranks, OneRank),
     )
     directed = NO_DIRECTOR
     if e.director is not None or job.keeps_initial:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jsrl.metrics.metrics import Meter
@@ -31,16 +32,14 @@ class LearnerStart(NamedTuple):
 
     Attributes:
       epoch: of this process. trained: trajectories that the restored state was trained on. ledger: over all incarnations.
-      pending, open_games: a director's pending reset or copy, and scores of unfinished games, see DirectorLink.
-      saved_epoch: of the restored snapshot.
+      saved_epoch: of the restored snapshot. directed: its metadata, with that of DirectorLink.
     """
 
     epoch: int
     trained: int
     ledger: Ledger
-    pending: dict[str, Any] | None = None
     saved_epoch: int | None = None
-    open_games: Sequence[Sequence[float]] = ()
+    directed: Mapping[str, Any] = MappingProxyType({})
 
 
 def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, reporter: Reporter) -> Source:
@@ -116,15 +115,14 @@ def begin_counting(job: Job) -> LearnerStart:
     The epoch on disk rises at each start, even if no snapshot was written since the last one, so that no two incarnations
     of the learner publish under the same version.
     """
-    saved, pending, open_games = None, None, []
+    saved, meta = None, dict[str, Any]()
     if job.start_point.restore and not job.start_point.params_only:
         folder, _, selector = job.start_point.restore.rpartition("@")
         meta = SnapshotStore(folder).meta(selector)
-        pending, open_games = meta.get("told"), meta.get("open_games", [])
         saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
     trained, saved_epoch = (int(saved["trained"]), int(saved["epoch"])) if saved else (0, None)
     epoch, ledger = count_on(job, saved)
-    return LearnerStart(epoch, trained, ledger, pending, saved_epoch, open_games)
+    return LearnerStart(epoch, trained, ledger, saved_epoch, meta)
 
 
 def count_on(job: Job, saved: dict[str, Any] | None) -> tuple[int, Ledger]:

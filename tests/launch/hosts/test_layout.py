@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import run as command
+from jsrl.cluster.facts import HostFacts
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig, ReplayConfig
-from jsrl.launch.hosts.facts import HostFacts, read_hosts
+from jsrl.launch.hosts.facts import read_hosts
 from jsrl.launch.hosts.launcher import placed
 from jsrl.launch.hosts.layout import Layout, evened_out, lay_out, layout_text, ranges, shares
 from jsrl.launch.hosts.needs import needs_of

@@ -17,9 +17,9 @@ import pytest
 from jsrl.cli import run as command
 from jsrl.cli.command_line import without
 from jsrl.cli.slurm import OWN
+from jsrl.cluster.messages import REPLACED
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
-from jsrl.launch.hosts.messages import REPLACED
 from jsrl.launch.hosts.slurm import SlurmRun, slurm_script
 from jsrl.launch.local.agent import Agent
 from jsrl.launch.local.ssh import Srun, other_nodes, own_address

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.cluster.facts import HostFacts
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.references.reference import to_json
 from jsrl.runs.runs import RunFolder
 from jsrl.tools.simulation.calibration import from_run

@@ -7,9 +7,9 @@ import functools
 
 import pytest
 
+from jsrl.cluster.facts import HostFacts
 from jsrl.errors import ConfigError
 from jsrl.experiment import LearnerConfig
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.tools.simulation.outcome import (
     CORES,
     ENVIRONMENTS,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jsrl.cluster.messages import AnyAgentMessage, AnyControllerMessage, Begin, decode, encode
 from jsrl.errors import CodecError
-from jsrl.launch.hosts.messages import AnyAgentMessage, AnyControllerMessage, Begin, decode, encode
 
 FINE = {
     "kind": "begin", "epoch": 1, "worker_kind": "actor", "worker": "actor-0", "incarnation": 0, "job": b"{}",
