@@ -13,9 +13,8 @@ import gymnasium
 import numpy as np
 
 from jsrl.envs.base import Episode, VectorEnv, VectorGame
-from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_module, split_wrapper
+from jsrl.envs.config import SUITES, AtariConfig, EnvConfig, main_target, split_module, split_wrapper
 from jsrl.envs.faults import close_quietly, in_making
-from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
@@ -44,7 +43,20 @@ ADAPTERS = {
     "probe": "jsrl.games.probes:make_probe",
     "envpool": "jsrl.envs.adapters.envpool:make_pool",
     "atari": "jsrl.envs.adapters.atari:make_atari",
+    "particle": "jsrl.games.particle.game:make_particle",
+    "matrix": "jsrl.games.matrix:make_matrix",
+    "foraging": "jsrl.games.foraging:make_foraging",
+    "hide_and_seek": "jsrl.games.hide_and_seek.game:make_hide_and_seek",
     "pettingzoo": "jsrl.envs.adapters.pettingzoo:make_pettingzoo",
+    "lbf": "jsrl.envs.adapters.lbf:make_lbf",
+    "openspiel": "jsrl.envs.adapters.openspiel:make_openspiel",
+}
+# of a suite: its function of (config) that imports the packages that its maker needs besides its module
+PREPARATIONS = {
+    "hide_and_seek": "jsrl.games.hide_and_seek.game:import_mujoco",
+    "pettingzoo": "jsrl.envs.adapters.pettingzoo:import_pettingzoo",
+    "lbf": "jsrl.envs.adapters.lbf:import_lbf",
+    "openspiel": "jsrl.envs.adapters.openspiel:import_openspiel",
 }
 # names of the base classes of PettingZoo's environments, also of those without `possible_agents`
 PETTINGZOO_BASES = ("ParallelEnv", "AECEnv")
@@ -123,7 +135,7 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
         return adapter(scheme)(config, num_envs, seed, group)
     if scheme in SUITES:
         _refuse_wrappers(config)
-        return cast(VectorEnv, make_by_scheme(config, num_envs, seed, group, groups))
+        return _of_suite(config, num_envs, seed, group, groups)
     if scheme == "envpool" or config.backend == "envpool":
         _refuse_wrappers(config)
         _refuse_reseeding(config)
@@ -135,6 +147,15 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
     if ":" in config.id:
         return _from_factory(config, num_envs, seed, group, groups=groups)
     return _from_registry(config, num_envs, seed, group)
+
+
+def _of_suite(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups) -> VectorEnv:
+    try:
+        return adapter(config.id.partition(":")[0])(config, num_envs, seed, group, groups)
+    except (TypeError, ValueError) as error:  # an option of another type
+        raise ConfigError(
+            f"environment {config.id!r} could not be made with kwargs {config.kwargs}: {error}. Check env.kwargs"
+        ) from error
 
 
 def adapter(name: str) -> Callable[..., VectorEnv]:
@@ -167,7 +188,9 @@ def import_modules(config: EnvConfig) -> None:
         adapter(scheme)
         return
     if scheme in SUITES:
-        import_suite(config)
+        adapter(scheme)
+        if scheme in PREPARATIONS:
+            import_target(PREPARATIONS[scheme])(config)
         return
     if scheme == "envpool" or config.backend == "envpool":
         import_module("jsrl.envs.adapters.envpool")
