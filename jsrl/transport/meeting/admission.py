@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsrl.errors import CodecError, ConfigError, StreamClosed
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.address import check_producer
-from jsrl.transport.wire.codec import Limits, Message, encode
-from jsrl.transport.wire.schema import Leaf, compare_schemas, schema_from_fields, schema_to_fields
+from jsrl.transport.wire.schema import Leaf, compare_schemas, schema_from_fields
+
+if TYPE_CHECKING:
+    from jsrl.transport.wire.codec import Message
 
 HELLO = "hello"
-_HELLO_BYTES = 1 << 15  # for a foreign schema, whose first difference is reported
-_GROUP_BYTES = 16
 Check = Callable[[], None]
 """Raises StreamClosed if the awaited end is gone, so that waiting is useless."""
 MOST_NAMES = 4096  # for a stream that accepts any name
@@ -131,15 +131,6 @@ class Hello(NamedTuple):
     groups: dict[int, int]
     schema: tuple[Leaf, ...]
 
-    def frames(self) -> list[Any]:
-        fields = {
-            "name": self.sender.name,
-            "incarnation": self.sender.incarnation,
-            "groups": [list(pair) for pair in self.groups.items()],
-            "schema": schema_to_fields(self.schema),
-        }
-        return encode(HELLO, fields)
-
 
 def hello_of_producer(producer: ProducerId, num_groups: int, schema: tuple[Leaf, ...]) -> Hello:
     """Return the hello of a worker that sends trajectories of groups 0 to `num_groups` - 1."""
@@ -153,15 +144,12 @@ class HelloChecker:
       name: of this end, for messages. schema: of the stream. rules: for joining.
 
     Attributes:
-      admission: which incarnations may join; the end records admissions. limits: of a hello.
+      admission: which incarnations may join; the end records admissions.
     """
 
     def __init__(self, name: str, schema: tuple[Leaf, ...], rules: JoinRules) -> None:
         self.admission = Admission(rules)
-        self._name, self._schema = name, schema
-        (own,) = Hello(ProducerId("x" * 64, 0), {}, schema).frames()
-        size_bytes = max(_HELLO_BYTES, 2 * len(own)) + _GROUP_BYTES * rules.num_groups
-        self.limits = Limits(header_bytes=size_bytes, frames=1, message_bytes=size_bytes)
+        self._name, self.schema = name, schema
 
     def read(self, message: Message, speaks_for: Callable[[str], bool] = lambda worker: True) -> Hello:
         """Return a hello, after checking that its sender may join.
@@ -189,5 +177,5 @@ class HelloChecker:
         self._compared(hello)
 
     def _compared(self, hello: Hello) -> Hello:
-        compare_schemas(self._schema, hello.schema, self._name, hello.sender.name)
+        compare_schemas(self.schema, hello.schema, self._name, hello.sender.name)
         return hello

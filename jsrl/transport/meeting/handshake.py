@@ -16,19 +16,36 @@ from typing import Any
 import zmq
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError
-from jsrl.transport.base import remaining
-from jsrl.transport.meeting.admission import Check, Hello
+from jsrl.transport.base import ProducerId, remaining
+from jsrl.transport.meeting.admission import HELLO, Check, Hello, HelloChecker
 from jsrl.transport.meeting.answering import AnswerThread
 from jsrl.transport.meeting.curve import ConnectionWatch, connect, outgoing
 from jsrl.transport.meeting.sockets import bind, configure, send_if_possible
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
+from jsrl.transport.wire.schema import schema_to_fields
 
 WELCOME, REFUSED, PING = "welcome", "refused", "ping"
 HELLO_LIMITS = Limits(header_bytes=1 << 20, frames=1, message_bytes=1 << 20)  # for messages to the connecting end
+_HELLO_BYTES = 1 << 15  # for a foreign schema, whose first difference is reported
+_GROUP_BYTES = 16
 _SLICE_S = 0.1  # between checks of the connection
 _ERRORS: dict[str, type[JsrlError]] = {
     kind.__name__: kind for kind in (SpecMismatch, StreamClosed, ConfigError, CodecError, StreamError)
 }
+
+
+def hello_frames(hello: Hello) -> list[Any]:
+    """Return the message with a hello."""
+    sender, groups = hello.sender, [list(pair) for pair in hello.groups.items()]
+    fields = {"name": sender.name, "incarnation": sender.incarnation, "groups": groups}
+    return encode(HELLO, fields | {"schema": schema_to_fields(hello.schema)})
+
+
+def hello_limits(checker: HelloChecker) -> Limits:
+    """Return the limits of a hello to a binding end."""
+    (own,) = hello_frames(Hello(ProducerId("x" * 64, 0), {}, checker.schema))
+    size_bytes = max(_HELLO_BYTES, 2 * len(own)) + _GROUP_BYTES * checker.admission.rules.num_groups
+    return Limits(header_bytes=size_bytes, frames=1, message_bytes=size_bytes)
 
 
 def refusal_frames(error: JsrlError) -> list[Any]:
@@ -71,7 +88,7 @@ def meet(
       StreamTimeout: no answer in time. AccessDenied: the keys are missing, or another run's. Others: why it was refused,
         and what `check` raises.
     """
-    frames = outgoing(hello.frames(), connection.keys)
+    frames = outgoing(hello_frames(hello), connection.keys)
     deadline, due_s = time.monotonic() + timeout_s, 0.0
     while True:
         now_s = time.monotonic()
