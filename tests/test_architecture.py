@@ -35,6 +35,7 @@ def test_ruff_finds_nothing():
     assert lint("-m", "ruff", "check", "--no-cache", "--output-format", "concise", ".") == ""
 
 
+@pytest.mark.slow
 def test_functions_have_at_most_80_lines():
     functions = [
         (f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", (node.end_lineno or 0) - node.lineno + 1)

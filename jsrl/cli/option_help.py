@@ -34,8 +34,8 @@ CHAPTERS = {  # of the options without a part
     "data": ("num-envs", "rollout-length", "batch-envs", "max-policy-lag", "replay", "record", "recording"),
     "where": ("placement", "num-actors", "num-groups", "num-inference-servers", "transport", "bind", "encrypt", "compress",
               "deterministic", "restart", "graph", "profile", "tune", "tune-minutes"),
-    "the run": ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan", "trace", "hooks",
-                "sinks"),
+    "the run": ("settings", "runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan", "trace",
+                "hooks", "sinks"),
     "other hosts": ("listen", "hosts", "launcher", "num-hosts", "min-hosts", "join-key", "join-s", "keep-here", "learner-on",
                     "host-python", "hosts-file", "print"),
 }  # fmt: skip

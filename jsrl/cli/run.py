@@ -111,8 +111,16 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
         print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`jsrl run NAME --help` shows the options of one.")
         return 0
     loading = f"loading {name or 'the run'} ..."
+    settings = ""
     with shown(loading):
-        default = stored or load(name or "ppo")
+        if stored is not None:
+            default = stored
+        else:
+            default = load(name or "ppo")
+        if name is not None and any(arg.startswith("--env") for arg in args):
+            from jsrl.cli.tuned import with_settings
+
+            default, settings = with_settings(name, args, default)
     if wants_help:
         from jsrl.cli.option_help import full_help, short_help
 
@@ -122,6 +130,8 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     with shown(loading):
         asked = cli.parse(args, default)
     options: RunOptions = asked.run
+    if settings and options.display != "quiet":
+        print(settings)
     check_needs(asked)
     if options.detach:
         from jsrl.cli.background import detach

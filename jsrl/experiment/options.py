@@ -129,6 +129,9 @@ class RunOptions:
     seeds: str | None = option(None, "A run for each seed, such as 0-4 or 1,5,9, and one table; with --launcher slurm "
         "one array of jobs.")
     jobs: PositiveInt = option(1, "how many run at once.", needs=("--seeds",))
+    settings: typing.Literal["auto", "none"] = option("auto", "auto: where an algorithm is named with an environment "
+        "(`ppo --env.id Pendulum-v1`), settings that are known to learn, if there are any (`jsrl list --tuned`); none: "
+        "the defaults.")
     profile: str = option("auto", "Settings that a tuning found: auto (those of this machine and experiment, if any), "
         "none, or a file.")
     tune: bool = option(False, "Find this machine's fastest settings first, keep them as its profile, and run with "

@@ -643,6 +643,7 @@ def test_requested_profile_must_be_readable_and_match(kept, tmp_path):
         profiles.use_profile(PPO, kept.path)
 
 
+@pytest.mark.slow
 def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(profiles.VARIABLE, str(tmp_path))
     experiment = experiments.load("ppo_cartpole")
