@@ -113,10 +113,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     loading = f"loading {name or 'the run'} ..."
     settings = ""
     with shown(loading):
-        if stored is not None:
-            default = stored
-        else:
-            default = load(name or "ppo")
+        default = stored or load(name or "ppo")
         if name is not None and any(arg.startswith("--env") for arg in args):
             from jsrl.cli.tuned import with_settings
 
