@@ -303,8 +303,8 @@ class Budgets:
         return f"restart {self.used(worker, now)} of {self._rules[worker].restarts} within {self._config.window_s:g} s"
 
     def used_up(self, worker: str, now: float) -> str:
-        """Return why a worker is not restarted any more, as text; empty: it never was restarted."""
-        if not self.used(worker, now):
+        """Return that a worker has used its restarts, as text; empty: it has not, or may have none."""
+        if not self.allows(worker) or self.used(worker, now) < self._rules[worker].restarts:
             return ""
         return (
             f"{worker} has used its {counted(self._rules[worker].restarts, 'restart')} within {self._config.window_s:g} s. "

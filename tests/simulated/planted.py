@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.faults.plant import copy_sources  # noqa: E402 (where it lies is said above)
 
-MOST = 1_000  # histories
+MAX_HISTORIES = 1_000
 
 
 class Planted(NamedTuple):
@@ -382,7 +382,7 @@ def main() -> int:
     """Plant the faults given on the command line."""
     line = argparse.ArgumentParser(description=__doc__)
     line.add_argument("--only", nargs="+", metavar="TEXT", help="faults whose name holds one of these")
-    line.add_argument("--histories", type=int, default=MOST, help="for each (default: %(default)s)")
+    line.add_argument("--histories", type=int, default=MAX_HISTORIES, help="for each (default: %(default)s)")
     given = line.parse_args()
     chosen = [fault for fault in FAULTS if not given.only or any(text in fault.name for text in given.only)]
     with tempfile.TemporaryDirectory() as name:
