@@ -16,6 +16,7 @@ from jsrl.agents.vdn import RecurrentVDNConfig as RecurrentVDNConfig
 from jsrl.agents.vdn import VDNConfig as VDNConfig
 from jsrl.background import BackgroundRun as BackgroundRun
 from jsrl.background import start as start
+from jsrl.cli.tuned import tuned as tuned
 from jsrl.collect import Collector as Collector
 from jsrl.contest import Arena as Arena
 from jsrl.directors.fixed import Fixed as Fixed

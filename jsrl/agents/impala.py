@@ -129,7 +129,7 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
             lambda w, mean: loss(parts, w, batch, mean, axis_name), weights, masks, axis_name
         )
         # 2. One gradient step.
-        rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
+        rate = ac.learning_rate(config, state.updates)
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, rate)
         # 3. The value function moves to the targets' units (PopArt), and the rows enter the observation moments.
         value_moments = state.extra

@@ -17,6 +17,7 @@ from jsrl.cli.command_line import check_needs
 from jsrl.cli.experiments import listing, load, summaries, take_name, use_working_directory
 from jsrl.cli.hosts import launcher_of
 from jsrl.cli.main import LOADING, shown
+from jsrl.cli.tuned import with_settings
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
@@ -111,8 +112,12 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
         print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`jsrl run NAME --help` shows the options of one.")
         return 0
     loading = f"loading {name or 'the run'} ..."
+    settings = ""
     with shown(loading):
-        default = stored or load(name or "")
+        if stored is not None:
+            default = stored
+        else:
+            default, settings = with_settings(name or "", args, load(name or ""))
     if wants_help:
         every = "--help-all" in wants_help
         print(full_help(default) if every else short_help(default, usage(), summaries()))
@@ -120,6 +125,8 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     with shown(loading):
         asked = cli.parse(args, default)
     options: RunOptions = asked.run
+    if settings and options.display != "quiet":
+        print(settings)
     check_needs(asked)
     if options.detach:
         from jsrl.cli.background import detach

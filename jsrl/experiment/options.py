@@ -133,6 +133,9 @@ class RunOptions:
     seeds: str | None = option(None, "A run for each seed, such as 0-4 or 1,5,9, and one table; with --launcher slurm "
         "one array of jobs.")
     jobs: PositiveInt = option(1, "how many run at once.", needs=("--seeds",))
+    settings: typing.Literal["auto", "none"] = option("auto", "auto: where an algorithm is named with an environment "
+        "(`ppo --env.id Pendulum-v1`), settings that are known to learn, if there are any (`jsrl list --tuned`); none: "
+        "the defaults.")
     profile: str = option("auto", "Settings that a tuning found: auto (those of this machine and experiment, if any), "
         "none, or a file.")
     tune: bool = option(False, "Find this machine's fastest settings first, keep them as its profile, and run with "
@@ -164,8 +167,8 @@ CHAPTERS = {  # of the options without a part
     "data": ("num-envs", "rollout-length", "batch-envs", "max-policy-lag", "replay", "record", "recording"),
     "where": ("placement", "num-actors", "num-groups", "num-inference-servers", "transport", "bind", "encrypt", "compress",
               "deterministic", "restart", "graph", "profile", "tune", "tune-minutes"),
-    "the run": ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan", "trace", "hooks",
-                "sinks"),
+    "the run": ("settings", "runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan", "trace",
+                "hooks", "sinks"),
     "other hosts": ("listen", "hosts", "launcher", "num-hosts", "min-hosts", "join-key", "join-s", "keep-here", "learner-on",
                     "host-python", "hosts-file", "print"),
 }  # fmt: skip

@@ -8,6 +8,7 @@ core, {value_torso, value_core}, among policy_weights: acting carries the state 
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ class NetworkConfig:
     shared: bool | None = option(None, "share torso and core between policy and value. None: share them for images and "
         "recurrent networks. With a core and False each has its own core, and actors compute both.")
     log_std_init: FiniteFloat = option(0.0, "initial log standard deviation of continuous actions.")
+    init: Literal["orthogonal", "uniform"] = option("orthogonal", "first weights: orthogonal, heads of policies small; "
+        "or uniform in +-1/sqrt(inputs) in every layer, biases too, as PyTorch does.")
     precision: Precision = option("float32", "float32, or bfloat16: the torso's layers multiply in bfloat16 and sum in "
         "float32, except the first layer of inputs that are not images. Weights, optimizer, core and heads stay in "
         "float32.")
@@ -179,7 +182,8 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
         observation = jax.tree.map(lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), spec.observation)
         is_first = jnp.zeros((1, 1), bool)
         (_, features, _), variables = policy.init_with_output(policy_key, observation, is_first, initial_core(1))
-        return weights_of(variables), weights_of(value.init(value_key, observation, features))
+        of_policy, of_value = weights_of(variables), weights_of(value.init(value_key, observation, features))
+        return first_weights(config, of_policy, policy_key), first_weights(config, of_value, value_key)
 
     def run_policy(weights: Tree, observation: Tree, is_first: Array, core: Tree) -> tuple[Any, Array, Tree]:
         outputs: Any = policy.apply({"params": weights}, observation, is_first, core)
@@ -210,6 +214,22 @@ def weights_of(variables: Tree) -> Tree:
             "parameters: use LayerNorm or GroupNorm in place of BatchNorm, and no mutable state"
         )
     return dict(variables["params"])
+
+
+def first_weights(config: NetworkConfig, weights: Tree, key: Array) -> Tree:
+    """Return weights as the modules draw them, or uniform ones, if the config says so."""
+    return weights if config.init == "orthogonal" else _uniform(weights, key)
+
+
+def _uniform(weights: Tree, key: Array) -> Tree:
+    """Return weights with each layer's kernel [..., in, out] and bias drawn from +-1/sqrt(inputs); others unchanged."""
+    if not isinstance(weights, dict):
+        return weights
+    keys = zip(sorted(weights), jax.random.split(key, len(weights)), strict=True)
+    if "kernel" not in weights:
+        return {name: _uniform(weights[name], key) for name, key in keys}
+    bound = math.prod(weights["kernel"].shape[:-1]) ** -0.5
+    return {name: jax.random.uniform(key, weights[name].shape, minval=-bound, maxval=bound) for name, key in keys}
 
 
 # -- torsos -----------------------------------------------------------------------------------------------------------

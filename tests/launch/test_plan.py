@@ -465,13 +465,6 @@ def test_a_serial_run_is_one_process():
     assert sum(memory_mb(serial, job) for job in serial.jobs) < 400 < sum(memory_mb(inline, job) for job in inline.jobs)
 
 
-def test_invalid_device_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"InferenceConfig\.device is 'cuda'; use auto, cpu, or an index such as gpu:1"
-    ):
-        experiment(inference=InferenceConfig(device="cuda"))
-
-
 def test_fake_devices_are_for_the_learner_only(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2 --xla_dump_to=/nowhere")
     given = environments([], placement="served", learner=LearnerConfig(num_devices=4))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import resource
 import socket
@@ -36,30 +35,17 @@ from tests.contracts.inference_contract import (
     make_request,
     wait_until,
 )
-from tests.loopback import own_loopback
-
-_numbers = itertools.count()
+from tests.transport.addresses import new_addresses
 
 
 @pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
 def transport(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Transport:
     scheme = request.param
-    folder = tmp_path / "run"
     if scheme == "tcp":
         keys = make_keys(tmp_path / "keys")
         monkeypatch.setattr(inference_contract, "bind_inference", functools.partial(bind_inference, keys=keys))
         monkeypatch.setattr(inference_contract, "connect_inference", functools.partial(connect_inference, keys=keys))
-
-    def new_address() -> str:
-        name = f"inference-{next(_numbers)}"
-        return {
-            "local": f"local:{name}",
-            "shm": f"shm:{folder}/{name}",
-            "tcp": f"tcp://{own_loopback()}:0",  # some bind the same port again
-            "ipc": f"ipc://{tmp_path}/{name}",
-        }[scheme]
-
-    return Transport(new_address)
+    return Transport(new_addresses(scheme, tmp_path))
 
 
 def test_unknown_scheme() -> None:

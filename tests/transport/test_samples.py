@@ -33,8 +33,8 @@ from jsrl.types import zeros
 from tests.contracts import sample_contract
 from tests.contracts.sample_contract import *  # noqa: F403
 from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Transport, connect, drain, producing, wait_for
-from tests.loopback import own_loopback
 from tests.marks import nightly, slow
+from tests.transport.addresses import new_addresses
 
 _numbers = itertools.count()
 _CONSUMER = """
@@ -72,16 +72,7 @@ pytest.mark.parametrize("transport", TWO, indirect=True)(test_two_producers_of_m
 
 
 def make_transport(scheme: str, tmp_path: Path) -> Transport:
-    def new_address() -> str:
-        name = f"s{next(_numbers)}"
-        return {
-            "local": f"local:{name}",
-            "shm": f"shm:{tmp_path}/run/{name}",
-            "tcp": f"tcp://{own_loopback()}:0",  # some bind the same port again
-            "ipc": f"ipc://{tmp_path}/{name}",
-        }[scheme]
-
-    return Transport(new_address, scheme != "local")
+    return Transport(new_addresses(scheme, tmp_path), scheme != "local")
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,12 @@ REAL = EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,), (1.0,), "rescale"
 TEAM = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(4), num_agents=2)
 RECURRENT = NetworkConfig(hidden=(8,), core="gru", core_size=4)
 AGENTS = {
-    "dqn": lambda: dqn(DQNConfig(network=FLAT, exploration_updates=100), CHOICE),
+    "dqn": lambda: dqn(DQNConfig(network=FLAT, total_updates=1_000), CHOICE),
     "ladder": lambda: dqn(DQNConfig(network=FLAT, exploration="ladder", epsilon=0.0), CHOICE),
     "r2d2": lambda: r2d2(R2D2Config(network=RECURRENT, epsilon=0.0), CHOICE),
     "td3": lambda: td3(TD3Config(network=FLAT, exploration_noise=0.0), REAL),
     "ddpg": lambda: ddpg(DDPGConfig(network=FLAT, exploration_noise=0.0), REAL),
-    "qmix": lambda: qmix(QMIXConfig(network=FLAT, exploration_updates=100), TEAM),
+    "qmix": lambda: qmix(QMIXConfig(network=FLAT, total_updates=1_000), TEAM),
 }
 TARGETS = {
     "dqn": lambda learned: learned.target,

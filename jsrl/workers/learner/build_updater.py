@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jsrl.agents.base import Agent, AgentState, Update, UpdateOutput
+from jsrl.agents.base import Agent, AgentState, Update
 from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.agents.hyperparameters import with_hyperparameters
 from jsrl.agents.minibatches import several_updates
+from jsrl.agents.rewards import with_rewards, with_running_scale
 from jsrl.directors.base import explored_names
-from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, build_agent, resolved_agent
 from jsrl.experiment.numbers import device_columns
 from jsrl.parallel import data_parallel
 from jsrl.references.importing import import_target
-from jsrl.types import Array, EnvSpec, Trajectory, leaves, map_tree, with_columns
+from jsrl.types import EnvSpec, Trajectory, leaves, map_tree, with_columns
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.replay_link import batch_of_windows
@@ -193,32 +193,20 @@ def learner_devices(number: int | None, columns: int, way_out: str = "lower lear
 
 def trained_agent(experiment: Experiment, spec: EnvSpec, hyperparameters: Mapping[str, float]) -> Agent:
     """Return the agent that an experiment trains; `hyperparameters`: name of a field -> its value in a new state."""
-    build = functools.partial(build_agent, spec=spec)
-    return with_rewards(with_hyperparameters(resolved_agent(experiment), build, hyperparameters), experiment.env)
+    config, env = resolved_agent(experiment), experiment.env
+    agent = with_hyperparameters(config, functools.partial(build_agent, spec=spec), hyperparameters)
+    if isinstance(env.reward_scale, float | int):
+        return with_rewards(agent, env.reward_scale, env.reward_clip)
+    if experiment.buffer is not None:
+        raise ConfigError(
+            "env.reward_scale=running needs fresh trajectories, and this agent learns from replay; give a number, or "
+            "agent.normalize-values where the agent has it."
+        )
+    gamma = getattr(config, "gamma", 0.99)
+    columns = (experiment.batch_columns, *([] if spec.num_agents is None else [spec.num_agents]))
+    return with_running_scale(agent, gamma=gamma, clip=env.reward_clip, columns=columns)
 
 
 def agent_of(experiment: Experiment, spec: EnvSpec) -> Agent:
     """Return the agent that an experiment trains, for existing states."""
     return trained_agent(experiment, spec, dict.fromkeys(explored_names(experiment.director), 0.0))
-
-
-def with_rewards(agent: Agent, env: EnvConfig) -> Agent:
-    """Return the agent whose updates scale and clip rewards as the environment's options say; in rows they are raw."""
-    scale, clip = env.reward_scale, env.reward_clip
-    if scale == 1.0 and clip is None:
-        return agent
-
-    def learning(update: Update) -> Update:
-        def learn(
-            state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
-        ) -> tuple[AgentState, UpdateOutput]:
-            reward = trajectory.reward * scale
-            reward = reward if clip is None else jnp.clip(reward, -clip, clip)
-            return update(state, trajectory._replace(reward=reward), key, axis_name=axis_name)
-
-        return learn
-
-    split = agent.split and agent.split._replace(
-        policy=learning(agent.split.policy), critic=learning(agent.split.critic)
-    )
-    return agent._replace(update=learning(agent.update), split=split)
