@@ -29,7 +29,6 @@ LOG_S = 2.0  # in which the log of a failed worker may reach the run folder befo
 MOST_EXITS = 100  # that are sent again over a new connection
 LEAVES = "its agent was told to end"
 NO_FILES = "this host cannot keep the run's files"
-KEYS = "keys"  # the host's keys, where the digest of modules names these
 
 Worker = tuple[str, int]  # name and incarnation
 
@@ -63,9 +62,9 @@ class ToldToEnd(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """This host has now the modules with this digest, or its keys (KEYS)."""
+    """This host has now the modules with this digest."""
 
-    what: str
+    code: str
 
 
 class NotStarted(NamedTuple):
@@ -135,7 +134,6 @@ class SendBeat(NamedTuple):
 
     measures: bool
     leaves: str
-    lacks: bool
     executed: int
 
 
@@ -254,7 +252,7 @@ class HostAgent:
         self._beat_at_s = self._measure_at_s = 0.0
         self._leave_by_s: float | None = None  # once it must end
         self._ends_soon = False  # its lease does, unless the controller answers
-        self._arrived: set[str] = set()
+        self._arrived: set[str] = set()  # digests of modules
         self._queue: dict[Worker, wire.Begin] = {}  # workers to be started
         self._starting: dict[Worker, float] = {}  # forked ones that are not ready -> when they were started
         self._running: set[Worker] = set()
@@ -287,7 +285,7 @@ class HostAgent:
             case ToldToEnd():
                 self._prepare_to_leave(message)
             case Arrived():
-                self._arrived.add(message.what)
+                self._arrived.add(message.code)
                 self._start_queued()
             case NotStarted(worker, incarnation, why):
                 self._running.discard((worker, incarnation))
@@ -356,8 +354,7 @@ class HostAgent:
         measures = self._now_s >= self._measure_at_s
         if measures:
             self._measure_at_s = self._now_s + USAGE_S
-        leaves, lacks = "" if self._leave_by_s is None else LEAVES, any(map(self._lacks, self._queue.values()))
-        self._do(SendBeat(measures, leaves, lacks, self._executed))
+        self._do(SendBeat(measures, "" if self._leave_by_s is None else LEAVES, self._executed))
 
     def _join(self, message: wire.Welcome) -> None:
         if message.epoch <= self.epoch:
@@ -369,7 +366,6 @@ class HostAgent:
         self._extend(self._now_s)
         self._executed, self.was_lost = 0, False
         self.kept.clear()
-        self._arrived.discard(KEYS)  # revoked
         self._do(Notify(f"joined the run at {self._address} as {self._name}"))
 
     def _extend(self, from_s: float) -> None:
@@ -433,7 +429,7 @@ class HostAgent:
         else:
             self._do(Execute(message))
 
-    def _obey(self, order: wire.Begin | wire.Signal | wire.WorkerCommand | wire.CodePart) -> None:
+    def _obey(self, order: wire.AnyOrder) -> None:
         """Execute an order; not if it was executed before, or if one before it was lost: all are sent again then."""
         if order.number != self._executed + 1:
             self.num_dropped += 1
@@ -453,10 +449,6 @@ class HostAgent:
 
     # -- workers
 
-    def _lacks(self, begin: wire.Begin) -> bool:
-        """Return whether this host has not got its keys, or the modules of a worker; the next beat asks for them."""
-        return not ({KEYS, *([begin.code] if begin.code else [])} <= self._arrived)
-
     def _start_queued(self) -> None:
         """Start the workers that wait for it; of those that are forked, only as many at once as the cores can take.
 
@@ -465,7 +457,8 @@ class HostAgent:
         oldest_s = self._now_s - START_S
         self._starting = {worker: since_s for worker, since_s in self._starting.items() if since_s > oldest_s}
         for worker, begin in list(self._queue.items()):
-            if self._lacks(begin) or (begin.forks and len(self._starting) >= self._max_starts):
+            lacks_code = bool(begin.code) and begin.code not in self._arrived
+            if lacks_code or (begin.forks and len(self._starting) >= self._max_starts):
                 continue
             del self._queue[worker]
             self._start(worker, begin)

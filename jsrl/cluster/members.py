@@ -26,7 +26,7 @@ MAX_NAME_CHARS = 64
 MOST_WAITING = 1_000  # admitted keys of hosts that have not joined yet
 REVOKED = "its key was revoked"
 AWAY_S = 1.0  # after its connection closed, until which a new one may follow
-LACKS_S = 5.0  # after which keys, modules and orders that have not arrived are sent again
+AGAIN_S = 5.0  # without progress, after which orders are sent again
 MOST_CODE_BYTES = 4 << 20  # of modules that a host has not confirmed: heartbeats wait behind them on a slow network
 BREAKS, BREAKS_S = 3, 120.0  # so many breaks of a host's connection within this time are reported
 
@@ -266,7 +266,7 @@ class JoinedHost:
         breaks_s: when it closed, within the last BREAKS_S seconds.
       server_key: see GiveKeys. names: of the streams that its workers bind.
       relays: params stream -> address at which the host relays it.
-      keys, keys_s: its keys, and when they were last sent. code: parts of its workers' modules that are still to be sent.
+      code: parts of its workers' modules that are still to be sent.
       orders: those that it has not confirmed. ordered_s: when they were last sent, or the host last confirmed some.
         num_orders: given so far.
     """
@@ -287,8 +287,6 @@ class JoinedHost:
     server_key: str = ""
     names: list[Registration] = field(default_factory=list)
     relays: dict[str, str] = field(default_factory=dict)
-    keys: list[wire.Keys] = field(default_factory=list)
-    keys_s: float = 0.0
     code: list[wire.CodePart] = field(default_factory=list)
     orders: list[wire.AnyOrder] = field(default_factory=list)
     ordered_s: float = 0.0
@@ -565,7 +563,7 @@ class Members:
         return host.workers.get(key)
 
     def _note_beat(self, host: JoinedHost, message: wire.Beat) -> None:
-        """Record a host's beat; answer it, with what the host lacks and orders that it has not confirmed."""
+        """Record a host's beat; answer it, with orders that it has not confirmed."""
         self._take_frames(host, message.frames)
         if host.lost:
             return
@@ -584,10 +582,6 @@ class Members:
             self._send(host, wire.Farewell(host.epoch, f"this host has left the run: {host.leaves}"))
             return
         self._send(host, wire.BeatReceived(host.epoch, message.sent_s))
-        if message.lacks and self._now_s - host.keys_s > LACKS_S:
-            host.keys_s = self._now_s
-            for keys in host.keys:
-                self._send(host, keys)
         self._confirm_orders(host, message.executed)
         self._send_code(host)
 
@@ -642,9 +636,8 @@ class Members:
                 if remote is not None and remote.waits is not None and remote.exit is None:
                     self._begin(remote, remote.waits)
             case GiveKeys():
-                host.server_key, host.keys_s = message.server_key, self._now_s
-                host.keys.append(message.keys)
-                self._send(host, message.keys)
+                host.server_key = message.server_key
+                self._give(host, message.keys)
             case Tell(_, wire.CodePart() as part):
                 host.code.append(part)
             case Tell(_, wire.TextRequest() as question):
@@ -707,7 +700,7 @@ class Members:
         if len(left) < len(host.orders):
             host.ordered_s = self._now_s
         host.orders = left
-        if self._now_s - host.ordered_s > LACKS_S:
+        if self._now_s - host.ordered_s > AGAIN_S:
             host.ordered_s = self._now_s
             for order in left:
                 self._send(host, order)

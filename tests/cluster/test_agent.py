@@ -9,7 +9,6 @@ import pytest
 
 from jsrl.cluster import messages as wire
 from jsrl.cluster.agent import (
-    KEYS,
     Action,
     Arrived,
     Ask,
@@ -45,7 +44,7 @@ LEFT = "this host has left the run: its agent was told to end"
 
 
 class World:
-    """An agent that is a member, with its keys, and all its actions so far."""
+    """An agent that is a member, and all its actions so far."""
 
     def __init__(self, epoch: int = 1, max_starts: int = 3) -> None:
         self.agent, self.now_s = HostAgent("a", "10.0.0.5:7000", max_starts, 0.0, 120.0, 30.0), 0.0
@@ -53,7 +52,6 @@ class World:
         if epoch:
             self.tell(Connected(True))
             self.hear(wire.Welcome(epoch, LEASE_S))
-            self.tell(Arrived(KEYS))
 
     def tell(self, message: Message) -> list[Action]:
         actions = self.agent.handle(message, self.now_s)
@@ -227,23 +225,17 @@ def test_agent_executes_orders_once_and_in_order(world: World) -> None:
     assert world.hear(wire.WorkerCommand(2, "actor-0", 0, b"first", number=1))
 
 
-def test_worker_waits_for_keys_and_modules_and_the_beat_asks_for_them() -> None:
-    world = World()
-    world.hear(wire.Welcome(2, LEASE_S))  # its earlier keys are revoked
-    digest, part = "0" * 64, wire.CodePart(2, "0" * 64, b"part", True, number=1)
+def test_worker_waits_for_its_modules_which_stay_in_later_memberships(world: World) -> None:
+    digest = "0" * 64
     world.begin(code=digest)
-    assert [action.lacks for action in world.tick(1.0) if isinstance(action, SendBeat)] == [True]
-    keys = wire.Keys(2, b"c", b"s")
-    assert world.hear(keys) == [Execute(keys)] and not world.tell(Arrived(KEYS)) and not world.started
-    assert world.order(part) == [Execute(msgspec.structs.replace(part, number=2))]
+    part = wire.CodePart(1, digest, b"part", True, number=2)
+    assert world.order(part) == [Execute(part)] and not world.tick(1.0)[1:] and not world.started
     world.tell(Arrived(digest))
     assert world.started == [("actor-0", 0)]
-    assert [action.lacks for action in world.tick(2.0) if isinstance(action, SendBeat)] == [False]
-    world.hear(wire.Welcome(3, LEASE_S))
+    world.hear(wire.Welcome(2, LEASE_S))
     world.num_orders = 0
     world.begin(code=digest)
-    world.tell(Arrived(KEYS))
-    assert world.started == [("actor-0", 0)] * 2  # modules stay
+    assert world.started == [("actor-0", 0)] * 2
 
 
 def test_each_incarnation_is_started_once_and_ends_the_earlier_one(world: World) -> None:

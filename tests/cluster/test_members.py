@@ -206,17 +206,6 @@ def test_heartbeats_are_answered_with_the_clock_of_the_agent(world: World):
     assert world.relayed == [said("actor-0")] and life.pid == 42 and life.usage.cpu_s == 1.5
 
 
-def test_keys_that_a_host_lacks_are_sent_again(world: World):
-    host, keys = world.join(), wire.Keys(1, b"c", b"s")
-    assert answers(world.tell(GiveKeys(host.epoch, keys, KEY))) == [keys] and host.server_key == KEY
-    counts = []
-    for world.now_s, lacks in ((103.0, True), (106.0, False), (106.5, True), (107.0, True), (112.0, True)):
-        beat, *again = world.hear(host, wire.Beat(host.epoch, 7.25, [], lacks=lacks))
-        assert beat == wire.BeatReceived(host.epoch, 7.25) and again == [keys][: len(again)]
-        counts.append(len(again))
-    assert counts == [0, 0, 1, 0, 1]  # they may be on their way
-
-
 def test_modules_are_sent_as_a_slow_network_carries_them(world: World):
     """All at once they delay heartbeats for longer than the lease, and the host joins again without end."""
     host, size = world.join(), MOST_CODE_BYTES // 2
@@ -231,20 +220,21 @@ def test_modules_are_sent_as_a_slow_network_carries_them(world: World):
 
 
 def test_orders_are_sent_again_in_order_until_the_host_confirms_them(world: World):
-    host = world.join()
+    host, keys = world.join(), wire.Keys(1, b"c", b"s")
     begin = wire.Begin(host.epoch, "actor", "actor-0", 0, b"{}", {})
-    actions = [Start(host.epoch, begin), Forward("actor-0", 0, b"final")]
+    actions = [GiveKeys(host.epoch, keys, KEY), Start(host.epoch, begin), Forward("actor-0", 0, b"final")]
     actions += [Tell(host.epoch, wire.Signal(host.epoch, "actor-0", 0, "pause")), Start(host.epoch, begin)]
     orders = [answer for action in actions for answer in answers(world.tell(action))]
     assert orders == [
-        wire.Begin(host.epoch, "actor", "actor-0", 0, b"{}", {}, number=1),
-        wire.WorkerCommand(host.epoch, "actor-0", 0, b"final", number=2),
-        wire.Signal(host.epoch, "actor-0", 0, "pause", number=3),
+        wire.Keys(host.epoch, b"c", b"s", number=1),
+        wire.Begin(host.epoch, "actor", "actor-0", 0, b"{}", {}, number=2),
+        wire.WorkerCommand(host.epoch, "actor-0", 0, b"final", number=3),
+        wire.Signal(host.epoch, "actor-0", 0, "pause", number=4),
     ]  # a worker is started once
     again = []
-    for world.now_s, executed in ((101.0, 0), (106.0, 0), (107.0, 1), (112.0, 2), (118.0, 2), (119.0, 3), (125.0, 3)):
+    for world.now_s, executed in ((101.0, 0), (106.0, 0), (107.0, 2), (112.0, 3), (118.0, 3), (119.0, 4), (125.0, 4)):
         again.append(world.hear(host, wire.Beat(host.epoch, 7.25, [], executed=executed))[1:])
-    assert again == [[], orders, [], [], orders[2:], [], []]  # they may be on their way
+    assert again == [[], orders, [], [], orders[3:], [], []]  # they may be on their way
 
 
 def test_worker_starts_once_its_host_has_its_files(world: World):

@@ -290,9 +290,7 @@ class Agent:
             wanted_players(self._folder / PLAYERS_FOLDER),
         )
         relays, executed = self._relays.addresses, beat.executed
-        self._send(
-            wire.Beat(self._epoch, now_s(), frames, usage, names, wanted, beat.leaves, relays, beat.lacks, executed)
-        )
+        self._send(wire.Beat(self._epoch, now_s(), frames, usage, names, wanted, beat.leaves, relays, executed))
 
     def _forget(self, folders: list[str]) -> None:
         """Forget what belongs to an earlier membership."""
@@ -321,7 +319,6 @@ class Agent:
                 self._control.send_command(message.worker, message.incarnation, message.frame)
             case wire.Keys():
                 self._keep_keys(message)
-                return [machine.Arrived(machine.KEYS)]
             case wire.CodePart():
                 return self._keep_code(message)
             case wire.RunNames():
@@ -418,7 +415,7 @@ class Agent:
             try:
                 if not folder.exists():
                     unpack(message.digest, bytes(content), folder)
-            except ValueError as error:  # parts were lost: the workers that wait for them make the next beat ask again
+            except ValueError as error:  # workers that need them do not start
                 self._notify(f"the run's modules did not arrive completely: {error}")
             else:
                 return [machine.Arrived(message.digest)]

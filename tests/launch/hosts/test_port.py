@@ -88,7 +88,7 @@ def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
 
 
 def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jsrl.cluster.members.LACKS_S", 0.05)
+    monkeypatch.setattr("jsrl.cluster.members.AGAIN_S", 0.05)
     key = JoinKey(tmp_path / "join.key")
     members = Members("here", versions(), code_digest())
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
