@@ -57,7 +57,7 @@ from jsrl.runs.runs import to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot
 from jsrl.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.locks import make_folder
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import value_of
 

@@ -46,7 +46,7 @@ from jsrl.runs.process import Lease, now_s
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts
-from jsrl.transport.memory.segment import living_folder, make_folder, remove_unless_living
+from jsrl.transport.memory.locks import living_folder, make_folder, remove_unless_living
 
 _TURN_MS = 50
 _PAUSE_S = 0.0002  # between two turns, per worker: the messages of hundreds arrive one by one

@@ -29,7 +29,7 @@ from jsrl.launch.hosts.archive import archive
 from jsrl.launch.hosts.join_key import JoinKey
 from jsrl.launch.local import agent as local_agent
 from jsrl.transport.meeting.keys import load_client_keys
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.locks import make_folder
 
 
 @pytest.fixture
