@@ -278,6 +278,19 @@ def test_a_moving_worker_is_asked_to_leave_and_costs_no_restart() -> None:
     assert shell.shown[-1] == "actor-0 moves, because its host leaves (it did not leave in order)"
 
 
+def test_all_ranks_leave_if_one_moves() -> None:
+    shell = Shell(rules(*RANKS, ranks=RANKS))
+    for _ in range(3):
+        shell.move("rank-1")
+    assert [action.worker for _, action in shell.done if isinstance(action, Send)] == list(RANKS)
+    shell.leave("rank-1")
+    shell.run(1.0)
+    shell.leave("learner")
+    shell.run(2.0)
+    assert [shell.incarnation(rank) for rank in RANKS] == [1, 1] and shell.supervision.counts == {}
+    assert {"rank-1 moves, because its host leaves", "learner moves, because rank-1 moves"} <= set(shell.shown)
+
+
 def test_learners_are_told_once_which_groups_nobody_steps_now() -> None:
     """A worker is absent from its death, or the loss of its host's connection, until its replacement is ready."""
     kinds = rules("learner", learns=True) | rules("actor-0", groups=(0, 1)) | rules("actor-1", groups=(2,))

@@ -287,12 +287,11 @@ class Checks:
         process = self.processes.get((worker, self._newest.get(worker, -1)))
         if "was not finished within" in text and worker in self._finished:
             self.fail(f"the controller has heard that {worker} finished its task, and says: {text}")
-        is_here = process is not None and process.parent is not None and process.parent.name == "controller"
-        if "did not leave in order within" in text and is_here and process is not None and not process.alive:
-            if self.world.now - process.ended_s > SLACK_S:
-                self.fail(
-                    f"{process.name} ended {self.world.now - process.ended_s:.1f} s ago, and the controller says: {text}"
-                )
+        if process is None or process.parent is None or process.parent.name != "controller":
+            return
+        since_s = self.world.now - process.ended_s
+        if "did not leave in order within" in text and since_s > SLACK_S:
+            self.fail(f"{process.name} ended {since_s:.1f} s ago, and the controller says: {text}")
 
     def starts(self, worker: str, incarnation: int) -> None:
         """Check that the controller may start an incarnation."""
