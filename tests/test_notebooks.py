@@ -48,7 +48,7 @@ def process(what: str, name: str, folder: Path, *changed: str, optimised: bool =
     ended = subprocess.run(
         [*command, str(FOLDER / f"{name}.ipynb"), *changed],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"} | (FAST if optimised else {}),
+        env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "COLUMNS": "120"} | (FAST if optimised else {}),
         capture_output=True,
         text=True,
         timeout=280,
