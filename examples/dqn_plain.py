@@ -182,11 +182,10 @@ def batch_of(args, rows):
     reward = jnp.zeros_like(rows.reward[0])
     discount, goes_on = jnp.ones_like(reward), jnp.ones(reward.shape, bool)
     for t in range(args.n_step):
-        goes_on &= ~is_last[t]  # a last observation bootstraps: nothing after it belongs to this episode
+        goes_on &= ~is_last[t]  # a last observation bootstraps, and what follows belongs to the next episode
         reward += jnp.where(goes_on, discount * rows.reward[t], 0.0)
         discount = jnp.where(goes_on, discount * args.gamma * rows.discount[t], discount)
         following = jnp.where(goes_on[:, None], rows.observation[t + 1], following)
-        goes_on &= rows.discount[t] > 0
     mask = 1.0 - is_last[0].astype(jnp.float32)
     return Batch(rows.observation[0], rows.action[0], reward, discount, following, mask)
 

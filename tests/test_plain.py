@@ -270,6 +270,10 @@ def test_plain_sac_is_jsrls_sac():
         state, _ = agent.update(state, rows, jax.random.key(number))
         now, _ = sac_plain.update(args, now, given, jax.random.key(number))
         assert_same_step(before._replace(opt_states=()), sac_state(state, ()), now._replace(opt_states=()))
+    # The steps of Adam do not show the size of a gradient; its moments do.
+    policy, critics, temperature = (optax.tree.get(each, "mu") for each in state.opt_state)
+    plain_moments = [optax.tree.get(each, "mu") for each in now.opt_states]
+    assert_near([sac_layers(policy), sac_layers(critics), temperature], plain_moments)
 
 
 # -- the files themselves ---------------------------------------------------------------------------------------------
