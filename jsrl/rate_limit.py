@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable
 
 
 class RateLimit:
-    """At most `limit` events per window of `window_s` seconds.
+    """At most `limit` events per window of `window_s` seconds. Times are of one steady clock.
 
     Args:
-      limit: events per window. window_s: its length. clock: returns seconds.
+      limit: events per window. window_s: its length.
     """
 
-    def __init__(self, limit: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limit, self.window_s, self._clock = limit, window_s, clock
+    def __init__(self, limit: int, window_s: float) -> None:
+        self.limit, self.window_s = limit, window_s
         self._spent_s: deque[float] = deque()
 
-    @property
-    def used(self) -> int:
+    def used(self, now_s: float) -> int:
         """Return the number of events within the window that ends now."""
-        while self._spent_s and self._clock() - self._spent_s[0] > self.window_s:
+        while self._spent_s and now_s - self._spent_s[0] > self.window_s:
             self._spent_s.popleft()
         return len(self._spent_s)
 
-    def spend(self) -> bool:
+    def spend(self, now_s: float) -> bool:
         """Count one event; return whether it was still allowed."""
-        allowed = self.used < self.limit
+        allowed = self.used(now_s) < self.limit
         if allowed:
-            self._spent_s.append(self._clock())
+            self._spent_s.append(now_s)
         return allowed
 
 

@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,8 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-
-NIGHTLY, SLOW = (tomllib.loads((Path(__file__).parent / f"{mark}.toml").read_text()) for mark in ("nightly", "slow"))
 
 # on a busy machine, making and checking examples takes long
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -65,15 +62,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of nightly.toml and slow.toml, skip nightly ones unless `-m` names them, and run the slowest files first.
+    """Skip nightly tests unless `-m` names them, and run the slowest files first.
 
     With `--dist loadfile` each file runs in one process: quick files come last, so that all processes end together.
     """
-    for item in items:
-        name = item.nodeid.removeprefix("tests/")
-        for table, mark in ((NIGHTLY, pytest.mark.nightly), (SLOW, pytest.mark.slow)):
-            if name in table or name.partition("[")[0] in table:
-                item.add_marker(mark)
     if "nightly" not in config.getoption("-m"):
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         if nightly:

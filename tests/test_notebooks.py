@@ -85,6 +85,7 @@ def test_an_algorithm_in_a_plain_loop(tmp_path: Path, changed: tuple[str, ...], 
     assert float(re.search(r"greedy episodes: ([\d.]+)", printed).group(1)) >= at_least, printed
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "at_least"),
@@ -99,6 +100,7 @@ def test_the_same_algorithm_distributed(tmp_path: Path, changed: tuple[str, ...]
     assert {log.stem for log in (run / "logs").glob("*.log")} >= {"actor-0", "inference-0", "learner", "evaluator"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_interrupting_a_cell_stops_every_process(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "small_ppo.py", tmp_path)
@@ -109,6 +111,7 @@ def test_interrupting_a_cell_stops_every_process(tmp_path: Path) -> None:
     assert seen["ending_s"] < 20.0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_custom_dataflow_notebook_runs(tmp_path: Path) -> None:
     printed = process("execute", NAMES[2], tmp_path)
@@ -119,6 +122,7 @@ def test_custom_dataflow_notebook_runs(tmp_path: Path) -> None:
     assert len(kinds) == 1 and len(kinds[0].splitlines()) <= 80
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [SHORT[2], pytest.param((), marks=pytest.mark.nightly)], ids=["runs", "whole"])
 def test_analysis_notebook_runs(tmp_path: Path, changed: tuple[str, ...]) -> None:
@@ -126,6 +130,7 @@ def test_analysis_notebook_runs(tmp_path: Path, changed: tuple[str, ...]) -> Non
     assert re.search(r"95% interval -?[\d.]+ to -?[\d.]+\npermutation test: p = [\d.]+\n", printed), printed
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_policies_play_a_game_that_a_notebook_defines(tmp_path: Path) -> None:
     printed = process("execute", NAMES[4], tmp_path, *SHORT[3])
@@ -149,6 +154,7 @@ def test_a_run_in_the_background_is_watched_stopped_changed_and_started_again(
     assert {path.name for path in (first / "source").glob("*.py")} == {p.name for p in (second / "source").glob("*.py")}
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly
 def test_trained_pair_notebook_runs(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")

@@ -34,10 +34,10 @@ from typing import Any
 
 from benchmarks import process_tree
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cluster.facts import HostFacts
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.launch.hooks import LiveRun
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run

@@ -20,10 +20,10 @@ from typing import Any
 import psutil
 
 from jsrl.agents.impala import IMPALAConfig
+from jsrl.cluster.facts import HostFacts
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig
 from jsrl.launch.hooks import STOP, LiveRun
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts, placed
 from jsrl.launch.hosts.layout import lay_out
 from jsrl.launch.local.launcher import Local

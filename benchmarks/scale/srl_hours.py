@@ -31,10 +31,10 @@ from typing import Any
 import msgspec
 
 from benchmarks.scale.srl_shape import CALL_S, INFER_S, TRAIN_S
+from jsrl.cluster.facts import HostFacts
 from jsrl.configs.hide_and_seek_srl import config
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, VideoConfig
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.runs.provenance import environment_facts
 from jsrl.tools.simulation.calibration import Measured, fitted
 from jsrl.tools.simulation.outcome import simulate

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jsrl.launch.hosts.facts import HostFacts
+from jsrl.cluster.facts import HostFacts
 from jsrl.tools.simulation.outcome import Outcome, lag_quantile, simulate
 from jsrl.tools.simulation.system import ActorPart, Sizes, System
 from jsrl.tools.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes

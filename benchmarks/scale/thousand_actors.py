@@ -28,10 +28,10 @@ from typing import Any
 import psutil
 
 from jsrl.agents.impala import IMPALAConfig
+from jsrl.cluster.facts import HostFacts
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment, SupervisionConfig
 from jsrl.launch.hooks import STOP, LiveRun
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run

@@ -117,20 +117,19 @@ def _observed(observation: Tree, state: Tree) -> Iterator[tuple[str, Any]]:
 
 
 class CheckedVector:
-    """A user's own vector: its steps are checked, and scaled and clipped rewards are for learning; its episodes stay raw."""
+    """A user's own vector, whose steps are checked."""
 
     def __init__(self, env: Any, config: EnvConfig):
         if not isinstance(env.spec, EnvSpec | GameSpec):
             raise ConfigError(
                 f"environment {config.id!r} has the spec {describe(env.spec)}; expected an EnvSpec or GameSpec of jsrl.types"
             )
-        self._env, self._scale, self._clip = env, config.reward_scale, config.reward_clip
         observed = (
             [seat.observation for seat in env.spec.seats] if isinstance(env.spec, GameSpec) else [env.spec.observation]
         )
         for observation in observed:
             check_paths([path for path, _ in named_leaves(observation)], env.spec.name)
-        self._contract = Contract(env, env.num_envs)
+        self._env, self._contract = env, Contract(env, env.num_envs)
         self.spec, self.num_envs = env.spec, env.num_envs
 
     def __getattr__(self, name: str) -> Any:
@@ -144,10 +143,7 @@ class CheckedVector:
     def step(self, action: Any) -> Any:
         stepped = self._env.step(action)
         self._contract.check(stepped)
-        if self._scale == 1.0 and self._clip is None:
-            return stepped
-        reward = stepped.reward * np.float32(self._scale)
-        return stepped._replace(reward=reward if self._clip is None else np.clip(reward, -self._clip, self._clip))
+        return stepped
 
     def close(self) -> None:
         self._env.close()

@@ -7,20 +7,18 @@ the episode is not reported. An environment that hangs, or ends the process, can
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from jsrl.envs.base import EnvStep, TakesTasks, VectorEnv
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import foreign
+from jsrl.envs.faults import close_quietly, foreign, log
 from jsrl.envs.rows import vector_seed
 from jsrl.errors import EnvironmentFault, JsrlError, counted
 from jsrl.rate_limit import RateLimit
 from jsrl.types import Array
 
-log = logging.getLogger("jsrl.envs")
 Step = TypeVar("Step")
 
 
@@ -34,33 +32,23 @@ class Repairs:
     def __init__(
         self, config: EnvConfig, warn: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._repairs_limit = RateLimit(config.fault_limit, config.fault_window_s, clock)
-        self._warn = warn
+        self._repairs_limit = RateLimit(config.fault_limit, config.fault_window_s)
+        self._warn, self._clock = warn, clock
 
     def take(self, fault: EnvironmentFault, cure: str) -> None:
         """Use one repair for `fault`; `cure` describes it."""
-        limit, window_s = self._repairs_limit.limit, self._repairs_limit.window_s
-        if not self._repairs_limit.spend():
+        limit, window_s, now_s = self._repairs_limit.limit, self._repairs_limit.window_s, self._clock()
+        if not self._repairs_limit.spend(now_s):
             used_up = EnvironmentFault(
                 f"{fault}. It failed again after {counted(limit, 'repair')} within {window_s:g} s. See what it raised, or "
                 "allow more with env.fault_limit"
             )
             used_up.repairable = False
             raise used_up from fault
-        count = f"repair {self._repairs_limit.used} of {limit} within {window_s:g} s"
+        count = f"repair {self._repairs_limit.used(now_s)} of {limit} within {window_s:g} s"
         log.warning("%s: %s", count, cure, exc_info=fault)
         if self._warn is not None:
             self._warn(f"{fault}. {cure} ({count}; its traceback is in the log)")
-
-
-def close_quietly(env: Any) -> None:
-    """Close an environment; an exception is only logged, as the environment is not used any more."""
-    try:
-        env.close()
-    except JsrlError:  # such as that of a deadline
-        raise
-    except (Exception, SystemExit):
-        log.warning("an environment raised an error while it was closed", exc_info=True)
 
 
 class SlotRepairs:

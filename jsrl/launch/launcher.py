@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph
 from jsrl.references.importing import SpawnEnvironment
+from jsrl.runs.values import Exit, ResourceUsage
 from jsrl.workers.jobs import Job
 
 STOPPED = "stopped"  # the state of a paused worker
@@ -117,33 +118,6 @@ class Start:
     forks: bool = False
     variables_on: Callable[[list[str] | None, Collection[str] | None], Mapping[str, str]] | None = None
     nice: int = 0
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a worker ended: its exit status (negative: the signal that killed it; None: unknown), and a text about it.
-
-    `with_host`: its host was lost, which is not the worker's fault.
-    """
-
-    status: int | None
-    text: str
-    with_host: bool = False
-
-
-@dataclass(frozen=True)
-class ResourceUsage:
-    """The resources that a worker uses.
-
-    Attributes:
-      state: such as running, sleeping or `stopped`. cpu_s: CPU time since its start, including all processes that it
-        started, running or ended. resident_bytes: its own memory. threads: their number.
-    """
-
-    state: str
-    cpu_s: float
-    resident_bytes: int
-    threads: int
 
 
 class Handle(Protocol):

@@ -26,7 +26,6 @@ from jsrl.launch.status_writer import RatedPlayers, Stages, StatusWriter, frames
 from jsrl.metrics.display import Display
 from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.metrics import MetricsHub
-from jsrl.recordings.video_shelf import FOLDER as VIDEOS
 from jsrl.runs.control_bodies import FINAL, Event, ForwardedCommand, Report
 from jsrl.runs.door import printable
 from jsrl.runs.files import json_ready, write_atomic
@@ -196,7 +195,7 @@ class Session:
         elif message.name == "filmed":
             facts = progress.counted(facts)
             self._write(progress, facts["metrics"], facts["env_steps"], facts["updates"])
-            self.hub.sinks.video(self.folder.path / VIDEOS / progress.policy.folder / Path(facts["file"]).name)
+            self.hub.sinks.video(self.folder.videos / progress.policy.folder / Path(facts["file"]).name)
         elif message.name == "saved":
             self._saved(progress, facts)
         elif message.name == "finished":

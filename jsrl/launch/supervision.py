@@ -1,17 +1,19 @@
-"""Restarts: the budget and pause of each worker, and the start point of a replacement."""
+"""What the supervision of a run is told about its plan, and the start point of a replaced worker."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
+from collections.abc import Collection
 from pathlib import Path
 
+from jsrl.control.ending import Ending, Level, Task
+from jsrl.control.supervision import Rules, Supervision
 from jsrl.errors import counted
 from jsrl.experiment import Experiment
+from jsrl.graph.graph import ranks_of
+from jsrl.launch.plan import Plan
 from jsrl.launch.resume import newest_good
-from jsrl.rate_limit import RateLimit
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import read_page
@@ -20,97 +22,66 @@ from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import Kind, find_kind, value_of
 
 
-class Budget(RateLimit):
-    """The restarts of one worker within a window of time.
-
-    Args:
-      limit: restarts within `window_s`. backoff_s: before the first, doubled for each further one up to `max_backoff_s`.
-      clock: returns seconds.
-    """
-
-    def __init__(
-        self,
-        limit: int,
-        window_s: float,
-        backoff_s: float,
-        max_backoff_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(limit, window_s, clock)
-        self._backoff_s, self._max_backoff_s = backoff_s, max_backoff_s
-
-    def take(self) -> float | None:
-        """Use one restart: return the seconds to wait before it, or None when the budget is exhausted."""
-        pause_s = self.pause_s
-        return pause_s if self.spend() else None
-
-    @property
-    def pause_s(self) -> float:
-        return min(self._backoff_s * 2.0 ** min(self.used, 60), self._max_backoff_s)
-
-
 def restarts(e: Experiment, kind: Kind) -> int:
     own = e.supervision.restarts.get(kind.prefix)
     return max(e.restart, value_of(kind.lifecycle.min_restarts, e)) if own is None else own
 
 
-class Supervision:
-    """The budgets of all workers of a run, and their restarts so far."""
-
-    def __init__(self, experiment: Experiment, clock: Callable[[], float] = time.monotonic) -> None:
-        self._experiment, self._clock = experiment, clock
-        self._budgets: dict[str, Budget] = {}
-        self.restarts: dict[str, int] = {}
-
-    def budget(self, job: Job) -> Budget:
-        if job.name not in self._budgets:
-            s = self._experiment.supervision
-            limit = restarts(self._experiment, find_kind(job.kind)) if job.restart is None else job.restart
-            self._budgets[job.name] = Budget(limit, s.window_s, s.backoff_s, s.max_backoff_s, self._clock)
-        return self._budgets[job.name]
-
-    def take(self, job: Job, *, is_free: bool = False) -> float | None:
-        """Use one restart of this worker: return the seconds to wait before it, or None when the budget is exhausted.
-
-        `is_free`: it is not charged to the worker's budget, if the worker may be restarted at all.
-        """
-        budget = self.budget(job)
-        pause_s = budget.pause_s if is_free and budget.limit else budget.take()
-        if pause_s is not None:
-            kind = find_kind(job.kind).prefix
-            self.restarts[kind] = self.restarts.get(kind, 0) + 1
-        return pause_s
-
-    def metrics(self) -> dict[str, float]:
-        return {f"restarts/{kind}": float(count) for kind, count in self.restarts.items()}
-
-    def text(self, job: Job) -> str:
-        budget = self.budget(job)
-        return f"restart {budget.used} of {budget.limit} within {budget.window_s:g} s"
-
-    def used_up(self, job: Job) -> str:
-        """Return why this worker is not restarted any more, as text; empty: it never was restarted."""
-        budget = self.budget(job)
-        if not budget.used:
-            return ""
-        return (
-            f"{job.name} has used its {counted(budget.limit, 'restart')} within {budget.window_s:g} s. "
-            "Restarts do not repair it: see the reason above, or allow more with --restart."
+def supervision_of(plan: Plan) -> Supervision:
+    e, rules = plan.experiment, {}
+    for job in plan.jobs:
+        kind = plan.kinds[job.name]
+        samples = [end for _, end in job.ends if end.stream.type == "samples"]
+        rules[job.name] = Rules(
+            kind.prefix,
+            restarts(e, kind) if job.restart is None else job.restart,
+            tuple(rank.name for rank in ranks_of(plan.graph, plan.graph.worker(job.name))),
+            saves=kind.lifecycle.saves,
+            keeps_files=bool(kept_files(kind, job)),
+            must_finish=kind.lifecycle.must_finish,
+            loss_ends_run=kind.lifecycle.loss_ends_run,
+            may_restart=functools.partial(value_of, kind.lifecycle.may_restart, job),
+            groups=tuple(group for end in samples for group in end.groups) if kind.plays else (),
+            learns=kind.resources.device == "learns",
         )
+    return Supervision(rules, e.deadlines, e.supervision, tells_absent=not e.is_deterministic)
 
 
-@dataclass(frozen=True)
-class Restart:
-    """A planned restart: at `due_s` by the monotonic clock, as incarnation `count` + 1 of the job."""
-
-    due_s: float
-    job: Job
-    count: int
+def kept_files(kind: Kind, job: Job) -> tuple[str, ...]:
+    """Return the folders below the run's in which a worker keeps files of its own."""
+    return tuple(value_of(kind.travel.keeps_files, job))
 
 
-def replacement_job(job: Job, folder: Path) -> tuple[Job, list[str]]:
-    """Return the job that replaces a dead worker, and warnings: a higher incarnation; its state is the last good snapshot."""
-    job = dataclasses.replace(job, incarnation=job.incarnation + 1)
+def ending_of(plan: Plan, supervision: Supervision, reason: str, done: Collection[str]) -> Ending:
+    """Return the end of a run. `done`: workers whose last task is finished, or that were lost."""
+    e, levels = plan.experiment, []
+    for level in plan.graph.stop_order:
+        names = frozenset(worker.name for worker in level)
+        levels.append(Level(names, any(port.publishes for name in names for port in plan.kinds[name].ports)))
+    return Ending(
+        supervision,
+        levels,
+        {name: task for name, task in last_tasks(plan, reason).items() if name not in done},
+        interrupted=reason == "interrupted",
+        drains=e.is_deterministic and len(e.policies) > 1,
+    )
+
+
+def last_tasks(plan: Plan, reason: str) -> dict[str, Task]:
+    """Return worker -> its last task, if it has one after a run that ends for this reason."""
+    tasks = {}
+    for name, kind in plan.kinds.items():
+        task = kind.lifecycle.last_task
+        facts = value_of(task.facts, plan.experiment, reason)
+        if facts is not None and reason != "interrupted":
+            limit_s = getattr(plan.experiment.deadlines, task.deadline)
+            tasks[name] = Task(task.name, facts, limit_s, task.deadline, task.hint)
+    return tasks
+
+
+def replacement_job(job: Job, incarnation: int, folder: Path) -> tuple[Job, list[str]]:
+    """Return the job that replaces a dead worker, and warnings; its state is the last good snapshot."""
+    job = dataclasses.replace(job, incarnation=incarnation)
     if find_kind(job.kind).lifecycle.state != "snapshot":
         return job, []
     start_point, broken = last_committed(job.start_point, job.snapshots / "state", page_of(job, folder))

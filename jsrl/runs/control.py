@@ -26,8 +26,9 @@ from jsrl.errors import AccessDenied, CodecError, StreamClosed
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control_bodies import AnyMessage, Command, Crash, Event, Heartbeat, Message, Stacks, Stage
 from jsrl.runs.door import MAX_MESSAGE_BYTES, shortened
-from jsrl.runs.logs import MOST_BYTES, cut_log
+from jsrl.runs.logs import cut_log
 from jsrl.runs.process import Lease, Pauses, all_stacks, main_stack
+from jsrl.runs.values import MAX_LOG_BYTES
 from jsrl.transport.meeting.curve import (
     ConnectionWatch,
     Listener,
@@ -188,7 +189,9 @@ class ControlClient:
         beat = Heartbeat(self.worker, self.incarnation, self.progress, activity, inside_s)
         self._send(socket, beat)
         if log := cut_log():
-            text = f"printed more than {MOST_BYTES >> 20} MiB; {log} was restarted, and {log}.1 has its earlier content"
+            text = (
+                f"printed more than {MAX_LOG_BYTES >> 20} MiB; {log} was restarted, and {log}.1 has its earlier content"
+            )
             self._send(socket, Event(self.worker, self.incarnation, "warning", text, {"once": "log"}))
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
             self.stop.set()

@@ -229,7 +229,6 @@ class CommandDone(msgspec.Struct):
     """A learner executed the director's command of this ticket; `error`: or why it could not."""
 
     ticket: int
-    name: str = ""
     version: int = -1
     error: str = ""
 

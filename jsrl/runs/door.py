@@ -9,10 +9,11 @@ free. A sender of which MAX_DROPS messages are dropped within DROPS_S seconds is
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from jsrl.rate_limit import RateLimit, is_reported
+from jsrl.runs.control_bodies import RESERVED_EVENTS, AnyMessage, Event, complaint, metrics_of, texts_of
 
 MAX_MESSAGE_BYTES = 16 << 20
 TEXT_BYTES, TEXT_BYTES_PER_S = 1 << 20, 1 << 10
@@ -22,19 +23,16 @@ MAX_DROPS, DROPS_S = 10, 60.0
 # if a connection ends whose reading has stopped at a limit.
 MAX_WAITING = 16
 
-Clock = Callable[[], float]
-
 
 class TextBudget:
     """The text that one incarnation of a worker may still say."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock, self._left, self._since_s = clock, float(TEXT_BYTES), clock()
+    def __init__(self) -> None:
+        self._left, self._since_s = float(TEXT_BYTES), 0.0
         self._names: set[str] = set()
 
-    def pay(self, texts: Iterable[str], names: Iterable[str]) -> bool:
+    def pay(self, texts: Iterable[str], names: Iterable[str], now_s: float) -> bool:
         """Take texts, and those of the names that are new, from the budget; return False if it is too small for them."""
-        now_s = self._clock()
         self._left = min(TEXT_BYTES, self._left + TEXT_BYTES_PER_S * (now_s - self._since_s))
         self._since_s = now_s
         new = {name for name in names if name not in self._names}
@@ -49,11 +47,11 @@ class TextBudget:
 class Drops:
     """The dropped messages of one sender."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._recent = RateLimit(MAX_DROPS - 1, DROPS_S, clock)
+    def __init__(self) -> None:
+        self._recent = RateLimit(MAX_DROPS - 1, DROPS_S)
         self.count = 0
 
-    def add(self, sender: str, why: str) -> tuple[str, str]:
+    def add(self, sender: str, why: str, now_s: float) -> tuple[str, str]:
         """Count a dropped message; return (a line for the user, why the sender is cut off), each empty if there is none.
 
         There is a line for the first message, and then for ever fewer.
@@ -62,7 +60,35 @@ class Drops:
         number = f" ({self.count} so far)" if self.count > 1 else ""
         line = f"a message of {sender} was dropped{number}: {why}" if is_reported(self.count) else ""
         cut_off = f"{MAX_DROPS} of its messages were dropped within {DROPS_S:g} s, the last because {why}"
-        return line, "" if self._recent.spend() else cut_off
+        return line, "" if self._recent.spend(now_s) else cut_off
+
+
+class Speech(NamedTuple):
+    """What a worker may say besides what all may; see `Kind.speech`.
+
+    Attributes:
+      kind: its name. sends: the events that the controller acts on, of those that it may send.
+      heads: first parts of the names of its metrics. foreign: those that it may not use; None: all others.
+    """
+
+    kind: str
+    sends: frozenset[str]
+    heads: frozenset[str]
+    foreign: frozenset[str] | None = None
+
+
+def objection(message: AnyMessage, speech: Speech, budget: TextBudget, now_s: float) -> str:
+    """Return why a message of a worker must be dropped, though the worker sent it; empty: it need not."""
+    if why := complaint(message):
+        return why
+    if isinstance(message, Event) and message.name in RESERVED_EVENTS and message.name not in speech.sends:
+        return f"a worker of kind {speech.kind} does not send it"
+    heads = {name.partition("/")[0] for name in metrics_of(message)} - speech.heads
+    if foreign := heads if speech.foreign is None else heads & speech.foreign:
+        return f"a worker of kind {speech.kind} does not measure {min(foreign)[:80]!r}"
+    if not budget.pay(*texts_of(message), now_s):
+        return f"it has more text than its sender may still say: {TEXT_BYTES >> 20} MiB, and {TEXT_BYTES_PER_S} bytes a second"
+    return ""
 
 
 MAX_CHARS = 1 << 16  # of one text

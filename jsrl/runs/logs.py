@@ -9,13 +9,13 @@ from pathlib import Path
 
 from jsrl.linux import descriptor_path
 from jsrl.plain_files import open_plain
+from jsrl.runs.values import MAX_LOG_BYTES, log_name
 
-MOST_BYTES = 16 * 2**20
 PART_BYTES = 1 << 16
 CONTROLLER = "controller"  # its log has everything that was displayed
 
 
-def cut_log(fd: int = 1, most_bytes: int = MOST_BYTES) -> str | None:
+def cut_log(fd: int = 1, most_bytes: int = MAX_LOG_BYTES) -> str | None:
     """Move a log that has grown too large to FILE.1, replacing the one before, and continue with an empty one.
 
     Args:
@@ -48,7 +48,7 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def log_path(folder: Path, name: str) -> Path:
-    return folder / "logs" / f"{name}.log"
+    return folder / log_name(name)
 
 
 class LogReader:

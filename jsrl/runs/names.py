@@ -1,7 +1,4 @@
-"""Names: addresses of listening workers, kept as small files in a folder of the run.
-
-`NameService` is the protocol; another implementation (over the network) can replace `FileNames`.
-"""
+"""Names: addresses of listening workers, kept as small files in a folder of the run."""
 
 from __future__ import annotations
 
@@ -9,54 +6,19 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.runs.files import folder_lock, process_alive, read_json, write_json
-
-
-@dataclass(frozen=True)
-class Registration:
-    """Entry of a name: address, incarnation of the worker, its process and host (empty: copied from another host)."""
-
-    name: str
-    address: str
-    incarnation: int
-    pid: int
-    host: str
-
-
-class NameService(Protocol):
-    """Names to addresses: an entry of an ended incarnation counts as absent, or is replaced by the next one's."""
-
-    def register(self, name: str, address: str, incarnation: int = 0) -> Registration:
-        """Register the address of `name`.
-
-        Raises:
-          StreamClosed: a later incarnation has registered; this one must end.
-        """
-        ...
-
-    def lookup(self, name: str, timeout_s: float) -> Registration:
-        """Return the entry of `name`, waiting for it up to `timeout_s` (0: no wait).
-
-        Raises:
-          StreamTimeout: no live worker registered it in time; the message says what is known.
-        """
-        ...
-
-    def names(self) -> dict[str, Registration]:
-        """Return all names whose process is alive."""
-        ...
+from jsrl.runs.values import Registration
 
 
 class FileNames:
-    """One small file per name, replaced atomically; a process of this host that has ended is absent at once."""
+    """One small file per name, replaced atomically: an incarnation replaces earlier ones, and ended processes are absent."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         """Keep the files in `folder` (created if missing)."""
@@ -64,6 +26,11 @@ class FileNames:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def register(self, name: str, address: str, incarnation: int = 0) -> Registration:
+        """Register the address of `name`.
+
+        Raises:
+          StreamClosed: a later incarnation has registered; this one must end.
+        """
         entry = Registration(name, address, incarnation, os.getpid(), socket.gethostname())
         with folder_lock(self._folder):
             known = self._read(self._path(name))
@@ -76,6 +43,11 @@ class FileNames:
         return entry
 
     def lookup(self, name: str, timeout_s: float) -> Registration:
+        """Return the entry of `name`, waiting for it up to `timeout_s` (0: no wait).
+
+        Raises:
+          StreamTimeout: no live worker registered it in time; the message says what is known.
+        """
         deadline = time.monotonic() + timeout_s
         pause_s = 0.005
         while True:
@@ -95,14 +67,14 @@ class FileNames:
         """
         with folder_lock(self._folder):
             shown = {self._path(entry.name): replace(entry, host="") for entry in entries}
-            for path in [*shown, *(set(self._folder.glob("[!.]*.json")) - set(shown))]:
-                known, entry = self._read(path), shown.get(path)
-                if entry is None:
-                    if known is not None and not known.host:
-                        path.unlink(missing_ok=True)
-                elif known != entry and not (
-                    known is not None and known.host and known.incarnation >= entry.incarnation
-                ):
+            for path in set(self._folder.glob("[!.]*.json")) - shown.keys():
+                known = self._read(path)
+                if known is not None and not known.host:
+                    path.unlink(missing_ok=True)
+            for path, entry in shown.items():
+                known = self._read(path)
+                is_here = known is not None and known.host and known.incarnation >= entry.incarnation
+                if known != entry and not is_here:
                     write_json(path, asdict(entry), durable=False)
 
     def own(self) -> list[Registration]:
@@ -110,6 +82,7 @@ class FileNames:
         return [entry for entry in self.names().values() if entry.host == socket.gethostname()]
 
     def names(self) -> dict[str, Registration]:
+        """Return all names whose process is alive."""
         entries = (self._read(path) for path in sorted(self._folder.glob("[!.]*.json")))
         return {entry.name: entry for entry in entries if entry is not None and _absent(entry) is None}
 

@@ -19,14 +19,14 @@ from jsrl.errors import ConfigError
 from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
-from jsrl.metrics.tracing import Tracer
-from jsrl.runs.control_bodies import RESERVED_EVENTS, AnyMessage, Event, complaint, metrics_of, texts_of
-from jsrl.runs.door import TEXT_BYTES, TEXT_BYTES_PER_S, TextBudget
+from jsrl.references.importing import import_target
+from jsrl.runs.door import Speech
 from jsrl.transport.stream import StreamType
 from jsrl.workers.jobs import Job, WorkerJob, whole
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
 TRACE_SPANS = 200_000  # in a trace, over all workers, of about 100 bytes; the newest are kept
+TRACER = "jsrl.metrics.tracing:Tracer"  # imported where a run is traced
 MIN_SPANS = 1_000  # per traced thread, for any number of workers
 PARTS = ("name", "meter", "setup", "step", "report", "command", "close")  # of a worker; see jsrl.workers.base.Worker
 Value = TypeVar("Value")
@@ -240,6 +240,13 @@ class Kind(NamedTuple):
         return {self.prefix, *self.shown.prefixes}
 
     @property
+    def speech(self) -> Speech:
+        """Return what its workers may say. Those of a user's kind may measure what no kind of jsrl does."""
+        own = _heads_of_own_kinds()
+        foreign = None if self.name in own else frozenset({"controller", "system"}.union(*own.values()))
+        return Speech(self.name, frozenset(self.sends), frozenset(self.heads), foreign)
+
+    @property
     def title(self) -> str:
         """Return its name for messages."""
         return self.name.replace("-", " ")
@@ -255,23 +262,6 @@ def own_kinds() -> tuple[Kind, ...]:
     """Return the kinds of jsrl itself."""
     folders = sorted(path.parent.name for path in Path(__file__).parent.glob("*/kind.py"))
     return tuple(import_module(f"jsrl.workers.{folder}.kind").KIND for folder in folders)
-
-
-def objection(message: AnyMessage, kind: Kind, budget: TextBudget) -> str:
-    """Return why a message of a worker of this kind must be dropped, though the worker sent it; empty: it need not."""
-    if why := complaint(message):
-        return why
-    if isinstance(message, Event) and message.name in RESERVED_EVENTS and message.name not in kind.sends:
-        return f"a worker of kind {kind.name} does not send it"
-    if metrics := metrics_of(message):
-        foreign, known = {name.partition("/")[0] for name in metrics} - kind.heads, _heads_of_own_kinds()
-        if kind.name not in known:  # a user's kind
-            foreign &= {"controller", "system"}.union(*known.values())
-        if foreign:
-            return f"a worker of kind {kind.name} does not measure {min(foreign)[:80]!r}"
-    if not budget.pay(*texts_of(message)):
-        return f"it has more text than its sender may still say: {TEXT_BYTES >> 20} MiB, and {TEXT_BYTES_PER_S} bytes a second"
-    return ""
 
 
 @cache
@@ -391,7 +381,7 @@ def make_meter(worker_job: WorkerJob) -> Meter:
     """Return the meter of a worker; it also keeps spans if the experiment asks for a trace."""
     job, e = whole(worker_job), worker_job.experiment
     spans = max(MIN_SPANS, TRACE_SPANS // (job.workers + 1))
-    tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
+    tracer = import_target(TRACER)(job.folder, job.name, job.incarnation, spans) if e.trace else None
     return Meter(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)
 
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.runs.names import NameService, Registration
+from jsrl.runs.names import FileNames
+from jsrl.runs.values import Registration
 from jsrl.transport.base import ParamsSubscriber
-from jsrl.transport.meeting.handshake import Check
+from jsrl.transport.meeting.admission import Check
 
 LOOK_S = 0.5  # between checks of a name
 CONNECT_S = 2.0  # for a bound stream to answer a hello, in the first attempt
@@ -29,10 +30,10 @@ class Peer:
     """The worker behind a name, as known since the last connection.
 
     Args:
-      names: the name service. name: of the stream, such as `samples`. known: the registration this worker is connected to.
+      names: of the run. name: of the stream, such as `samples`. known: the registration this worker is connected to.
     """
 
-    def __init__(self, names: NameService, name: str, known: Registration) -> None:
+    def __init__(self, names: FileNames, name: str, known: Registration) -> None:
         self.name, self.known, self._names = name, known, names
         self._look_at_s = time.monotonic() + LOOK_S
 
@@ -142,10 +143,10 @@ class FailoverPeer(Peer):
     """The first registered of several equivalent workers: the assigned one, or a substitute while that one is gone.
 
     Args:
-      names: the name service. candidates: names, the assigned one first. known: the registration this worker is connected to.
+      names: of the run. candidates: names, the assigned one first. known: the registration this worker is connected to.
     """
 
-    def __init__(self, names: NameService, candidates: Sequence[str], known: Registration) -> None:
+    def __init__(self, names: FileNames, candidates: Sequence[str], known: Registration) -> None:
         super().__init__(names, candidates[0], known)
         self._candidates = candidates
         self._suspect: Registration | None = None
@@ -172,7 +173,7 @@ class FailoverPeer(Peer):
 
 
 def first_present(
-    names: NameService, candidates: Sequence[str], suspect: Registration | None = None
+    names: FileNames, candidates: Sequence[str], suspect: Registration | None = None
 ) -> Registration | None:
     """Return the first of these names' registrations that differs from `suspect`, else None."""
     for name in candidates:

@@ -21,6 +21,7 @@ from jsrl.networks.off_policy import ValuesHead, value_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.agents.compiled import compiled
 from tests.agents.test_off_policy import dead_seats
+from tests.marks import slow
 
 GAMMA = 0.9
 KEY = jax.random.key(0)
@@ -87,13 +88,13 @@ def test_exploration_follows_its_schedule():
     ladder = DQNConfig(exploration="ladder", epsilon=0.4)
     np.testing.assert_allclose(dqn_file.epsilon_now(ladder, jnp.asarray(0)), 1.0)
     np.testing.assert_allclose(dqn_file.epsilon_now(ladder, jnp.asarray(1)), 0.4**4.5, rtol=1e-6)
-    with pytest.raises(ConfigError, match="exploration_updates"):
+    with pytest.raises(ConfigError, match="total_updates"):
         dqn(DQNConfig(), SPEC)
 
 
 @pytest.mark.parametrize(("updates", "epsilon"), [(0, 1.0), (5, 0.55), (20, 0.1)])
 def test_acting_explores_by_the_updates_of_its_params(updates, epsilon):
-    agent = dqn(DQNConfig(network=NETWORK, epsilon=0.1, exploration_updates=10), SPEC)
+    agent = dqn(DQNConfig(network=NETWORK, epsilon=0.1, total_updates=100), SPEC)
     params = jax.jit(agent.init)(jax.random.key(0)).params
     params = params._replace(weights=params.weights._replace(updates=jnp.asarray(updates)))
     observation = {"x": np.ones((300, 3), np.float32), "action_mask": np.ones((300, 4), np.uint8)}
@@ -148,7 +149,7 @@ def action_0_where_dead(batch, chooser):
     return np.where(dead[:, None], np.array([1.0, 0.0, 0.0, 0.0], np.float32), chooser)
 
 
-@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("double", [True, slow(False)])
 def test_one_atom_loss_equals_a_loop_and_rlax(rlax, double):
     config = DQNConfig(network=NETWORK, double=double, dueling=False, loss="mse", total_updates=10, gamma=GAMMA)
     network = value_network(NETWORK, SPEC)
@@ -291,7 +292,7 @@ def test_an_episode_keeps_its_epsilon():
     np.testing.assert_array_equal(np.asarray(later.epsilon) == np.asarray(core.epsilon), ~some)
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("recurrent", [False, slow(True)])
 def test_dead_seats_bootstrap_with_action_0_which_alone_is_trained_there(recurrent):
     """The errors of rows of dead seats are 0 if the values of action 0 explain the rewards."""
     spec = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(4), num_agents=2)

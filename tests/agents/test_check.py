@@ -14,6 +14,7 @@ from jsrl.experiment.building import build_agent
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat
 from tests.agents.mistakes import DISCRETE, OFF_POLICY, ON_POLICY, REAL, off_policy, on_policy
+from tests.marks import marked
 
 SMALL = NetworkConfig(hidden=(16,))
 RECURRENT = NetworkConfig(hidden=(16,), core="lstm", core_size=8)
@@ -34,7 +35,7 @@ SOUND = {
 }
 
 
-DAILY = {("ppo", "image"), ("ppo", "squashed"), ("ppo", "recurrent"), ("impala", "masked dict"), ("impala", "agents")}
+SOUND_DAILY = {("ppo", "recurrent"), ("impala", "agents")}
 FACTORIES = {"ppo": (ppo, PPOConfig), "impala": (impala, IMPALAConfig)}
 
 
@@ -42,7 +43,7 @@ FACTORIES = {"ppo": (ppo, PPOConfig), "impala": (impala, IMPALAConfig)}
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
     [
-        pytest.param(algorithm, kind, marks=() if (algorithm, kind) in DAILY else pytest.mark.nightly)
+        pytest.param(algorithm, kind, marks=() if (algorithm, kind) in SOUND_DAILY else pytest.mark.nightly)
         for algorithm in FACTORIES
         for kind in SOUND
     ],
@@ -79,39 +80,30 @@ def test_a_recurrent_agent_passes():
     assert {"act_resets_core", "update_resets_core", "update_bootstraps", "devices_agree"} <= set(report.checks)
 
 
-QUICK = (
-    "counts in a closure",
-    "writes to params",
+QUICK = ("counts in a closure", "writes to params", "raises")
+DAILY = (
     "draws at another temperature",
     "auxiliary loss without mask",
     "time limits terminate",
     "mean over devices",
     "advantages around a local mean",
-    "raises",
 )
 
 
-@pytest.mark.parametrize(
-    "mistake", [pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly) for name in ON_POLICY]
-)
+@pytest.mark.parametrize("mistake", marked(ON_POLICY, slow=DAILY, nightly=ON_POLICY.keys() - {*QUICK, *DAILY}))
 def test_mistakes_of_a_recurrent_agent_are_named(mistake):
     with pytest.raises(AgentFault, match=ON_POLICY[mistake]) as caught:
         check_agent(on_policy(mistake), DISCRETE)
     assert len(str(caught.value)) < 400, "no arrays"
 
 
-QUICK_OFF_POLICY = (
-    "the same noise",
-    "weights by the share's largest",
-    "weights by the largest of all columns",
-    "critic stays",
-    "signed priorities",
-)
+QUICK_OFF_POLICY = ("the same noise", "critic stays")
+DAILY_OFF_POLICY = ("weights by the share's largest", "weights by the largest of all columns", "signed priorities")
 
 
 @pytest.mark.parametrize(
     "mistake",
-    [pytest.param(name, marks=() if name in QUICK_OFF_POLICY else pytest.mark.nightly) for name in OFF_POLICY],
+    marked(OFF_POLICY, slow=DAILY_OFF_POLICY, nightly=OFF_POLICY.keys() - {*QUICK_OFF_POLICY, *DAILY_OFF_POLICY}),
 )
 def test_mistakes_of_an_off_policy_agent_are_named(mistake):
     with pytest.raises(AgentFault, match=OFF_POLICY[mistake]):

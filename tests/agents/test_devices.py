@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.fake_devices import fake_devices
+from tests.marks import nightly
 
 pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
@@ -67,7 +68,7 @@ print(json.dumps({name: float(value) for name, value in output.metrics.items()})
 
 
 @pytest.mark.parametrize("core", [pytest.param("none", marks=pytest.mark.nightly), "gru"])
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+@pytest.mark.parametrize("algorithm", ["ppo", nightly("impala")])
 def test_one_device_equals_four(algorithm, core):
     environment = fake_devices(4)
     command = [sys.executable, "-c", SCRIPT, algorithm, core]

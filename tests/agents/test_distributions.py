@@ -166,6 +166,7 @@ def dense_entropy(mean, log_std):
     return log_std + 0.5 * np.log(2 * np.pi * np.e) + np.sum(log_slope * weight) / weight.sum()
 
 
+@pytest.mark.slow
 def test_squashed_entropy_equals_a_dense_integral_for_narrow_and_wide_policies():
     mean, log_std = (x.ravel() for x in np.meshgrid(np.linspace(-5, 5, 21), np.linspace(-5, 4, 19)))
     expected = [dense_entropy(*point) for point in zip(mean, log_std, strict=True)]

@@ -10,9 +10,10 @@ import pytest
 
 from jsrl.types import map_tree, spec_of
 from tests.agents.test_hyperparameters import CASES, rows_for
+from tests.marks import marked
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", marked(CASES, slow=CASES.keys() - {"ppo"}))
 def test_64_bit_jax_changes_no_dtype_of_a_state(name):
     make, config, spec = CASES[name]
     wanted = {"normalize_observations", "normalize_values"} & {field.name for field in dataclasses.fields(config)}

@@ -39,18 +39,14 @@ from jsrl.types import (
     zeros,
 )
 from tests.agents.compiled import compiled
+from tests.agents.test_happo import PLAIN, STATE, N
+from tests.agents.test_happo import SPECS as TEAMS
+from tests.marks import nightly, slow
 
-N, GAMMA = 3, 0.9
+GAMMA = 0.9
 SMALL = NetworkConfig(hidden=(8,), activation="relu")
 RECURRENT = NetworkConfig(hidden=(8,), activation="relu", core="gru", core_size=4)
-PLAIN = EnvSpec(ArraySpec((N, 4), "float32"), Discrete(5), "game", num_agents=N)
-STATE = {"map": ArraySpec((2, 2), "float32"), "time": ArraySpec((), "int32")}
-MASKED = {"see": ArraySpec((N, 2), "float32"), "action_mask": ArraySpec((N, 5), "bool")}
-SPECS = {
-    "plain": PLAIN,
-    "with-state": dataclasses.replace(PLAIN, state=STATE),
-    "masked": dataclasses.replace(PLAIN, observation=MASKED, state=STATE),
-}
+SPECS = TEAMS | {"masked": dataclasses.replace(TEAMS["masked"], state=STATE)}
 FAST = {"network": SMALL, "gamma": GAMMA, "total_updates": 100}
 SLOW_MEMORY = {"network": RECURRENT, "gamma": GAMMA, "burn_in": 1, "n_step": 2}
 AGENTS = {
@@ -116,7 +112,7 @@ def test_mixer_equals_the_paper() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("size", [4, 60, 200])
+@pytest.mark.parametrize("size", [slow(4), slow(60), 200])
 def test_utilities_hardly_matter_at_first(size: int) -> None:
     """Whatever the size of the state: else QMIX does not learn cooperative navigation (its state has 57 numbers)."""
     mixer, state, utilities = MonotonicMixer(), jax.random.normal(jax.random.key(1), (64, size)), jnp.zeros((64, 3))
@@ -135,7 +131,7 @@ def test_mixing_is_monotonic_in_10000_states() -> None:
     np.testing.assert_array_equal(sums, np.ones((10_000, N)))
 
 
-@pytest.mark.parametrize("name", ["vdn", "qmix"])
+@pytest.mark.parametrize("name", ["vdn", slow("qmix")])
 def test_utilities_of_waiting_seats_have_no_effect(name: str) -> None:
     mixing, weights = random_mixer(4 + N) if name == "qmix" else (summing(N, 4 + N), ())
     rng = np.random.default_rng(0)
@@ -199,6 +195,7 @@ def test_team_whose_seats_die_in_different_steps_terminates(absent: int) -> None
     assert (window.mask.tolist(), window.discount.tolist()) == ([1.0], [0.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "double"),
     [("qmix", True), *(pytest.param(*c, marks=pytest.mark.slow) for c in (("vdn", True), ("qmix", False)))],
@@ -325,7 +322,8 @@ def test_recurrent_targets_come_from_the_target_mixer() -> None:
         assert np.array_equal(one, two) == same
 
 
-@pytest.mark.parametrize("name", ["vdn", pytest.param("recurrent vdn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vdn", nightly("recurrent vdn")])
 def test_team_with_one_acting_seat_learns_like_a_single_agent(name: str) -> None:
     """DQN and R2D2 train the seat alone. The team's reward is a mean, so the seat's own reward is N times as large."""
     spec, recurrent = SPECS["masked"], name != "vdn"
@@ -348,7 +346,7 @@ def test_team_with_one_acting_seat_learns_like_a_single_agent(name: str) -> None
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), one.params, other.params)
 
 
-@pytest.mark.parametrize("name", ["qmix", pytest.param("recurrent qmix", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["qmix", nightly("recurrent qmix")])
 def test_data_of_waiting_seats_changes_no_bit(name: str) -> None:
     spec = SPECS["masked"]
     agent = AGENTS[name](spec, normalize_observations=True)
@@ -382,9 +380,9 @@ def test_published_params_exclude_the_mixer() -> None:
     [
         ("vdn", "plain"),
         ("qmix", "with-state"),
-        ("qmix", "masked"),
-        ("recurrent vdn", "masked"),
-        ("recurrent qmix", "plain"),
+        nightly("qmix", "masked"),
+        nightly("recurrent vdn", "masked"),
+        nightly("recurrent qmix", "plain"),
     ],
 )
 @pytest.mark.slow
@@ -444,7 +442,7 @@ def windows_of(rows, spec: EnvSpec, rng: np.random.Generator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "best"), [("vdn", 7.0), ("qmix", 8.0)])
+@pytest.mark.parametrize(("name", "best"), [nightly("vdn", 7.0), ("qmix", 8.0)])
 def test_qmix_solves_the_two_step_game_and_vdn_does_not(name: str, best: float) -> None:
     """Learning from random play, as in the paper: the sum of utilities estimates 6.25 where the team could earn 8."""
     options = {"learning_rate": 3e-3, "gamma": 0.99, "target_period": 20, "loss": "mse", "agent_ids": True}

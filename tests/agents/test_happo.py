@@ -44,6 +44,7 @@ def config(**changes) -> HAPPOConfig:
     return HAPPOConfig(**{"network": SMALL, "critic_network": SMALL, "num_epochs": 2} | changes)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("changes", "spec"),
     [
@@ -69,7 +70,7 @@ def test_each_seat_uses_the_advantage_weighted_by_earlier_seats() -> None:
     made, one = config(learning_rate=0.05, num_epochs=3), ac.one_agent(PLAIN)
     network = actor_critic(SMALL, one)
     optimizer = ac.make_optimizer("adam", eps=1e-5, max_grad_norm=10.0)
-    parts = ppo.Components(made, network, distribution(one.action), optimizer)
+    parts = ppo.Components(made, network, distribution(one.action), optimizer, made.clip_ratio)
     policies = jax.jit(jax.vmap(lambda k: network.init(k)[0]))(jax.random.split(jax.random.key(0), N))
     states = jax.jit(jax.vmap(optimizer.init))(policies)
     t, rng = rows_of(PLAIN), np.random.default_rng(1)
@@ -109,6 +110,7 @@ def test_each_seat_uses_the_advantage_weighted_by_earlier_seats() -> None:
     assert np.abs(weight - 1).max() > 0.5  # the steps of the seats were large enough to matter
 
 
+@pytest.mark.slow
 def test_seats_share_the_team_advantage_and_train_only_on_rows_where_they_act() -> None:
     agent, t = happo(config(normalize_observations=True), SPECS["masked"]), rows_of(SPECS["masked"])
     waits, unused = t.acts == 0, t.acts != 1
@@ -171,7 +173,7 @@ def test_losses_weigh_entropy_and_values_by_their_coefficients(monkeypatch) -> N
     monkeypatch.setattr(ppo, "policy_terms", lambda *given: dict(terms))
     monkeypatch.setattr(ppo, "value_term", lambda *given: 5.0)
     critic = SimpleNamespace(value=lambda *given: None)
-    parts = ppo.Components(config(entropy_coef=0.1, value_coef=0.3), critic, None, None)
+    parts = ppo.Components(config(entropy_coef=0.1, value_coef=0.3), critic, None, None, 0.2)
     batch = ppo.Batch(*[None] * len(ppo.Batch._fields))
     assert happo_file.policy_only(parts, (), batch, RowMasks(1.0, 1.0))[0] == pytest.approx(2.0 - 0.1 * 3.0)
     assert happo_file.value_only(parts, (), batch, RowMasks(1.0, 1.0))[0] == pytest.approx(0.3 * 5.0)
@@ -191,6 +193,7 @@ def test_moments_cover_the_rows_on_which_seats_take_part() -> None:
         np.testing.assert_allclose(found[name].mean, rows.mean(0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_allowed_action_gives_no_policy_gradient() -> None:
     agent, t = happo(config(entropy_coef=0.1), SPECS["masked"]), rows_of(SPECS["masked"])
     allowed = np.arange(5) == t.action[..., None]
@@ -201,6 +204,7 @@ def test_one_allowed_action_gives_no_policy_gradient() -> None:
     jax.tree.map(np.testing.assert_array_equal, new.params.weights, state.params.weights)
 
 
+@pytest.mark.nightly
 def test_seats_find_jointly_rewarded_actions() -> None:
     """All seats have the same observation and reward: 1 when each plays its own number."""
     spec = EnvSpec(ArraySpec((N, 1), "float32"), Discrete(N), "choose", num_agents=N)

@@ -21,6 +21,7 @@ from jsrl.agents.sac import SACConfig, sac
 from jsrl.agents.td3 import TD3Config, td3
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+from tests.marks import marked
 
 SMALL = NetworkConfig(hidden=(8,))
 DISCRETE = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
@@ -51,7 +52,7 @@ def rows_for(agent, spec):
     return random_trajectory(spec, np.random.default_rng(0), num_rows=8, num_envs=8, extras=(), core=core)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", marked(CASES, slow=CASES.keys() - {"ppo"}))
 def test_every_explorable_hyperparameter_can_be_traced(name: str) -> None:
     agent, first = explored(name)
     key = jax.random.key(0)

@@ -9,6 +9,7 @@ from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.networks.model import NetworkConfig, actor_critic
 from tests.agents.compiled import compiled
+from tests.marks import nightly
 
 pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
@@ -27,6 +28,9 @@ def make_impala(spec, *, network=SMALL, **options):
 
 
 MAKERS = {"ppo": (make_ppo, 1), "impala": (make_impala, 6)}  # updates are smaller by that factor
+
+
+BY_PPO = pytest.mark.parametrize("algorithm", ["ppo", nightly("impala")], indirect=True)
 
 
 @pytest.fixture(params=MAKERS)
@@ -53,13 +57,18 @@ DELAYED = ("delayed_reward", [[0.0], [1.0]], [GAMMA, 1.0])
 
 
 @pytest.mark.parametrize(
-    ("case", "scaled"),
+    ("algorithm", "case", "scaled"),
     [
-        pytest.param(SEEN, True, id="seen-scaled"),
-        pytest.param(DELAYED, False, id="delayed"),
-        pytest.param(SEEN, False, id="seen", marks=pytest.mark.nightly),
-        pytest.param(DELAYED, True, id="delayed-scaled", marks=pytest.mark.nightly),
+        pytest.param("ppo", SEEN, True, id="ppo-seen-scaled"),
+        pytest.param("ppo", DELAYED, False, id="ppo-delayed"),
+        pytest.param("impala", DELAYED, False, id="impala-delayed"),
+        nightly("ppo", SEEN, False, id="ppo-seen"),
+        nightly("ppo", DELAYED, True, id="ppo-delayed-scaled"),
+        nightly("impala", SEEN, True, id="impala-seen-scaled"),
+        nightly("impala", SEEN, False, id="impala-seen"),
+        nightly("impala", DELAYED, True, id="impala-delayed-scaled"),
     ],
+    indirect=["algorithm"],
 )
 def test_values_match_the_probe(algorithm, probe, play, case, scaled):
     (make, effort), (name, observation, expected) = algorithm, case
@@ -80,15 +89,13 @@ def test_a_truncation_bootstraps_where_a_termination_does_not(algorithm, probe, 
 
 
 SOLVED = {"discrete": 0.9, "multi_discrete": 0.85, "continuous": 0.6, "squashed": 0.6}
-DAILY = {("impala", "discrete"), *(("ppo", kind) for kind in SOLVED)}  # the code of distributions is the same in both
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        pytest.param(name, kind, marks=() if (name, kind) in DAILY else pytest.mark.nightly)
-        for name in MAKERS
-        for kind in SOLVED
+    [  # the code of distributions is the same in both
+        *(nightly("ppo", kind) if kind == "continuous" else ("ppo", kind) for kind in SOLVED),
+        *(nightly("impala", kind) if kind != "discrete" else ("impala", kind) for kind in SOLVED),
     ],
 )
 def test_policies_find_the_rewarded_action(probe, play, name, kind):
@@ -98,6 +105,7 @@ def test_policies_find_the_rewarded_action(probe, play, name, kind):
     assert played.score > SOLVED[kind], played.metrics[-1]
 
 
+@BY_PPO
 def test_masked_actions_are_never_played_and_dict_observations_are_read(algorithm, probe, play):
     make, effort = algorithm
     env = probe("masked_reward")
@@ -106,6 +114,7 @@ def test_masked_actions_are_never_played_and_dict_observations_are_read(algorith
     assert set(np.unique(played.trajectory.action)) == {0, 1}
 
 
+@BY_PPO
 def test_agents_sharing_a_policy_act_in_turns(algorithm, probe, play):
     make, effort = algorithm
     env = probe("agents_reward")
@@ -115,6 +124,7 @@ def test_agents_sharing_a_policy_act_in_turns(algorithm, probe, play):
 
 
 @pytest.mark.parametrize("core", ["gru", pytest.param("lstm", marks=pytest.mark.nightly)])
+@BY_PPO
 def test_recurrent_policy_remembers(algorithm, probe, play, core):
     make, effort = algorithm
     env = probe("remembered_reward")
@@ -125,6 +135,7 @@ def test_recurrent_policy_remembers(algorithm, probe, play, core):
     assert played.score > 0.8, played.metrics[-1]
 
 
+@pytest.mark.nightly
 def test_feed_forward_cannot_remember(probe, play):
     env = probe("remembered_reward")
     assert abs(play(make_ppo(env.spec, gamma=0.9), env, num_updates=50).score) < 0.35
@@ -136,7 +147,7 @@ def test_feed_forward_cannot_remember(probe, play):
         {"returns": "vtrace"},
         {"value_clip": 0.2, "dual_clip": 3.0, "value_loss": "huber"},
         {"schedule": "linear", "total_updates": 40, "target_kl": 0.05},
-        {"optimizer": "rmsprop", "num_minibatches": 1, "num_epochs": 8},
+        nightly({"optimizer": "rmsprop", "num_minibatches": 1, "num_epochs": 8}),
     ],
     ids="-".join,
 )
@@ -147,6 +158,7 @@ def test_ppo_learns_with_its_options(probe, play, options):
     assert all(np.isfinite(list(m.values())).all() for m in played.metrics)
 
 
+@BY_PPO
 def test_greedy_policy_plays_the_best_action(algorithm, probe, play):
     make, effort = algorithm
     env = probe("matching_reward")

@@ -15,17 +15,10 @@ from jsrl.agents.random_rows import random_trajectory
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Discrete, EnvSpec, spec_of
+from tests.agents.test_happo import PLAIN, SPECS, N
+from tests.marks import nightly
 
-N = 3
 SMALL = NetworkConfig(hidden=(8,))
-PLAIN = EnvSpec(ArraySpec((N, 4), "float32"), Discrete(5), "game", num_agents=N)
-STATE = {"map": ArraySpec((2, 2), "float32"), "time": ArraySpec((), "int32")}
-MASKED = {"see": ArraySpec((N, 2), "float32"), "action_mask": ArraySpec((N, 5), "bool")}
-SPECS = {
-    "plain": PLAIN,
-    "with-state": dataclasses.replace(PLAIN, state=STATE),
-    "masked": dataclasses.replace(PLAIN, observation=MASKED),
-}
 
 
 def config(**changes) -> MAPPOConfig:
@@ -39,9 +32,9 @@ def rows_of(spec: EnvSpec, seed: int = 0):
 @pytest.mark.parametrize(
     ("changes", "spec"),
     [
-        ({}, "plain"),
-        ({"critic": "own", "agent_ids": False}, "masked"),
-        ({"normalize_observations": True}, "with-state"),
+        nightly({}, "plain"),
+        nightly({"critic": "own", "agent_ids": False}, "masked"),
+        nightly({"normalize_observations": True}, "with-state"),
         ({"network": NetworkConfig(hidden=(8,), core="gru", core_size=4)}, "masked"),
     ],
 )
@@ -79,6 +72,7 @@ def test_published_params_exclude_the_value_function() -> None:
     assert spec_of(acted.action) == ArraySpec((2, N), "int32")
 
 
+@pytest.mark.slow
 def test_seats_sharing_a_policy_are_told_apart_by_seat_number() -> None:
     """All seats observe the same and are rewarded for choosing three different actions, which needs seat numbers."""
     spec = EnvSpec(ArraySpec((N, 1), "float32"), Discrete(N), "choose", num_agents=N)

@@ -8,6 +8,7 @@ from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, zeros
+from tests.marks import slow
 
 T, B, A = 3, 4, 5
 NETWORK = NetworkConfig(hidden=(8,))
@@ -19,7 +20,7 @@ AGENTS = {
 }
 
 
-@pytest.fixture(params=list(AGENTS))
+@pytest.fixture(params=["ppo", slow("impala")])
 def agent(request):
     return AGENTS[request.param]()
 

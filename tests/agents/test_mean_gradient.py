@@ -66,6 +66,7 @@ def test_a_mean_of_something_else_than_rows_is_refused():
         mean_gradient(lambda w, mean: (mean(X * w), ()), jnp.ones(()), jnp.asarray(POLICY), None)
 
 
+@pytest.mark.slow
 def test_percentiles_and_noise_are_those_of_one_device():
     expected = np.percentile(WEIGHT[POLICY > 0], [5, 95])
     np.testing.assert_allclose(masked_percentile(WEIGHT, POLICY, jnp.array([5, 95])), expected, rtol=1e-5)

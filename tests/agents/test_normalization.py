@@ -76,6 +76,7 @@ def test_no_unmasked_row_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, values, norm.init_value_moments())
 
 
+@pytest.mark.slow
 def test_device_shards_with_unequal_counts_sum_to_the_total():
     observation, mask = draw(3, num_envs=8)
     mask[:, :2] = 0.0  # the first device has no unmasked row

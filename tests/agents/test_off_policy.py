@@ -1,5 +1,6 @@
 """The formulas of the off-policy algorithms against slow oracles in numpy, and which state their updates change."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -20,6 +21,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import critic_network
 from jsrl.types import VALUE_ONLY, ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, to_environment
 from tests.agents.compiled import compiled
+from tests.marks import nightly, slow
 
 GAMMA = 0.9
 NETWORK = NetworkConfig(hidden=(8,), activation="relu")
@@ -255,6 +257,7 @@ def test_soft_critic_loss_equals_distrax_and_numpy():
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # no gradient flows into the targets
 
 
+@pytest.mark.slow
 def test_discrete_soft_values_are_expectations_over_allowed_actions():
     parts, _ = sac_file.discrete_parts(SACConfig(network=NETWORK), CHOICE)
     policy, critics = compiled(parts.policy.init)(jax.random.key(0)), compiled(parts.critics.init)(jax.random.key(1))
@@ -318,7 +321,7 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
 
 @pytest.mark.parametrize(
     ("name", "transform"),
-    [("sac", "clip"), ("sac", "squash"), ("sac", "discrete"), ("td3", "clip"), ("ddpg", "rescale")],
+    [slow("sac", "clip"), slow("sac", "squash"), slow("sac", "discrete"), slow("td3", "clip"), ("ddpg", "rescale")],
 )
 def test_dead_seats_bootstrap_with_the_action_that_is_trained_there(name, transform):
     """Rows of dead seats train only the value of the stored action 0: there is no error if that explains the rewards."""
@@ -405,7 +408,7 @@ def near(a, b):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
+@pytest.mark.parametrize("name", ["sac", nightly("td3"), nightly("ddpg")])
 def test_split_policy_and_critic_updates_equal_one_update(name):
     """Strictly alternating, with everything exchanged, the two updates equal the fused one."""
     make, config = MAKERS[name]
@@ -484,3 +487,23 @@ def test_actions_are_random_until_the_first_update(name):
     greedy = jax.jit(lambda p, k: agent.act(p, k, observation, is_first, (), greedy=True)[0].action)
     np.testing.assert_array_equal(greedy(params, jax.random.key(1)), greedy(learned, jax.random.key(2)))
     assert np.asarray(greedy(params, jax.random.key(1))).std() < 1e-6
+
+
+def test_noise_of_td3_may_be_an_ornstein_uhlenbeck_process():
+    """Noise of several steps, an episode's end among them, against Stable-Baselines3's recursion with the same draws."""
+    config = TD3Config(network=NETWORK, noise_process="ou", exploration_noise=0.5, random_start=False)
+    agent = td3(config, REAL)
+    state, core = agent.init(jax.random.key(0)), agent.initial_core(3)
+    observation, noise = jnp.zeros((3, *REAL.observation.shape)), np.zeros((3, len(REAL.action.low)))
+    act, none = compiled(agent.act), jnp.zeros(3, bool)
+    greedy = jax.jit(partial(agent.act, greedy=True))(state.params, jax.random.key(0), observation, none, core)[
+        0
+    ].action
+    for t in range(40):
+        first = jnp.asarray([t == 0, t in (0, 20), t == 0])
+        key = jax.random.key(t)
+        output, core = act(state.params, key, observation, first, core)
+        noise[np.asarray(first)] = 0.0
+        noise += -0.15 * noise * 0.01 + 0.5 * np.sqrt(0.01) * np.asarray(jax.random.normal(key, noise.shape))
+        np.testing.assert_allclose(output.action, np.clip(greedy + noise, -1.0, 1.0), rtol=1e-4, atol=1e-5)
+    assert not jax.tree.leaves(td3(dataclasses.replace(config, noise_process="normal"), REAL).initial_core(3))

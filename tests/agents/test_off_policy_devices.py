@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.fake_devices import fake_devices
+from tests.marks import nightly
 
 pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
@@ -39,7 +40,7 @@ T, B = 4, 16
 network = NetworkConfig(hidden=(16,), activation="tanh")
 recurrent = NetworkConfig(hidden=(16,), core="gru", core_size=8)
 common = dict(learning_rate=0.3, normalize_observations=True)
-value = dict(common, exploration_updates=10, network=network, target_period=2)
+value = dict(common, total_updates=100, network=network, target_period=2)
 chosen = {
     "sac": (Continuous((-1.0,) * 2, (1.0,) * 2, "squash"), sac, SACConfig(**common, network=network, policy_delay=2)),
     "sac-discrete": (Discrete(3), sac, SACConfig(**common, network=network)),
@@ -83,17 +84,20 @@ print("equal")
 """
 
 
-FURTHER = (
-    "sac-discrete",
-    "ddpg",
-    "bc",
-    "recurrent-vdn",
-)  # separate policies, one critic, a mean over rows, R2D2 in a team
-
-
 @pytest.mark.parametrize(
     "algorithm",
-    ["sac", "td3", "dqn", "r2d2", "qmix", "happo", *(pytest.param(n, marks=pytest.mark.nightly) for n in FURTHER)],
+    [
+        "sac",
+        nightly("td3"),
+        nightly("dqn"),
+        nightly("r2d2"),
+        nightly("qmix"),
+        nightly("happo"),  # separate policies
+        nightly("sac-discrete"),
+        nightly("ddpg"),  # one critic
+        nightly("bc"),  # a mean over rows
+        nightly("recurrent-vdn"),  # R2D2 in a team
+    ],
 )
 def test_one_device_equals_four(algorithm):
     environment = fake_devices(4)

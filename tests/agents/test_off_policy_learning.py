@@ -15,6 +15,7 @@ from jsrl.networks.off_policy import critic_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.agents.compiled import compiled
 from tests.agents.replayed import REAL, make_env, play
+from tests.marks import nightly
 
 pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
@@ -50,31 +51,35 @@ def values(name, state, spec, observation):
     return compiled(critics.apply)(state.learner_params[0], observation, action).mean(0)
 
 
+VALUES = {
+    "predictable_reward": (1, [[-1.0], [1.0]], [-1.0, 1.0]),
+    "delayed_reward": (1, [[0.0], [1.0]], [GAMMA, 1.0]),
+    "truncation": (3, [[0.0]], [1 / (1 - GAMMA)]),
+}
+DAILY = {("sac", "predictable_reward"), ("sac", "delayed_reward"), ("td3", "predictable_reward"), ("td3", "truncation")}
+
+
 @pytest.mark.parametrize(
-    "case",
-    [
-        ("predictable_reward", 1, [[-1.0], [1.0]], [-1.0, 1.0]),
-        ("delayed_reward", 1, [[0.0], [1.0]], [GAMMA, 1.0]),
-        ("truncation", 3, [[0.0]], [1 / (1 - GAMMA)]),
-    ],
-    ids=lambda case: case[0],
+    ("name", "probe"),
+    [(n, probe) if (n, probe) in DAILY else nightly(n, probe) for n in MAKERS for probe in VALUES],
+    indirect=["name"],
 )
-def test_values_match_the_probe(name, case):
-    probe, window, observation, expected = case
+def test_values_match_the_probe(name, probe):
+    window, observation, expected = VALUES[probe]
     env = make_env(probe, action=REAL)
     normalized = {"normalize_observations": probe == "predictable_reward"}
     played = play(make(name, env, **normalized), env, num_updates=400, window=window, weights=window == 3)
     np.testing.assert_allclose(values(name, played.state, env.spec, observation), expected, rtol=0.06, atol=0.04)
 
 
-@pytest.mark.parametrize("transform", ["clip", "squash"])
+@pytest.mark.parametrize("transform", [nightly("clip"), "squash"])
 def test_policies_find_the_observed_action(name, transform):
     env = make_env("continuous", action=Continuous((-2.0,), (2.0,), transform), num_envs=16)
     played = play(make(name, env), env, num_updates=500)
     assert played.score > 0.9, played.metrics
 
 
-@pytest.mark.parametrize(("target", "falls"), [(-0.5, True), (2.0, False)])
+@pytest.mark.parametrize(("target", "falls"), [(-0.5, True), nightly(2.0, False)])
 def test_temperature_falls_above_the_target_entropy_and_rises_below(target, falls):
     """Entropy over a range of 2 is at most log 2, which lies between the two targets."""
     env = make_env("constant_reward", action=REAL)
@@ -84,7 +89,7 @@ def test_temperature_falls_above_the_target_entropy_and_rises_below(target, fall
     assert (played.metrics["temperature"] < 0.05) if falls else (played.metrics["temperature"] > 0.2), played.metrics
 
 
-@pytest.mark.parametrize("probe", ["action_by_observation", "masked"])
+@pytest.mark.parametrize("probe", [nightly("action_by_observation"), "masked"])
 def test_discrete_sac_finds_the_rewarded_action(probe):
     env = make_env(probe)
     options = {"learn_temperature": True, "temperature": 0.1, "target_entropy": 0.05, "policy_delay": 2}
@@ -114,6 +119,7 @@ def test_agents_pass_check_agent(name):
     assert "update_ignores_masked_rows" in report.checks
 
 
+@pytest.mark.nightly
 def test_agents_with_shared_policy_or_images_pass_check_agent():
     observation = {"x": ArraySpec((2, 3), "float32"), "image": ArraySpec((2, 36, 36, 1), "uint8")}
     spec = EnvSpec(observation, REAL, num_agents=2)

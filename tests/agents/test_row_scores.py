@@ -14,6 +14,7 @@ from jsrl.agents.rows import row_scores
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ONLY_SCORED, ArraySpec, Discrete, EnvSpec, make_trajectory_spec, zeros
 from tests.agents.compiled import compiled
+from tests.marks import marked
 
 T, B, N = 3, 4, 2
 NETWORK = NetworkConfig(hidden=(4,))
@@ -28,7 +29,7 @@ AGENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", marked(AGENTS, slow=AGENTS.keys() - {"ppo", "happo"}, nightly={"happo"}))
 def test_scored_games_are_not_trained_on_and_get_scores(name):
     agent, draws = AGENTS[name](), np.random.default_rng(0)
     rows = zeros(make_trajectory_spec(SPEC, (), (), num_rows=T, num_envs=B, scored=True))

@@ -12,6 +12,7 @@ from jsrl.agents.rows import row_margin, row_masks
 from jsrl.types import Trajectory
 from tests.agents.compiled import compiled
 from tests.agents.turn_game import GAMMA, NEVER_LEARNT, WAITING, action_values, best_play, play, random_values
+from tests.marks import slow
 
 TARGETS = {
     "gae": lambda rows, margin: gae(rows, gamma=GAMMA, lambda_=0.9, margin=margin).target,
@@ -70,7 +71,7 @@ def test_margin_equals_the_longest_wait_of_a_row():
     assert margin(alone) == 1
 
 
-@pytest.mark.parametrize(("window", "goes_on"), [(2, "best"), (2, "random"), (3, "random"), (5, "random")])
+@pytest.mark.parametrize(("window", "goes_on"), [slow(2, "best"), slow(2, "random"), slow(3, "random"), (5, "random")])
 def test_action_values_are_exact_for_windows_of_any_length(window, goes_on):
     """Windows start at every row. Windows of 3 and 5 rows end where the seat waits; 1 row cannot teach anything."""
     games = play(4001, 32, 1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents import normalization as norm
-from jsrl.agents.actor_critic import Weights, learning_rate_at
+from jsrl.agents.actor_critic import Weights, scheduled
 from jsrl.agents.bc import BCConfig, bc
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
@@ -16,6 +16,7 @@ from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, Trajectory
+from tests.marks import nightly, slow
 
 SMALL = NetworkConfig(hidden=(16,))
 SPEC = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
@@ -129,6 +130,7 @@ def test_rows_of_other_agents_are_not_trained_on_but_their_reward_counts(factory
     assert any((x != y).any() for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(changed), strict=True))
 
 
+@pytest.mark.slow
 def test_batch_without_trained_rows_is_finite(factory):
     agent = factory(normalize_observations=True, normalize_values=True)
     trajectory = random_trajectory(3)
@@ -136,6 +138,7 @@ def test_batch_without_trained_rows_is_finite(factory):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((state, output)))
 
 
+@pytest.mark.slow
 def test_popart_moves_the_scale_and_keeps_raw_values(factory):
     """With a rate of nearly 0 only PopArt changes the value function: the raw values of every row stay."""
     agent = factory(normalize_values=True, learning_rate=1e-12)
@@ -229,11 +232,9 @@ def test_target_kl_ends_the_update_early():
 
 
 def test_the_learning_rate_falls_to_zero_at_total_updates(factory):
-    rates = [float(learning_rate_at(0.1, "linear", 4, jnp.asarray(n))) for n in range(6)]
+    rates = [float(scheduled(0.1, "linear", 4, jnp.asarray(n))) for n in range(6)]
     np.testing.assert_allclose(rates, [0.1, 0.075, 0.05, 0.025, 0.0, 0.0], atol=1e-7)
-    assert float(learning_rate_at(0.1, "linear", 10**10, jnp.asarray(2))) == pytest.approx(
-        0.1
-    )  # more than an int32 holds
+    assert float(scheduled(0.1, "linear", 10**10, jnp.asarray(2))) == pytest.approx(0.1)  # more than an int32 holds
     with pytest.raises(ConfigError, match=r"needs total_updates .* got None"):
         shapes_of(factory(schedule="linear"), random_trajectory(0))
     agent = factory(schedule="linear", total_updates=2, learning_rate=0.1)
@@ -266,7 +267,7 @@ def test_core_is_reset_at_episode_starts(factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [None, False])
+@pytest.mark.parametrize("shared", [None, nightly(False)])
 def test_chunks_start_with_the_core_of_acting(shared):
     """The loss of the first gradient step equals that of whole trajectories for any chunks; gradients end at chunk edges."""
     network = NetworkConfig(hidden=(16,), core="lstm", core_size=8, shared=shared)
@@ -292,7 +293,7 @@ def test_chunks_divide_trajectories():
         config.check_batch(20, 10)
 
 
-@pytest.mark.parametrize("transform", ["clip", "squash"])
+@pytest.mark.parametrize("transform", ["clip", slow("squash")])
 def test_continuous_actions(factory, transform):
     spec = EnvSpec(SPEC.observation, Continuous((-1.0, -2.0), (1.0, 2.0), transform))
     action = np.random.default_rng(0).normal(size=(T + 1, B, 2)).astype(np.float32)
@@ -366,6 +367,7 @@ def test_optimizer_state_has_the_structure_of_the_trained_weights():
     assert jax.tree.structure(moments.policy) == jax.tree.structure(state.params.weights)
 
 
+@pytest.mark.slow
 def test_rows_of_scored_games_are_scored_by_absolute_advantage():
     """With gamma 0 the advantage is the reward minus the value sent by the actors."""
     agent = ppo(PPOConfig(network=SMALL, values="acting", gamma=0.0, num_epochs=1, num_minibatches=1), SPEC)

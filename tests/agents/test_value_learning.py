@@ -15,6 +15,7 @@ from jsrl.networks.off_policy import value_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, to_environment
 from tests.agents.compiled import compiled
 from tests.agents.replayed import make_env, play
+from tests.marks import nightly
 
 pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
@@ -61,7 +62,7 @@ LADDER = {"exploration": "ladder", "epsilon": 0.4}
 @pytest.mark.parametrize(
     ("probe", "options"),
     [
-        pytest.param("masked", {}, id="one-masked"),
+        nightly("masked", {}, id="one-masked"),
         pytest.param("action_by_observation", C51, id="c51"),
         pytest.param("action_by_observation", LADDER, id="ladder"),
         pytest.param("action_by_observation", {}, id="one", marks=pytest.mark.nightly),
@@ -71,7 +72,7 @@ LADDER = {"exploration": "ladder", "epsilon": 0.4}
 )
 def test_dqn_finds_the_rewarded_action(probe, options):
     env = make_env(probe, num_envs=16)
-    agent = dqn(DQNConfig(**{**FAST, "epsilon": 0.01, **options}, exploration_updates=100), env.spec)
+    agent = dqn(DQNConfig(**{**FAST, "epsilon": 0.01, **options, "total_updates": 1_000}), env.spec)
     played = play(agent, env, num_updates=400)
     assert played.score > (0.7 if "exploration" in options else 0.9), played.metrics
     observation = env.reset().observation
@@ -89,12 +90,14 @@ def test_r2d2_remembers():
     assert played.score > 0.75, played.metrics
 
 
+@pytest.mark.nightly
 def test_dqn_cannot_remember():
     env = make_env("memory", num_envs=16, delay=3)
-    blind = play(dqn(DQNConfig(**{**FAST, "gamma": 0.9}, exploration_updates=50), env.spec), env, num_updates=300)
+    blind = play(dqn(DQNConfig(**{**FAST, "gamma": 0.9}), env.spec), env, num_updates=300)
     assert abs(blind.score) < 0.5
 
 
+@pytest.mark.nightly
 def test_r2d2_bootstraps_truncations():
     env = make_env("truncation")
     options = {"learning_rate": 0.01, "gamma": GAMMA, "target_period": 10, "network": RECURRENT}
@@ -160,6 +163,7 @@ def test_bc_imitates_the_recorded_policy(kind):
         np.testing.assert_allclose(*played, atol=0.25)
 
 
+@pytest.mark.nightly
 def test_recurrent_bc_remembers_the_first_row():
     """The expert plays the sign that was visible in row 0 of the episode."""
 
@@ -203,12 +207,12 @@ AGENTS = {
     ("name", "spec"),
     [
         ("dqn", MASKED),
-        ("dqn", SHARED),
-        ("c51", IMAGE),
+        nightly("dqn", SHARED),
+        nightly("c51", IMAGE),
         ("r2d2", MASKED),
-        ("r2d2", SHARED),
-        ("bc", MASKED),
-        ("bc", SHARED),
+        nightly("r2d2", SHARED),
+        nightly("bc", MASKED),
+        nightly("bc", SHARED),
     ],
     ids=["dqn-masked", "dqn-shared", "c51-image", "r2d2-masked", "r2d2-shared", "bc-masked", "bc-shared"],
 )

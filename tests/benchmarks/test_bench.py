@@ -161,6 +161,7 @@ def test_numbers_of_another_format_are_refused():
         tables.show(raw_numbers() | {"format": 1})
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_refused_with_the_valid_ones():
     ran = run("ppo_cartpol", timeout_s=60)
     assert ran.returncode == 2

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.games import boards, matrix, poker, populations
 from benchmarks.games.trees import solve_by_cfr, unfold
+from tests.marks import slow
 
 KUHN = unfold(poker.Kuhn())
 
@@ -147,8 +148,8 @@ def test_populations_on_kuhn(rule, expected):
     ("rule", "expected"),
     [
         ("nash", {3: 5.08, 5: 3.53, 7: 3.85, 11: 3.31, 16: 2.76}),
-        ("uniform", {3: 5.26, 5: 3.97, 7: 3.09, 11: 2.35, 16: 1.85, 26: 1.27}),
-        ("latest", {3: 5.33, 5: 10.7, 7: 7.4, 11: 11.5, 16: 9.1, 26: 10.4}),
+        slow("uniform", {3: 5.26, 5: 3.97, 7: 3.09, 11: 2.35, 16: 1.85, 26: 1.27}),
+        slow("latest", {3: 5.33, 5: 10.7, 7: 7.4, 11: 11.5, 16: 9.1, 26: 10.4}),
     ],
 )
 def test_populations_on_leduc(rule, expected):
@@ -176,7 +177,7 @@ def uneven(position: np.ndarray, legal: np.ndarray) -> np.ndarray:
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("player", [0, 1])
+@pytest.mark.parametrize("player", [0, slow(1)])
 def test_best_responses_on_boards_equal_a_slow_oracle(player):
     """Plain recursion over tic-tac-toe's positions, with lists."""
     lines = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]

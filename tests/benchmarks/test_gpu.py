@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks import gpu
 
 
+@pytest.mark.slow
 def test_a_machine_without_accelerators_is_refused(tmp_path: Path) -> None:
     words = [sys.executable, str(gpu.BENCH), "--gpu", "--to", str(tmp_path / "results")]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
@@ -24,6 +27,7 @@ def test_a_part_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_part_is_a_command_and_whole_runs_get_the_options(tmp_path: Path) -> None:
     for part in gpu.parts("no_such_experiment", 8.0, "256", tmp_path, ["--num-envs", "24"]):
         assert Path(part.words[0]).is_file()

@@ -21,6 +21,7 @@ from jsrl.agents.td3 import TD3Config, td3
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, EnvSpec, make_trajectory_spec, zeros
+from tests.marks import slow
 
 ROOT = Path(__file__).parents[2]
 FAKE = Path(__file__).parent / "world" / "fake_peer.py"
@@ -53,7 +54,7 @@ def products(jaxpr):
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        ("sac", lambda s, n: sac(SACConfig(network=n), s)),
+        slow("sac", lambda s, n: sac(SACConfig(network=n), s)),
         ("td3", lambda s, n: td3(TD3Config(network=n, policy_delay=1), s)),
     ],
 )

@@ -24,7 +24,7 @@ from jsrl.cli import doctor, experiments, main, report
 from jsrl.envs.make import _REGISTERED_BY
 from jsrl.envs.rendering import DRAWN_WITH
 from jsrl.extras import install_command
-from jsrl.transport.memory.segment import ALIVE, living_folder, make_folder, remove_unless_living
+from jsrl.transport.memory.locks import ALIVE, living_folder, make_folder, remove_unless_living
 
 ROOT = Path(__file__).parents[2]
 OWN = '''"""My own task"""
@@ -238,6 +238,7 @@ def test_invalid_config_file_is_reported_in_one_sentence(folder, text, sentence,
     assert main.main(["list"]) == 0 and "wrong" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_command_runs_a_config_of_the_working_directory_in_processes(folder):
     words = "mine --placement inline --total-env-steps 64 --rollout-length 8 --num-envs 4 --agent.num-minibatches 1 "
@@ -261,6 +262,7 @@ def test_doctor_names_missing_packages_and_the_install_command(monkeypatch, caps
     assert "BAD  /dev/shm cannot be written\n       -> give every run --transport zeromq" in text
 
 
+@pytest.mark.slow
 def test_doctor_asks_jax_whether_it_uses_the_gpus(monkeypatch):
     monkeypatch.setattr(doctor, "hardware_facts", lambda: {"accelerators": ["NVIDIA H100"]})
     plugin = types.SimpleNamespace(metadata={"Name": "jax-cuda12-plugin"})

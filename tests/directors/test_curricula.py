@@ -13,6 +13,7 @@ from jsrl.directors.plr import MOST_WAITING, PLR
 from jsrl.directors.stages import Stage, Stages
 from jsrl.errors import ConfigError
 from tests.directors.scripted import check_replay, chi_square_p, run
+from tests.marks import slow
 
 EASY, HARD = (
     Stage("easy", (1, 2), at_least=0.5, games=10),
@@ -118,11 +119,11 @@ def scored(game, chance):
     "options",
     [
         {"num_levels": 60},
-        {"capacity": 40},
-        {"capacity": 40, "beta": 0.1, "staleness": 0.3},
-        {"capacity": 40, "score": "positive"},
-        {"num_levels": 60, "score": "max_mc"},
-        {"num_levels": 60, "capacity": 40, "score": "max_mc"},
+        slow({"capacity": 40}),
+        slow({"capacity": 40, "beta": 0.1, "staleness": 0.3}),
+        slow({"capacity": 40, "score": "positive"}),
+        slow({"num_levels": 60, "score": "max_mc"}),
+        slow({"num_levels": 60, "capacity": 40, "score": "max_mc"}),
     ],
 )
 def test_weights_equal_a_slow_oracle_of_the_journal(options):
@@ -167,6 +168,7 @@ def test_weights_equal_a_slow_oracle_of_the_journal(options):
     assert again > 100
 
 
+@pytest.mark.slow
 def test_levels_are_drawn_by_their_weights():
     director = PLR(replay_share=1.0, beta=0.8, staleness=0.0, min_fill=0.0, capacity=6)
     state = director.init(0) | {
@@ -223,6 +225,7 @@ def test_a_share_of_assignments_plays_new_levels():
     assert again / 2_000 == pytest.approx(0.7, abs=0.045)
 
 
+@pytest.mark.slow
 def test_new_levels_are_drawn_uniformly_from_unseen_ones():
     director = PLR(num_levels=10, replay_share=0.0)
     counts = Counter()
@@ -243,6 +246,7 @@ def test_missing_scores_do_not_accumulate():
     assert state["scores"] == [2.0]
 
 
+@pytest.mark.slow
 def test_levels_whose_scores_were_lost_are_drawn_again():
     director = PLR(num_levels=20, staleness=1.0)
     state, played = director.init(0), []

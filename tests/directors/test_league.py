@@ -59,6 +59,7 @@ def test_empty_league_plays_the_main_player():
         check_shares(opponents(LEAGUE, state, policy, 400), {MAIN: 1.0})
 
 
+@pytest.mark.slow
 def test_main_plays_all_frozen_players_and_itself():
     """50% (1 - w)^2 over all; 15% find nothing to verify and 35% are self-play: the current main, with w = 0.5."""
     pool = [frozen("main", 1), frozen("main_exploiter", 1), frozen("league_exploiter_1", 1)]
@@ -208,6 +209,7 @@ def test_a_main_exploiter_is_frozen_when_it_beats_the_current_main():
         assert (commands != []) == freezes
 
 
+@pytest.mark.slow
 def test_hundreds_of_results_replay_to_the_same_freezes_and_resets():
     league = League(min_env_steps=500, max_env_steps=1_000)
     state, journal = check_replay(league, 500, beaten(0.5), slots=16)

@@ -93,6 +93,7 @@ def test_a_void_game_is_played_again():
     assert payoff.counts(member(0), member(1)) == {"assigned": 3, "finished": 2, "discarded": 1, "open": 0}
 
 
+@pytest.mark.slow
 def test_each_cell_gets_the_same_number_of_games_and_training_none():
     director = PSRO(oracle_env_steps=300, games_per_cell=10, solver="uniform", max_population=5)
     state, journal = check_replay(director, 600, beaten(0.6))
@@ -105,6 +106,7 @@ def test_each_cell_gets_the_same_number_of_games_and_training_none():
     assert kinds[:8] == ["Freeze", "Reset", "Freeze", "Reset", "Freeze", "Reset", "Freeze", "Stop"]
 
 
+@pytest.mark.slow
 def test_payoff_matrices_of_results_are_zero_sum():
     director = PSRO(oracle_env_steps=1, games_per_cell=2, value="result", solver="replicator", greedy=True)
     state, games = director.propose(director.init(0), 1)
@@ -167,6 +169,7 @@ def test_psro_solves_biased_rock_paper_scissors_from_sampled_games(games: int, b
     assert nash_conv(BIASED, -BIASED, mixed[5], mixed[5]) <= bar
 
 
+@pytest.mark.slow
 def test_general_sum_games_are_refused_by_zero_sum_solvers():
     def play(strategies):
         return 1.0, 1.0

@@ -7,13 +7,14 @@ import pytest
 
 from jsrl.directors.solvers import SOLVERS, alpha_rank, nash, replicator, stationary, uniform
 from jsrl.errors import ConfigError
+from tests.marks import nightly, slow
 
 BIASED = np.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])
 PLAIN = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
 
 
 @pytest.mark.parametrize("name", sorted(SOLVERS))
-@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (4, 2)])
+@pytest.mark.parametrize("shape", [slow((1, 1)), (1, 3), nightly((4, 2))])
 def test_solvers_return_probabilities_of_any_shape(name, shape):
     row = np.random.default_rng(0).normal(size=shape)
     for mixture, size in zip(SOLVERS[name](row, -row), shape, strict=True):

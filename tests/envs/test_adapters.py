@@ -7,6 +7,7 @@ import pytest
 from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.games.probes import PROBES
 from tests.contracts.env_contract import *  # noqa: F403
+from tests.marks import nightly, slow
 
 COUNTING = "tests.envs.scripted:Counting"
 VECTOR = "tests.envs.scripted:counting_vector"
@@ -16,10 +17,10 @@ CONFIGS = [
     EnvConfig("Pendulum-v1", max_episode_steps=20, action_transform="squash"),
     EnvConfig("Blackjack-v1"),
     EnvConfig("HalfCheetah-v5", max_episode_steps=30),
-    EnvConfig("ALE/Breakout-v5", atari=AtariConfig(max_frames=160)),
+    slow(EnvConfig("ALE/Breakout-v5", atari=AtariConfig(max_frames=160))),
     EnvConfig("MiniGrid-DoorKey-5x5-v0", wrappers=("minigrid.wrappers:ImgObsWrapper",)),
-    EnvConfig("envpool:CartPole-v1"),
-    pytest.param(EnvConfig("envpool:HalfCheetah-v4", max_episode_steps=30), marks=pytest.mark.slow),
+    slow(EnvConfig("envpool:CartPole-v1")),
+    slow(EnvConfig("envpool:HalfCheetah-v4", max_episode_steps=30)),
     EnvConfig(COUNTING),
     EnvConfig(COUNTING, kwargs={"truncates": True}, wrappers=("tests.envs.scripted:DoubledReward",)),
     *(EnvConfig(VECTOR, kwargs={"mode": mode}) for mode in ("NextStep", "SameStep", "Disabled")),
@@ -29,7 +30,7 @@ ANOTHER_ATARI = EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=Tru
 
 
 @pytest.fixture(
-    params=[*CONFIGS, pytest.param(ANOTHER_ATARI, marks=pytest.mark.slow)],
+    params=[*CONFIGS, nightly(ANOTHER_ATARI)],
     ids=lambda config: f"{config.id}-{config.kwargs}-{config.backend}",
 )
 def config(request):

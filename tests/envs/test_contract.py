@@ -100,6 +100,13 @@ def test_a_users_vector_without_mistakes_plays_with_and_without_masks():
     play(make(EnvConfig(Own, kwargs={"masked": True}), 4, 0))
 
 
+def test_rewards_of_a_users_vector_are_raw():
+    """The learner scales and clips them: twice is once too often."""
+    env = make(EnvConfig(f"{__name__}:one_that_fits", reward_scale=0.5, reward_clip=0.25), 2, 0)
+    env.reset()
+    assert env.step(np.zeros(2, np.int32)).reward.tolist() == [1.0, 1.0]
+
+
 def test_a_mask_of_a_users_vector_that_allows_nothing_is_a_fault():
     def shut(step: EnvStep, time: int) -> EnvStep:
         step.observation["action_mask"][1] = time != 2
@@ -133,6 +140,10 @@ def test_two_parts_of_an_observation_of_a_users_vector_need_different_paths():
 
 def eight(num_envs: int) -> gymnasium.vector.VectorEnv:
     return gymnasium.make_vec("CartPole-v1", 8, vectorization_mode="sync")
+
+
+def one_that_fits(num_envs: int) -> Own:
+    return Own(num_envs)
 
 
 def one_of_jsrl(num_envs: int) -> Own:

@@ -19,6 +19,7 @@ FOOTBALL = EnvConfig("envpool:gfootball/academy_3_vs_1_with_keeper-v1")
 pytestmark = pytest.mark.skipif(not find_spec("envpool"), reason="needs the extra envpool")
 
 
+@pytest.mark.slow
 def test_coinrun_passes_check_env_and_renders() -> None:
     try:
         report = check_env(COINRUN, steps=150, num_envs=4, max_seconds=4)

@@ -164,6 +164,7 @@ TAG = ("particle:simple_tag_v3", {"hunter": "adversary_*", "prey": "agent_*"})
 TICTACTOE = ("pettingzoo:pettingzoo.classic.tictactoe_v3", {"crosses": "player_1", "noughts": "player_2"})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "seats"),
     [pytest.param(*TICTACTOE, marks=pytest.mark.slow), pytest.param(*TAG, marks=pytest.mark.nightly)],

@@ -20,6 +20,7 @@ def suite() -> None:
     pytest.importorskip("lbforaging")
 
 
+@pytest.mark.slow
 def test_passes_the_environment_contract() -> None:
     report = check_env(EnvConfig(NAME), steps=120, num_envs=2)
     assert [seat.name for seat in report.spec.seats] == ["agent_0", "agent_1"] and report.episodes > 0

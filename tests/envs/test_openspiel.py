@@ -10,6 +10,7 @@ from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError, EnvironmentFault
+from tests.marks import slow
 
 pytest.importorskip("pyspiel")
 PLAYERS = ("player_0", "player_1")
@@ -19,12 +20,12 @@ PLAYERS = ("player_0", "player_1")
     ("name", "kwargs", "waits"),
     [
         ("kuhn_poker", {}, True),
-        ("kuhn_poker", {"players": 3}, True),
+        slow("kuhn_poker", {"players": 3}, True),
         ("leduc_poker", {"tensor": "observation"}, True),
         ("tic_tac_toe", {}, True),
-        ("goofspiel(num_cards=4,imp_info=True)", {}, False),
+        slow("goofspiel(num_cards=4,imp_info=True)", {}, False),
         ("coop_box_pushing", {"horizon": 5}, False),
-        ("hanabi", {}, True),
+        slow("hanabi", {}, True),
     ],
 )
 def test_passes_the_environment_contract(name: str, kwargs: dict, waits: bool) -> None:

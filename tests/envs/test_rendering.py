@@ -88,6 +88,7 @@ def test_an_id_that_no_module_registers_is_refused(name, said):
         make(EnvConfig(name), 1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [EnvConfig("envpool:CartPole-v1"), EnvConfig("CartPole-v1", backend="envpool")])
 def test_pool_renders_the_playing_environment(config):
     pytest.importorskip("envpool")
@@ -209,6 +210,7 @@ def _small(frame: np.ndarray, height: int, width: int) -> np.ndarray:
     return frame[rows][:, columns].astype(float)
 
 
+@pytest.mark.slow
 def test_atari_games_are_the_same_with_the_module_that_registers_them():
     pytest.importorskip("ale_py")
     plain, named = EnvConfig("ALE/Breakout-v5"), EnvConfig("ale_py:ALE/Breakout-v5")

@@ -18,6 +18,7 @@ from jsrl.envs.spaces import ObservationLayout, allowed_choices, choice_starts, 
 from jsrl.errors import ConfigError, EnvironmentFault, SpecMismatch
 from jsrl.types import ArraySpec, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat, map_tree, named_leaves
 from tests.envs.scripted import Counting, Rich
+from tests.marks import slow
 
 S = "tests.envs.scripted:"
 
@@ -448,6 +449,7 @@ def test_frames_go_on_after_a_lost_life_and_are_black_before_a_game():
     assert seen == [[0, 0, 0, 1], [0, 0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 4], [0, 0, 0, 5]]
 
 
+@pytest.mark.slow
 def test_lost_life_ends_the_rows_and_not_the_game():
     pytest.importorskip("ale_py")
     env = make(EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=True)), 2, 0)
@@ -472,7 +474,7 @@ def test_lost_life_ends_the_rows_and_not_the_game():
     env.close()
 
 
-@pytest.mark.parametrize("stack", [2, 3, 4])
+@pytest.mark.parametrize("stack", [slow(2), slow(3), 4])
 def test_stacked_frames_equal_ale_with_channels_last(stack):
     pytest.importorskip("ale_py")
     env = make(EnvConfig("ALE/Breakout-v5", atari=AtariConfig(stack=stack, max_frames=60)), 2, 0)

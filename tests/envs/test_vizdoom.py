@@ -70,6 +70,7 @@ def test_screens_are_averaged_and_stacked_and_the_last_one_is_kept(truncated: bo
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_health_gathering_passes_check_env(tmp_path, monkeypatch) -> None:
     pytest.importorskip("vizdoom", reason="needs the extra vizdoom")
     monkeypatch.chdir(tmp_path)  # its engine leaves an empty folder

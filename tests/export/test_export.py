@@ -45,6 +45,7 @@ from jsrl.types import (
     Seat,
     to_environment,
 )
+from tests.marks import marked
 
 VECTOR, IMAGE = ArraySpec((5,), "float32"), ArraySpec((36, 36, 4), "uint8")
 SMALL = NetworkConfig(hidden=(8,))
@@ -61,7 +62,7 @@ CASES = {
     ),
     "r2d2": lambda: (r2d2(R2D2Config(network=recurrent("lstm").network), of := EnvSpec(VECTOR, Discrete(3))), of),
 }
-SLOW = ("cnn", "gru")
+QUICK, NIGHTLY = {"mlp"}, {"cnn", "gru"}
 
 
 def recurrent(core: str) -> PPOConfig:
@@ -118,7 +119,7 @@ def observations(spec: EnvSpec, rng: np.random.Generator, rows: int):
     return {"x": draw(VECTOR), ACTION_MASK: mask}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
+@pytest.mark.parametrize("name", marked(CASES, slow=CASES.keys() - QUICK - NIGHTLY, nightly=NIGHTLY))
 def test_exported_policy_equals_the_agent(name, folder):
     path, agent, spec, params, report = exported(name, folder)
     assert [line.partition(":")[0] for line in report] == ["StableHLO", "numpy"]
@@ -140,7 +141,7 @@ def test_exported_policy_equals_the_agent(name, folder):
     }.get(name, [])
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
+@pytest.mark.parametrize("name", marked(CASES, slow=CASES.keys() - QUICK - NIGHTLY, nightly=NIGHTLY))
 def test_onnxruntime_equals_the_exported_policy(name, folder):
     import onnxruntime
 

@@ -25,7 +25,8 @@ from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.locks import make_folder
+from tests.marks import nightly, slow
 from tests.patience import stretched
 
 ACTORS, NICE = 6, 3
@@ -95,7 +96,7 @@ def hosted(plan: Plan, tmp_path: Path) -> Iterator[Hosted]:
         hosted.assert_gone()
 
 
-MOMENTS = (0.0, 0.05, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6)
+MOMENTS = (0.0, slow(0.05), nightly(0.15), 0.2, slow(0.25), nightly(0.3), 0.4, slow(0.6))
 
 
 @pytest.mark.parametrize("after_s", MOMENTS)
@@ -119,6 +120,7 @@ def test_host_killed_at_any_moment_ends_all_its_actors(hosted: Hosted, after_s: 
     hosted.assert_gone()
 
 
+@pytest.mark.slow
 def test_signals_that_slurm_sends_to_all_processes_end_neither_host_nor_actors(hosted: Hosted) -> None:
     hosted.let_run(0.05)  # some are just being forked
     for wait_s in (0.0, 0.1):
@@ -159,6 +161,7 @@ def test_actors_make_way_for_their_host(hosted: Hosted) -> None:
     assert psutil.Process(hosted.host.popen.pid).nice() == own  # it reports their ends
 
 
+@pytest.mark.slow
 def test_stopped_host_does_not_delay_the_end(hosted: Hosted) -> None:
     hosted.await_forks()
     hosted.host.popen.send_signal(signal.SIGSTOP)

@@ -14,6 +14,7 @@ from jsrl.launch.run import run
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
+from tests.marks import nightly
 
 UPDATES = 10
 SHORT = Experiment(
@@ -76,9 +77,9 @@ def test_inline_with_two_actors_equals_serial(final_state):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"placement": "inline", "num_actors": 2, "transport": "zeromq"},
+        nightly({"placement": "inline", "num_actors": 2, "transport": "zeromq"}),
         {"placement": "served", "num_actors": 2, "num_inference_servers": 2},
-        {"placement": "apart", "num_actors": 2},
+        nightly({"placement": "apart", "num_actors": 2}),
         *(
             pytest.param({"placement": placement, "num_actors": number}, marks=pytest.mark.nightly)
             for placement, number in (("inline", 1), ("inline", 4), ("served", 1), ("served", 4))
@@ -95,6 +96,7 @@ SGD = PPOConfig(
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_four_fake_devices_equal_one_to_rounding(final_state):
     """The whole system on 4 CPU devices; one minibatch and SGD, so that only rounding may differ."""

@@ -24,6 +24,7 @@ from jsrl.snapshots.players import PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import make_version, named_leaves, version_updates
 from tests.duel import MarkedConfig, ResetOnce, Watched, WatchedLeague, WatchedMatches, WatchedStages
+from tests.marks import nightly
 
 DUEL = Experiment(
     env=EnvConfig("tests.duel:Duel"),
@@ -81,10 +82,11 @@ def check_games(result, *, discarded: int = 0) -> Counter:
     return players
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core", [False, True])
 @pytest.mark.parametrize(
     "placement",
-    ["serial", pytest.param("inline", marks=pytest.mark.slow), pytest.param("served", marks=pytest.mark.slow)],
+    ["serial", nightly("inline"), nightly("served")],
 )
 def test_each_seat_is_played_by_the_version_that_is_assigned(placement: str, core: bool, tmp_path: Path) -> None:
     actors = 1 if placement == "serial" else 2
@@ -106,7 +108,8 @@ def test_each_seat_is_played_by_the_version_that_is_assigned(placement: str, cor
 POLICIES = ("main", "hunter", "rover")
 
 
-@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["serial", nightly("served")])
 def test_several_policies_may_play_the_same_seats(placement: str, tmp_path: Path) -> None:
     """A league: three policies of one symmetric game, frozen and reset; each trains only on its own rows."""
     league = WatchedLeague(
@@ -184,6 +187,7 @@ def test_frozen_players_may_act_in_the_actors_of_a_served_run_with_the_same_bits
             assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), path
 
 
+@pytest.mark.slow
 def test_a_run_with_tasks_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path) -> None:
     """The lengths of games are tasks: the journals hold them."""
     stages = (Stage("first", ({"length": 3}, {"length": 5}), max_env_steps=200), Stage("then", ({"length": 2},)))
@@ -211,6 +215,7 @@ def test_frozen_players_are_the_same_files_after_a_thousand_updates(tmp_path: Pa
     store_of(again).check()  # the digests in the names of all of them
 
 
+@pytest.mark.slow
 def test_announced_reset_is_carried_out_after_a_resume(tmp_path: Path) -> None:
     """The params count their updates, and so does the run: the reset, which replaces one, is none."""
     changes = {"director": ResetOnce(num_sides=2), "total_env_steps": 40 * 32}
@@ -252,7 +257,7 @@ def test_invalid_options_are_refused_before_the_start(changes: dict, expected: s
 LENGTHS = {"short": 2, "long": 7}
 
 
-@pytest.mark.parametrize("placement", ["serial", pytest.param("inline", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("placement", ["serial", nightly("inline")])
 def test_episodes_are_about_the_task_that_is_assigned(placement: str, tmp_path: Path) -> None:
     """Weighted tasks of a game with two seats: each sets the length of its episode."""
     matches = tuple(Match(("main", "main@initial"), 1.0, {"length": n, "name": name}) for name, n in LENGTHS.items())
@@ -279,6 +284,7 @@ def lengths_of(result) -> list[tuple[dict, int]]:
     return [(task, length) for task, length in state_of(result)["tasks"]]
 
 
+@pytest.mark.slow
 def test_an_environment_without_options_takes_no_tasks(tmp_path: Path) -> None:
     director = WatchedMatches((Match(("main", "main"), 1.0, {"length": 3}),))
     changes = {

@@ -20,6 +20,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.launch.run import run
 from tests.levels import LoggedPLR, ScoringConfig
+from tests.marks import slow
 
 PLAN = Experiment(
     env=EnvConfig("tests.levels:Levels"),
@@ -62,7 +63,7 @@ def weights_of_log(director: LoggedPLR, log: list) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     ("placement", "robust"),
-    [("serial", False), ("serial", True), pytest.param("inline", False, marks=pytest.mark.slow)],
+    [("serial", False), slow("serial", True), pytest.param("inline", False, marks=pytest.mark.slow)],
 )
 def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
     placement: str, robust: bool, tmp_path: Path
@@ -92,6 +93,7 @@ def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
         assert np.mean(np.array(again) >= 25) > 0.3, "high scores are replayed (a sixth of the levels)"
 
 
+@pytest.mark.slow
 def test_resumed_run_continues_its_levels_and_scores_a_game_that_ended_at_the_stop(tmp_path: Path) -> None:
     whole = state_of(run(PLAN, runs_dir=tmp_path, display="quiet", num_groups=1, total_env_steps=16 * 32))
     first = run(PLAN, runs_dir=tmp_path, name="parts", display="quiet", num_groups=1, total_env_steps=10 * 32)
@@ -122,6 +124,7 @@ def test_invalid_options_are_refused_before_the_start(changes: dict, expected: s
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", [PPOConfig(num_minibatches=1, num_epochs=1), IMPALAConfig()], ids=["ppo", "impala"])
 def test_agents_train_on_levels(agent: Any, tmp_path: Path) -> None:
     """Every level has the score of its newest game, computed by the update that trained on it."""
@@ -151,6 +154,7 @@ def test_a_level_of_the_example_is_one_maze_in_which_every_place_is_reached() ->
     assert len(seen) == 20
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_example_scores_its_levels(tmp_path: Path) -> None:
     smaller = {"placement": "serial", "num_envs": 8, "total_env_steps": 3 * 8 * 80}

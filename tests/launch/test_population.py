@@ -82,6 +82,7 @@ class Watch:
         monkeypatch.setattr(Learner, "_update", updating)
 
 
+@pytest.mark.slow
 def test_copy_equals_its_parent_except_hyperparameters(tmp_path: Path, monkeypatch) -> None:
     watch = Watch(monkeypatch)
     result = run_climb(tmp_path, total_env_steps=40 * 48)
@@ -110,6 +111,7 @@ def test_copy_equals_its_parent_except_hyperparameters(tmp_path: Path, monkeypat
     assert skipped == len(watch.taken), "at lag 0 a copy costs its learner one update"
 
 
+@pytest.mark.slow
 def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path, monkeypatch) -> None:
     """15 updates at once, and 5 + 10, where the first part ends with a copy: the same states, games and random numbers."""
     watch = Watch(monkeypatch)

@@ -120,6 +120,7 @@ def test_cloning_in_processes_equals_serial(recording, tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one.params, two.params)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_actors_in_processes_record(tmp_path):
     e = recorded_run(tmp_path / "rows", placement="inline", num_actors=2, num_groups=2, max_policy_lag=1)
@@ -157,6 +158,7 @@ def test_a_recorded_policy_is_cloned(recording, tmp_path):
     assert losses[~np.isnan(losses)][-1] < 0.35  # ln 2 = 0.69 is chance level
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "shape"), [("adversary", (3, 16)), ("agent", (1, 14))])
 def test_of_several_policies_only_the_first_ones_rows_are_recorded(tmp_path, monkeypatch, first, shape):
     e = Experiment(PPOConfig(network=SMALL), EnvConfig("particle:simple_tag_v3"), placement="serial")

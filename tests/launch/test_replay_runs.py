@@ -40,6 +40,7 @@ from jsrl.workers.learner.updaters import reported
 from jsrl.workers.memory import kept_rows
 from jsrl.workers.play import Player, PlayerSettings
 from jsrl.workers.players import common_player_settings
+from tests.marks import nightly
 from tests.replay.learning import toy_agent
 from tests.replay.streams import World
 
@@ -104,6 +105,7 @@ def test_schedules_count_the_updates_that_will_be_made(kind, changes, total, res
     assert dataclasses.replace(job, start_point=half).total_updates == 76 + rest
 
 
+@pytest.mark.slow
 def test_rows_that_no_window_of_a_recurrent_agent_holds_are_reported(tmp_path):
     small = {"agent": R2D2Config(burn_in=4, network=NetworkConfig(hidden=(4,), core="gru", core_size=4))}
     for length, window, words in (
@@ -275,7 +277,7 @@ def test_three_algorithms_of_one_game_each_train_on_their_own_data(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["serial", "served"])
+@pytest.mark.parametrize("placement", ["serial", nightly("served")])
 def test_dqn_on_the_ladder_runs(placement, tmp_path):
     agent = DQNConfig(exploration="ladder", network=NetworkConfig(hidden=(8,)))
     result = run(experiment("device", agent=agent, placement=placement), display="quiet", runs_dir=str(tmp_path))

@@ -26,6 +26,7 @@ from jsrl.references.reference import to_json
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.jobs import StartPoint
+from tests.marks import slow
 
 PPO = Experiment(PPOConfig(), EnvConfig("CartPole-v1"), placement="serial")
 REPLAY = ReplayConfig(min_size=64, capacity=1000, batch_size=32, samples_per_insert=1.0)
@@ -108,7 +109,7 @@ def test_a_resume_says_what_is_lost(tmp_path: Path) -> None:
 DQN = dataclasses.replace(SAC, agent=DQNConfig(), env=EnvConfig("CartPole-v1"))
 
 
-@pytest.mark.parametrize("experiment", [PPO, SAC, DQN], ids=["ppo", "sac", "dqn"])
+@pytest.mark.parametrize("experiment", [PPO, slow(SAC), slow(DQN)], ids=["ppo", "sac", "dqn"])
 def test_a_state_that_does_not_fit_is_refused_before_the_start(tmp_path: Path, experiment: Experiment) -> None:
     plan = make_plan(experiment, str(tmp_path), tmp_path)
     state, _ = trace_agent(build_agent(resolved_agent(experiment), plan.schemas.env), plan.schemas.env)

@@ -23,6 +23,7 @@ from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, version_updates
+from tests.marks import nightly
 
 UPDATES = 6
 PPO = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1, learning_rate=0.01)
@@ -88,7 +89,12 @@ def test_each_policy_has_its_own_updates_scores_and_snapshots(trained) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "shared", "boss"),
-    [("inline", False, "as-run"), ("served", True, "as-run"), ("served", False, "inline"), ("served", True, "inline")],
+    [
+        nightly("inline", False, "as-run"),
+        nightly("served", True, "as-run"),
+        nightly("served", False, "inline"),
+        ("served", True, "inline"),
+    ],
 )
 def test_processes_train_the_same_bits_as_one(trained, placement: str, shared: bool, boss: str) -> None:
     """Also if one inference server answers for all policies, or actors act for one of them and servers for others."""
@@ -135,6 +141,7 @@ def test_resumed_run_continues_bit_for_bit(trained) -> None:
     assert [same(trained(), whole, policy) for policy in POLICIES] == [True] * 3
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_settings_of_one_policy_affect_that_policy_first(trained) -> None:
     """With one update, what a policy learns depends only on its own settings: the first rows were played by initial params."""

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import starts
 from benchmarks.starts import Resources
+from tests.marks import nightly
 
 ROOT = Path(__file__).parents[2]
 ONE = Resources(10, 20, 0, 1, 0, 200.0, ("pipe", "socket"))
@@ -54,7 +55,7 @@ def test_process_resources_are_listed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("placement", "number"), [("serial", 6), pytest.param("inline", 3, marks=pytest.mark.nightly), ("served", 3)]
+    ("placement", "number"), [("serial", 6), pytest.param("inline", 3, marks=pytest.mark.nightly), nightly("served", 3)]
 )
 def test_repeated_starts_in_one_process_leak_nothing(placement: str, number: int) -> None:
     words = [sys.executable, starts.__file__, "--only", placement, "--starts", str(number), "--limit-mb", "3"]

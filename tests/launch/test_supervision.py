@@ -1,69 +1,44 @@
-"""Restart budgets, and where a replaced worker resumes."""
+"""How often a worker may be replaced, and where it resumes."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jsrl.errors import SnapshotError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
-from jsrl.launch.supervision import Budget, Supervision, last_committed, lost_text, replacement_job
+from jsrl.graph.graph import WorkerNode
+from jsrl.launch.supervision import last_committed, lost_text, replacement_job, supervision_of
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, open_ledger
 from jsrl.workers.jobs import Job, StartPoint
+from jsrl.workers.kinds import find_kind
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def test_backoff_doubles_to_its_maximum_and_ends_with_the_budget() -> None:
-    budget = Budget(5, 600.0, 0.5, 3.0, Clock())
-    assert [budget.take() for _ in range(6)] == [0.5, 1.0, 2.0, 3.0, 3.0, None]
-
-
-def test_worker_lost_with_its_host_uses_no_restart() -> None:
-    supervision = Supervision(Experiment(AgentReference("m:f"), restart=1), Clock())
-    job = Job("actor", "actor-0", 0, supervision._experiment, None, (), "", "")  # type: ignore[arg-type]
-    assert [supervision.take(job, is_free=True) for _ in range(3)] == [0.25] * 3
-    assert [supervision.take(job), supervision.take(job)] == [0.25, None]
-    assert supervision.metrics() == {"restarts/actor": 4.0}
-    never = dataclasses.replace(job, name="actor-1", restart=0)
-    assert supervision.take(never, is_free=True) is None
-
-
-def test_restarts_before_the_window_do_not_count() -> None:
-    clock = Clock()
-    budget = Budget(2, 10.0, 0.5, 30.0, clock)
-    assert [budget.take(), budget.take(), budget.take()] == [0.5, 1.0, None]
-    clock.now_s += 10.5
-    assert budget.used == 0 and budget.take() == 0.5
-
-
-def test_budget_and_restart_counts_are_per_kind() -> None:
+def test_restarts_are_those_of_the_worker_its_kind_or_all() -> None:
     e = Experiment(
         AgentReference("m:f"), restart=2, supervision=SupervisionConfig(restarts={"learner": 0, "parameter_server": 1})
     )
-    supervision = Supervision(e, Clock())
-
-    def take(kind: str, name: str) -> bool:
-        job = Job(kind, name, 0, e, None, (), "", "")  # type: ignore[arg-type]
-        return supervision.take(job) is not None
-
-    assert [take("actor", "actor-0") for _ in range(3)] == [True, True, False]
-    assert take("actor", "actor-1") and not take("learner", "learner")
-    assert [take("parameter-server", "parameter-server") for _ in range(2)] == [True, False]
-    assert supervision.metrics() == {"restarts/actor": 3.0, "restarts/parameter_server": 1.0}
+    job = Job("actor", "actor-0", 0, e, None, (), "", "")  # type: ignore[arg-type]
+    others = [dataclasses.replace(job, kind=kind, name=kind) for kind in ("learner", "parameter-server")]
+    jobs = [job, dataclasses.replace(job, name="actor-1", restart=5), *others]
+    graph = SimpleNamespace(worker=lambda name: WorkerNode(name, name.rstrip("-01")))
+    plan: Any = SimpleNamespace(
+        experiment=e, jobs=jobs, graph=graph, kinds={job.name: find_kind(job.kind) for job in jobs}
+    )
+    rules = supervision_of(plan).rules
+    assert [rules[job.name].restarts for job in jobs] == [2, 5, 0, 1]
+    assert rules["learner"].learns and rules["learner"].must_finish and rules["learner"].saves
+    assert rules["actor-0"].ranks == ("actor-0",)
 
 
 def test_restarted_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
     job = Job("actor", "actor-0", 0, None, None, None, "", registry=None, incarnation=4)  # type: ignore[arg-type]
-    assert replacement_job(job, tmp_path) == (dataclasses.replace(job, incarnation=5), [])
+    assert replacement_job(job, 5, tmp_path) == (dataclasses.replace(job, incarnation=5), [])
 
 
 def test_restarted_learner_resumes_from_the_last_snapshot_in_a_new_epoch(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_a_resume_with_another_total_says_how_a_learning_rate_jumps() -> None:
         assert start_points._rate_line(dataclasses.replace(e, agent=own), start, same_total) == ""
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None:
     whole, other = trained(tmp_path, "whole", 12), trained(tmp_path, "other", 12, seed=6)
@@ -145,6 +146,7 @@ def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None
     assert [w["settings"]["seed"] for w in kept["workers"] if w["name"] == "learner-b"] == [5]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_failed_update_of_one_policy_is_saved_under_its_name_and_replayed(tmp_path: Path) -> None:
     settings = {"agent": dataclasses.replace(SMALL, learning_rate=1e38)}
@@ -162,6 +164,7 @@ def test_failed_update_of_one_policy_is_saved_under_its_name_and_replayed(tmp_pa
         replay_update("bad", str(tmp_path))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_policy_may_begin_with_the_params_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = trained(tmp_path, "source", 3)

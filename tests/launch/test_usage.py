@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from jsrl.experiment import Experiment
-from jsrl.launch.launcher import ResourceUsage
 from jsrl.launch.local import launcher, processes
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.session import Session
@@ -20,6 +19,7 @@ from jsrl.launch.status_writer import Usage
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.metrics.display import make_display
 from jsrl.runs.runs import RunFolder
+from jsrl.runs.values import ResourceUsage
 
 BUSY = "import time; until = time.process_time() + 0.3\nwhile time.process_time() < until: pass\ninput()"
 
@@ -30,6 +30,7 @@ def start(kind: str, folder: Path) -> SupervisedWorker:
     return SupervisedWorker(job, LocalHandle(popen, folder / "log", kind))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_cpu_time_is_split_into_workers_and_others(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A worker and an unrelated process each use 0.3 s."""

@@ -142,6 +142,7 @@ def test_transform_worker_queries_a_server_for_entropy_rewards(
     assert weight < bonus / 0.5 and bonus < 2.0 * 0.75  # two actions: at most log 2 = 0.69
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_entropy_rewards_are_deterministic_with_processes(tmp_path: Path) -> None:
     """A run in one process equals one of many: tests/launch/test_determinism.py."""
@@ -243,6 +244,7 @@ def test_a_graph_may_be_named_by_the_path_of_its_file(tmp_path: Path, monkeypatc
     assert resolve(small(), f"{'package.' if inside else ''}edits{inside}:four")[0] == graph
 
 
+@pytest.mark.slow
 def test_reader_of_two_policies_with_other_leaves_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ports = tuple(Port(name, "samples", "reads", schemas=("trajectory",)) for name in ("one", "two"))
     spy = Kind("spy", "spies", "nowhere:Spy", ports=ports)
@@ -294,6 +296,7 @@ def test_run_that_failed_before_it_began_leaves_no_folder(tmp_path: Path, values
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_chained_workers_before_replay_change_no_bit(tmp_path: Path) -> None:
     values = {

@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from jsrl.agents.ppo import PPOConfig
 from jsrl.envs import rendering
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, MissingExtra
@@ -23,11 +22,13 @@ from jsrl.recordings.video_shelf import read_index
 from jsrl.runs.runs import Run, RunFolder
 from jsrl.workers.video_recorder.worker import VideoRecorder
 from tests.decoded import decode
+from tests.marks import nightly
+from tests.tiny_agent import STILL
 
 
 def experiment(**changes) -> Experiment:
     values = {
-        "agent": PPOConfig(),
+        "agent": STILL,
         "env": EnvConfig("CartPole-v1", max_episode_steps=20),
         "num_envs": 8,
         "rollout_length": 16,
@@ -121,7 +122,8 @@ def test_serial_run_records_videos_and_the_report_shows_them(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "where", ["setup", "_begin", *(pytest.param(w, marks=pytest.mark.nightly) for w in ("begin_final", "close"))]
+    "where",
+    ["setup", nightly("_begin"), *(pytest.param(w, marks=pytest.mark.nightly) for w in ("begin_final", "close"))],
 )
 def test_failing_recorder_does_not_end_a_serial_run(tmp_path, monkeypatch, where):
     def fail(self, *_):
@@ -136,6 +138,7 @@ def test_failing_recorder_does_not_end_a_serial_run(tmp_path, monkeypatch, where
     assert np.nansum(Run(RunFolder.open(result.folder)).metrics["video_recorder/lost"]) >= 1
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_recording_does_not_change_training(tmp_path):
     """A serial run is deterministic; with a video recorder it makes the same updates, bit for bit."""

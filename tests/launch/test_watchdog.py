@@ -16,19 +16,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jsrl.control.supervision import Life
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig, SupervisionConfig, VideoConfig
 from jsrl.launch import watchdog as watchdog_module
-from jsrl.launch.launcher import STOPPED, Exit
+from jsrl.launch.launcher import STOPPED
 from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
 from jsrl.launch.resume import allowed_changes
 from jsrl.launch.supervised import SupervisedWorker
-from jsrl.launch.supervision import Supervision
+from jsrl.launch.supervision import restarts
 from jsrl.launch.watchdog import KEPT, Watchdog
 from jsrl.references.reference import from_json, to_json
 from jsrl.runs.control_bodies import Crash, Report, Stacks
 from jsrl.runs.process import all_stacks
+from jsrl.runs.values import Exit
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind, value_of
 from tests.patience import stretched
@@ -77,7 +79,7 @@ def sleeper(tmp_path: Path):
         )
         begun.append(popen)
         assert popen.stdout is not None and popen.stdout.readline() == b"up\n"
-        return SupervisedWorker(job(name), LocalHandle(popen, log, name), stage="ready")
+        return SupervisedWorker(job(name), LocalHandle(popen, log, name), Life(name, stage="ready"))
 
     yield start
     for popen in begun:
@@ -128,12 +130,11 @@ def test_stopped_process_is_not_signalled_or_waited_for(tmp_path: Path, sleeper,
 @pytest.mark.slow
 def test_worker_report_is_shown(tmp_path: Path, sleeper) -> None:
     process = sleeper("catches")
-    process.receive(
-        Report("actor-0", 0, {"actor/wait_block_share": 0.25, "actor/return_mean": 3.0}, {"trajectories": 17})
-    )
+    metrics = {"actor/wait_block_share": 0.25, "actor/return_mean": 3.0}
+    process.receive(Report("actor-0", 0, metrics, {"trajectories": 17}), time.monotonic())
 
     def answer(_: float) -> None:
-        process.receive(Stacks("actor-0", 0, "thread MainThread:\n  in its_own_words"))
+        process.receive(Stacks("actor-0", 0, "thread MainThread:\n  in its_own_words"), time.monotonic())
 
     seen = Watchdog(session_in(tmp_path), {"actor-0": process}, lambda _: None, answer).look()
     assert "actor/wait_block_share 0.25; trajectories 17" in seen and "return_mean" not in seen
@@ -146,6 +147,7 @@ def test_a_fault_before_the_first_worker_has_a_report_too(tmp_path: Path) -> Non
     assert watchdog.write("controller", "a fault", "").endswith("0001-controller.txt")
 
 
+@pytest.mark.slow
 def test_with_many_workers_the_first_of_each_kind_are_inspected(tmp_path: Path) -> None:
     handle = SimpleNamespace(
         alive=False, exit=Exit(-9, "killed"), where="", log="", tail=lambda _: "", usage=lambda: None
@@ -255,8 +257,7 @@ def test_restart_actor_has_its_own_restart_budget() -> None:
             restart=restart,
             supervision=SupervisionConfig(restarts={} if own is None else {"actor": own}),
         )
-        worker = Job(kind, kind, 0, e, None, (), "", "")  # type: ignore[arg-type]
-        return Supervision(e).budget(worker).limit
+        return restarts(e, find_kind(kind))
 
     assert (limit(), limit("learner"), limit(own=1), limit(restart=6)) == (4, 0, 1, 6)
 
@@ -321,14 +322,14 @@ def test_stall_is_reported_once_and_again_only_if_longer(tmp_path: Path, monkeyp
         "alive": False,
     }
     gone = SimpleNamespace(**facts)
-    workers = {name: SupervisedWorker(job(name), gone, stage="ready") for name in ("actor-0", "actor-1")}  # type: ignore[arg-type]
+    workers = {name: SupervisedWorker(job(name), gone, Life(name, stage="ready")) for name in ("actor-0", "actor-1")}  # type: ignore[arg-type]
     session = session_in(tmp_path)
     watchdog = Watchdog(session, workers, lambda _: None, lambda _: None)
 
     def told(seconds: float, **counters: int) -> int:
         """Return how often something was reported by then; `counters`: the first report of actor-0."""
         clock[0] += seconds
-        workers["actor-0"].receive(Report("actor-0", 0, {}, counters))
+        workers["actor-0"].receive(Report("actor-0", 0, {}, counters), clock[0])
         watchdog.report_standstill(10.0)
         return len(session.display.told)
 
@@ -337,5 +338,5 @@ def test_stall_is_reported_once_and_again_only_if_longer(tmp_path: Path, monkeyp
     text, level = session.display.told[0]
     assert "nothing was stepped, answered or trained for 11 s" in text and "0001-standstill.txt" in text
     assert level == "warning" and "== actor-1" in (tmp_path / "watchdog" / "0001-standstill.txt").read_text()
-    workers["actor-1"].stage = "compiling"  # a worker that is not ready yet does not count as stalled
+    workers["actor-1"].life.stage = "compiling"  # a worker that is not ready yet does not count as stalled
     assert told(1000.0) == 2

@@ -177,6 +177,7 @@ def test_many_sides_use_sampled_and_rotated_orders():
         assert set(Counter(order[side] for order in orders).values()) == {24}
 
 
+@pytest.mark.slow
 def test_rating_intervals_have_their_coverage():
     """500 tournaments of 4 equal players that end in a random order: 95% of the first one's intervals contain 0."""
     draws, inside = np.random.default_rng(0), 0

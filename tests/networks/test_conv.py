@@ -5,16 +5,17 @@ import pytest
 
 from jsrl.networks.kernels import conv
 from jsrl.networks.kernels.pooling import max_pool
+from tests.marks import slow
 
 CASES = [  # height, width, C_in, C_out, k, stride, padding, batch_first
     (36, 40, 4, 8, 8, 4, "VALID", True),
     (37, 38, 4, 8, 8, 4, "VALID", True),  # rows and columns outside all windows
     (12, 10, 3, 6, 4, 2, "VALID", False),
-    (9, 7, 5, 6, 3, 1, "VALID", False),
-    (13, 11, 3, 5, 3, 1, "SAME", False),
+    slow((9, 7, 5, 6, 3, 1, "VALID", False)),
+    slow((13, 11, 3, 5, 3, 1, "SAME", False)),
     (13, 12, 3, 5, 3, 2, "SAME", True),
-    (17, 15, 3, 5, 5, 3, "VALID", False),
-    (11, 14, 3, 5, 4, 2, "SAME", False),
+    slow((17, 15, 3, 5, 5, 3, "VALID", False)),
+    slow((11, 14, 3, 5, 4, 2, "SAME", False)),
 ]
 
 
@@ -59,6 +60,7 @@ def test_lowers_to_the_form_of_the_platform():
     assert "stablehlo.convolution" in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
+@pytest.mark.slow
 def test_pixels_are_cast_and_have_a_kernel_gradient():
     x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 36, 36, 4)), jnp.uint8)
     kernel = jax.random.normal(jax.random.key(0), (8, 8, 4, 6)) / 255
@@ -67,6 +69,7 @@ def test_pixels_are_cast_and_have_a_kernel_gradient():
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * float(jnp.abs(theirs).max()))
 
 
+@pytest.mark.slow
 def test_works_inside_scan():
     images = jax.random.normal(jax.random.key(0), (4, 9, 9, 2, 3))
     kernel = jax.random.normal(jax.random.key(1), (3, 3, 3, 5)) / 5
@@ -85,7 +88,7 @@ def test_refuses_images_smaller_than_the_window():
         conv.conv(jnp.zeros((5, 9, 1, 3)), jnp.zeros((8, 8, 3, 4)), stride=4)
 
 
-@pytest.mark.parametrize("shape", [(84, 84), (13, 12), (5, 7), (1, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(84, 84), (13, 12), (5, 7), slow((1, 2))], ids=str)
 def test_max_pool_equals_lax_also_in_ties(shape):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.integers(0, 3, (*shape, 2, 3)), jnp.float32)

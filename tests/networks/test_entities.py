@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.networks.entities import EntityConfig
-from jsrl.networks.model import NetworkConfig, actor_critic
+from jsrl.networks.model import EntityConfig, NetworkConfig, actor_critic
 from jsrl.networks.off_policy import critic_network, policy_network
 from jsrl.types import ArraySpec, Continuous, EnvSpec, MultiDiscrete
 from tests.networks.weights import drawn, programs
@@ -223,6 +222,7 @@ def test_masks_of_numbers_are_refused() -> None:
             actor_critic(CONFIG, spec)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_agents_update_with_it_in_hide_and_seek(core: str) -> None:

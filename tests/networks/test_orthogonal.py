@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from jsrl.networks.orthogonal import orthogonal, orthonormal_columns
+from tests.marks import nightly, slow
 
 
 @pytest.mark.parametrize(
     "shape",
-    [(4, 64), (64, 64), (64, 6), (1, 5), (96, 1), (3, 3, 4, 16), (100, 35), (96, 96)],
+    [(4, 64), slow((64, 64)), slow((64, 6)), nightly((1, 5)), (96, 1), (3, 3, 4, 16), (100, 35), nightly((96, 96))],
     ids=str,
 )
 def test_equals_jax_orthogonal_for_the_same_key(shape):
@@ -19,6 +20,7 @@ def test_equals_jax_orthogonal_for_the_same_key(shape):
     np.testing.assert_allclose(orthogonal(1.5)(key, shape), expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_columns_of_an_ill_conditioned_matrix_are_orthonormal():
     random = np.random.default_rng(0)
     left, _ = np.linalg.qr(random.normal(size=(200, 80)))

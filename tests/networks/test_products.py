@@ -10,9 +10,10 @@ from jax import lax
 from jsrl.agents.check import check_agent
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.sac import SACConfig, sac
+from jsrl.networks.images import ImpalaResNet, NatureCNN
 from jsrl.networks.kernels import conv
 from jsrl.networks.model import NetworkConfig, actor_critic
-from jsrl.networks.torsos import MLP, ImpalaResNet, NatureCNN, dense
+from jsrl.networks.torsos import MLP, dense
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.networks.test_conv import CASES, native
 
@@ -112,6 +113,7 @@ VECTORS = EnvSpec(ArraySpec((5,), "float32"), Continuous((-1.0,) * 2, (1.0,) * 2
 MAKERS = {"ppo": lambda n: ppo(PPOConfig(network=n), VECTORS), "sac": lambda n: sac(SACConfig(network=n), VECTORS)}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.nightly)])
 def test_agents_still_pass_check_agent(name: str) -> None:

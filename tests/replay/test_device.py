@@ -13,6 +13,7 @@ from jsrl.errors import ConfigError
 from jsrl.replay.device import ring as device
 from jsrl.replay.device import tree as device_tree
 from jsrl.types import spec_of
+from tests.marks import slow
 from tests.replay.streams import FRAMES, World
 
 N, T = 3, 4
@@ -59,7 +60,7 @@ class Replay:
 
 @pytest.mark.parametrize(
     ("frames", "core", "window", "prioritised"),
-    [(False, False, 1, False), (True, False, 3, True), (True, False, 1, False), (False, True, 6, True)],
+    [(False, False, 1, False), slow(True, False, 3, True), slow(True, False, 1, False), slow(False, True, 6, True)],
 )
 def test_windows_hold_the_written_rows_and_every_window_is_drawn(frames, core, window, prioritised):
     """While filling and several times around the ring, across trajectories, episode ends and lost lives."""
@@ -92,6 +93,7 @@ def test_uniform_draws_are_even():
     assert counts.sum() - np.sort(counts)[-len(replay.possible()) :].sum() < 600  # four draws in a row had mask 0
 
 
+@pytest.mark.slow
 def test_priorities_set_probability_and_weight_of_a_window():
     replay = Replay(12 * N, 2, prioritised=True).more(5)
     ids = np.unique(np.asarray(replay.draw(replay.ring, jax.random.key(0), 2_000)[0]))
@@ -148,7 +150,7 @@ def test_sum_tree_is_consistent_after_any_write():
     assert (np.asarray(weights) > 0).all()
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("prioritised", [False, slow(True)])
 def test_adding_and_drawing_copy_no_ring(prioritised):
     """XLA's own report: the ring is written into its donated buffer, and temporary memory is small."""
     replay = Replay(40_000 * N, 2, frames=True, prioritised=prioritised)

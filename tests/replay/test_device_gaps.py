@@ -13,6 +13,7 @@ from jsrl.agents.off_policy import transition
 from jsrl.replay.device import ring as device
 from jsrl.replay.device.gaps import KEPT
 from jsrl.types import Trajectory, spec_of
+from tests.marks import nightly
 
 N, GAMMA, FRAMES = 3, 0.9, 3
 
@@ -116,9 +117,16 @@ def with_state(windows: Trajectory) -> Trajectory:
     return windows._replace(observation={"observation": windows.observation, "state": windows.state})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_rows", "window", "frames", "prioritised"),
-    [(4, 1, False, False), (4, 3, True, True), (1, 3, False, True), (4, 6, False, False), (2, 3, True, False)],
+    [
+        nightly(4, 1, False, False),
+        (4, 3, True, True),
+        (1, 3, False, True),
+        (4, 6, False, False),
+        nightly(2, 3, True, False),
+    ],
 )
 def test_no_transition_is_lost_at_a_gap(num_rows, window, frames, prioritised):
     lives = ReplacedActors(num_rows, seed=num_rows + window)
@@ -177,6 +185,7 @@ def test_oldest_gap_loses_its_bootstrap_row_when_too_many_gaps():
     np.testing.assert_array_equal(mask, [0, 0, *[1] * KEPT])
 
 
+@pytest.mark.slow
 def test_kept_bootstrap_row_bootstraps_only_where_the_agent_acts():
     lives = ReplacedActors(1, seed=0)
     first = lives.trajectory()

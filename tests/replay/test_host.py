@@ -12,6 +12,7 @@ from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import RowsShape, read_ids, rows_shape, windows_spec
 from jsrl.replay.host.tree import HostTree
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree, spec_of
+from tests.marks import slow
 from tests.replay.streams import FRAMES, World
 
 B, T, LANES = 3, 4, 2
@@ -95,7 +96,7 @@ class Replay:
 
 @pytest.mark.parametrize(
     ("frames", "core", "window", "prioritised"),
-    [(False, False, 1, False), (True, False, 3, True), (True, False, 2, False), (False, True, 6, True)],
+    [(False, False, 1, False), slow(True, False, 3, True), (True, False, 2, False), slow(False, True, 6, True)],
 )
 def test_windows_hold_the_written_rows_and_every_window_is_drawn(frames, core, window, prioritised):
     replay = Replay(20 * B * LANES, window, frames=frames, core=core, prioritised=prioritised)
@@ -249,6 +250,7 @@ def test_each_part_of_a_prioritised_batch_has_windows_of_all_ages():
     assert (ages.std(axis=1) > 0.7 * ages.std()).all()
 
 
+@pytest.mark.slow
 def test_threads_draw_intact_windows_while_rows_are_overwritten():
     """A ring that is constantly overwritten: every drawn window holds written rows, in one piece."""
     spec = make_trajectory_spec(EnvSpec(ArraySpec((500,), "float32"), Discrete(2)), (), (), num_rows=8, num_envs=2)

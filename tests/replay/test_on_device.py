@@ -66,6 +66,7 @@ def least_weights(config: ReplayConfig, total_updates: int) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_exponent_of_importance_weights_rises_to_its_end():
     options = {
         "capacity": 400,

@@ -99,6 +99,7 @@ def assert_survived(run: Path, what: str) -> None:
             raise AssertionError(f"{what}: {name} fails with {error!r}") from error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_a_damaged_file_hides_no_other_run(damaged: Path, file: str) -> None:
     for content in WHOLE:

@@ -16,38 +16,39 @@ from jsrl.runs.door import (
     TEXT_BYTES_PER_S,
     Drops,
     TextBudget,
+    objection,
     printable,
     shortened,
 )
-from jsrl.workers.kinds import find_kind, objection
+from jsrl.workers.kinds import find_kind
 
 
 def test_text_is_paid_each_time_and_a_name_once() -> None:
-    now_s = [0.0]
-    budget = TextBudget(lambda: now_s[0])
+    budget = TextBudget()
     names = [f"actor/{number:04}" for number in range(TEXT_BYTES // 2 // (NAME_BYTES + 10))]
-    assert all(budget.pay([], names) for _ in range(100))
-    assert budget.pay(["x" * (TEXT_BYTES // 2)], names) and not budget.pay(["x" * 200], names)
-    now_s[0] = 200.0 / TEXT_BYTES_PER_S
-    assert budget.pay(["x" * 200], []) and not budget.pay([], ["another name"]) and budget.pay([], names)
-    now_s[0] = 1e9
-    assert budget.pay(["x" * TEXT_BYTES], []) and not budget.pay(["x"], [])
+    assert all(budget.pay([], names, 0.0) for _ in range(100))
+    assert budget.pay(["x" * (TEXT_BYTES // 2)], names, 0.0) and not budget.pay(["x" * 200], names, 0.0)
+    now_s = 200.0 / TEXT_BYTES_PER_S
+    assert budget.pay(["x" * 200], [], now_s) and not budget.pay([], ["another name"], now_s)
+    assert budget.pay([], names, now_s)
+    assert budget.pay(["x" * TEXT_BYTES], [], 1e9) and not budget.pay(["x"], [], 1e9)
 
 
 def test_numbers_in_stages_are_free_and_those_in_metric_names_are_not() -> None:
-    kind, budget = find_kind("actor"), TextBudget(lambda: 0.0)
+    speech, budget = find_kind("actor").speech, TextBudget()
     for number in range(20_000):
-        assert not objection(Stage("actor-0", 0, f"replaying trajectory {number:,} of 20,000", 42), kind, budget)
-    fit = sum(not objection(Report("actor-0", 0, {f"actor/{n}": 1.0}, {"n": n}), kind, budget) for n in range(20_000))
+        stage = Stage("actor-0", 0, f"replaying trajectory {number:,} of 20,000", 42)
+        assert not objection(stage, speech, budget, 0.0)
+    reports = (Report("actor-0", 0, {f"actor/{n}": 1.0}, {"n": n}) for n in range(20_000))
+    fit = sum(not objection(report, speech, budget, 0.0) for report in reports)
     assert TEXT_BYTES / (NAME_BYTES + 12) - 10 < fit < TEXT_BYTES / (NAME_BYTES + 7)
 
 
 def test_ten_drops_within_a_minute_cut_off() -> None:
-    now_s = [0.0]
-    drops, lines, ends = Drops(lambda: now_s[0]), list[str](), dict[int, str]()
+    now_s, drops, lines, ends = 0.0, Drops(), list[str](), dict[int, str]()
     for number in range(1, 30):
-        now_s[0] += DROPS_S / (MAX_DROPS - 2) if number <= 20 else 1.0  # at first not often enough
-        line, ends[number] = drops.add("actor-0", f"reason {number}")
+        now_s += DROPS_S / (MAX_DROPS - 2) if number <= 20 else 1.0  # at first not often enough
+        line, ends[number] = drops.add("actor-0", f"reason {number}", now_s)
         lines += [line] if line else []
     assert lines[:2] == [
         "a message of actor-0 was dropped: reason 1",

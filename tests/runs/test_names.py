@@ -8,7 +8,8 @@ import time
 import pytest
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.runs.names import FileNames, Registration
+from jsrl.runs.names import FileNames
+from jsrl.runs.values import Registration
 from tests.patience import stretched
 
 

@@ -272,6 +272,7 @@ print(json.dumps([len(columns), columns["env_steps"][-1], sum(column.nbytes for 
 """
 
 
+@pytest.mark.slow
 def test_reading_the_metrics_of_a_long_run_needs_memory_for_the_columns_only(tmp_path):
     line = {f"worker/metric_{number}": number + 0.5 for number in range(40)}
     path, count = tmp_path / "metrics.jsonl", 3_000

@@ -65,6 +65,7 @@ def test_round_trip_with_template_keeps_structure(store):
     assert meta == {"env_steps": 12, "gamma": 0.5, "names": ["a", "b"]}
 
 
+@pytest.mark.slow
 def test_a_process_without_jax_reads_bfloat16(store):
     store.save(3, {"a": np.full(3, 1.5, ml_dtypes.bfloat16)}, wait=True)
     code = (
@@ -115,6 +116,7 @@ def test_save_copies_so_the_caller_may_reuse_its_buffers(store):
         assert (loaded["a"] == version).all()
 
 
+@pytest.mark.slow
 def test_new_process_reads_a_snapshot(store):
     tree = make_tree()
     store.save(1, tree, meta={"note": "hello"}, wait=True)
@@ -273,6 +275,7 @@ def test_full_disk_is_found_before_orbax_writes(tmp_path, monkeypatch):
     assert store.versions() == [1] and not written
 
 
+@pytest.mark.slow
 def test_real_write_error_from_the_system(tmp_path):
     """A file size limit replaces a full disk: the system refuses a write in the middle of Orbax's own writing."""
     program = """
@@ -449,6 +452,7 @@ print(loads)
     assert version > 3
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_folder(store):
     program = """
 import sys

@@ -55,6 +55,7 @@ def assert_died(run: Launched, *words: str) -> float:
     return took_s
 
 
+@pytest.mark.nightly
 @slow
 def test_sixteen_actors_share_loaded_memory(launch) -> None:
     run = launch(*FOREVER, *SIXTEEN)
@@ -167,6 +168,7 @@ def test_hosted_actors_exit_when_the_controller_is_killed(launch) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.nightly
 @slow
 def test_a_stopped_host_does_not_keep_a_run_from_ending(launch) -> None:
     run = launch(*FOREVER, *FOUR)
@@ -181,6 +183,7 @@ def test_a_stopped_host_does_not_keep_a_run_from_ending(launch) -> None:
     assert not any(actor.is_running() and actor.status() != psutil.STATUS_ZOMBIE for actor in actors.values())
 
 
+@pytest.mark.nightly
 @slow
 def test_a_child_of_a_hosted_environment_does_not_outlive_the_run(launch) -> None:
     run = launch(*FOREVER, *FOUR, "--env.id", "worlds:HasChild")

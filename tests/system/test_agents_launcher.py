@@ -70,6 +70,7 @@ class Killer(threading.Thread):
             time.sleep(0.05)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_run_on_other_hosts_survives_killed_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(WORLD))

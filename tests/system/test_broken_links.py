@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.cluster.facts import HostFacts
 from jsrl.experiment import SnapshotConfig
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run

@@ -16,6 +16,7 @@ def watchdog_reports(run: Launched) -> list[str]:
     return [path.read_text() for path in sorted((run.folder / "watchdog").glob("*.txt"))]
 
 
+@pytest.mark.nightly
 def test_memory_error_is_an_environment_fault(launch) -> None:
     run = launch(*FOREVER, "--env.id", "worlds:Allocates")
     text = run.expect(1, 30.0)
@@ -63,12 +64,14 @@ def test_restart_env_continues_with_the_same_actor(launch, name: str) -> None:
     assert_balanced(run.result())
 
 
+@pytest.mark.nightly
 def test_restart_env_ends_when_its_limit_is_reached(launch) -> None:
     arguments = ("--env.on-fault", "restart-env", "--env.fault-limit", "3")
     text = launch(*FOREVER, "--env.id", "worlds:RaisesInStep", *arguments).expect(1, 30.0)
     assert "after 3 repairs within 600 s" in text and "WorkerDied: actor-0: EnvironmentFault" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["HangsOnce", pytest.param("SegfaultsOnce", marks=pytest.mark.nightly)])
 def test_restart_actor_replaces_the_actor_without_using_restarts(launch, name: str) -> None:
     arguments = ("--env.on-fault", "restart-actor", "--env.fault-limit", "2", "--actor.step-deadline-s", "2")
@@ -83,6 +86,7 @@ def test_stop_policy_ends_the_run(launch, name: str) -> None:
     assert "WorkerDied: actor-0" in text and "restart 1" not in text
 
 
+@pytest.mark.nightly
 def test_stop_policy_applies_to_environments_only(launch) -> None:
     run = launch("--env.on-fault", "stop", "--restart", "3", experiment="counting")
     run.await_updates(5)

@@ -120,6 +120,7 @@ def test_metrics_and_snapshots_continue_once_there_is_space(launch, disk, tmp_pa
     assert (run.folder / "snapshots" / "state" / "tags" / "final.json").exists()
 
 
+@pytest.mark.nightly
 def test_run_with_output_on_the_full_disk_trains_to_its_end(launch, disk) -> None:
     run = launch("--total-env-steps", "6000", runs_dir=disk.folder)
     run.await_updates()

@@ -24,6 +24,7 @@ WORDS = {
 FURTHER = {"broadcast", "impala", "two_policies"}  # test_user_kinds and test_two_policies kill workers of such graphs
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.nightly if n in FURTHER else ()) for n in sorted(GRAPHS)]
 )

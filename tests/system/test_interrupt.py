@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.marks import nightly
 from tests.system.launched import FOREVER, WORLD, Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
@@ -58,7 +59,7 @@ def test_a_signal_to_all_processes_of_a_job_ends_in_order(launch) -> None:
     assert_interrupted(run)
 
 
-@pytest.mark.parametrize("placement", ["served", "serial"])
+@pytest.mark.parametrize("placement", ["served", nightly("serial")])
 def test_interrupt_in_start_up(launch, placement: str) -> None:
     hanging = ("--env.id", "worlds:HangsInActor") if placement == "served" else ()
     run = launch(*FOREVER, "--placement", placement, *hanging)
@@ -72,6 +73,7 @@ def test_interrupt_in_start_up(launch, placement: str) -> None:
     run.assert_nothing_left()
 
 
+@pytest.mark.nightly
 def test_second_interrupt_ends_at_once(launch) -> None:
     run = launch(*FOREVER)
     run.await_updates()
@@ -130,6 +132,7 @@ print("ENDED", results[0].ended)
 """
 
 
+@pytest.mark.nightly
 def test_run_works_in_a_thread(tmp_path: Path) -> None:
     code = THREAD.format(world=str(WORLD), runs=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)

@@ -19,6 +19,8 @@ import pytest
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.main import main
+from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.members import RemoteWorker
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import (
     EvaluatorConfig,
@@ -31,9 +33,7 @@ from jsrl.experiment import (
     SupervisionConfig,
 )
 from jsrl.launch.hosts import engine as engines
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.hosts.members import RemoteWorker
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import make_plan
@@ -267,6 +267,7 @@ def test_deterministic_run_is_bit_identical_with_server_and_learner_on_another_h
         assert one.keys() == other.keys() and not [name for name in one if one[name].tobytes() != other[name].tobytes()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "placement", [pytest.param("served", marks=pytest.mark.slow), pytest.param("inline", marks=pytest.mark.nightly)]
 )

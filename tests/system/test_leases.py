@@ -22,10 +22,10 @@ from typing import Any
 import psutil
 import pytest
 
-from jsrl.launch.hosts.facts import HostFacts
+from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.members import JoinedHost
+from jsrl.cluster.messages import CLOSED_LEASE_S, LEASE_S, LOST_S
 from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.hosts.members import JoinedHost
-from jsrl.launch.hosts.messages import CLOSED_LEASE_S, LEASE_S, LOST_S
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.result import STOPPED
 from jsrl.launch.run import run

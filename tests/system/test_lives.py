@@ -115,6 +115,7 @@ def test_ledger_continues_over_three_sessions(launch, kill, transport: str) -> N
     )
 
 
+@pytest.mark.nightly
 def test_epoch_rises_after_a_session_without_a_snapshot(launch) -> None:
     run = launch("--placement", "served")
     run.expect(0, 60.0)

@@ -116,6 +116,7 @@ def test_a_failed_run_has_a_report_of_its_error_and_a_trace(launch) -> None:
     assert "update" in {span["name"] for span in spans(run)["learner"]}
 
 
+@pytest.mark.nightly
 @slow
 def test_a_killed_run_can_be_reported_on(launch) -> None:
     run = launch(*FOREVER, "--placement", "serial")
@@ -130,6 +131,7 @@ def test_a_killed_run_can_be_reported_on(launch) -> None:
     assert "ended: killed" in text and "This run is serial" in text, text
 
 
+@pytest.mark.nightly
 @slow
 def test_slow_environments_are_named(launch) -> None:
     """Each step sleeps for 20 ms, which is longer than everything else together."""

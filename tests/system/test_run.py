@@ -60,6 +60,7 @@ def resume(launch, run: Launched, *arguments: str) -> Launched:
     return launch("--resume", str(run.folder), *arguments, experiment="", runs_dir=run.runs_dir)
 
 
+@pytest.mark.nightly
 def test_resume_continues_from_the_snapshot_in_another_placement(launch) -> None:
     run = launch("--placement", "serial")
     run.expect(0, 30.0)
@@ -125,6 +126,7 @@ def test_resume_after_a_killed_controller(launch) -> None:
     assert_balanced(run.result(), unknown_allowed=True)
 
 
+@pytest.mark.nightly
 def test_init_from_takes_the_params_only(launch) -> None:
     run = launch("--placement", "serial", "--evaluator.enabled", "--evaluator.period-env-steps", "64")
     run.expect(0, 30.0)
@@ -175,6 +177,7 @@ def test_killed_actors_are_replaced_and_learning_continues(launch, case: str) ->
     assert_balanced(run.result(), unknown_allowed=case == "zeromq")
 
 
+@pytest.mark.nightly
 def test_actors_killed_at_their_most_frequent_points(launch) -> None:
     """The first waits for params after a commit; the second is inside a trajectory."""
     run = launch(*FOREVER, "--restart", "5", "--num-actors", "2", "--env.id", "worlds:SlowInSecondActor")
@@ -191,6 +194,7 @@ def test_actors_killed_at_their_most_frequent_points(launch) -> None:
     assert_balanced(run.result())
 
 
+@pytest.mark.nightly
 def test_exhausted_restart_budget_ends_the_run_and_names_the_worker(launch) -> None:
     text = launch(*FOREVER, "--restart", "1", "--env.id", "worlds:RaisesInStep").expect(1, 40.0)
     assert "restart 1 of 1" in text
@@ -216,6 +220,7 @@ def test_update_that_is_not_finite_is_kept_and_can_be_replayed(launch) -> None:
     assert SnapshotStore(run.folder / "snapshots" / "state").meta("latest")["updates"] == 7
 
 
+@pytest.mark.nightly
 def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(launch) -> None:
     run = launch("--agent.nan-gradient-at-update", "7", "--placement", "inline")
     text = run.expect(1, 30.0)
@@ -307,6 +312,7 @@ def test_definitions_of_a_script_reach_the_workers(tmp_path: Path, placement: st
 # -- lag --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_with_reuse_no_trajectory_is_acted_too_early(launch) -> None:
     """The smallest lag for two updates per batch: a trajectory acted earlier would be stale, and the run would stall."""
     run = launch("--learner.reuse", "2", "--max-policy-lag", "1")
@@ -319,6 +325,7 @@ def test_with_reuse_no_trajectory_is_acted_too_early(launch) -> None:
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_final_evaluation_waits_for_a_restarting_evaluator(launch) -> None:
     late = ("--restart", "3", "--supervision.backoff-s", "8")  # after the end of the training
     run = launch(*FOREVER, "--max-minutes", "0.1", "--evaluator.enabled", *late)

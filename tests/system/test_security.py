@@ -30,6 +30,7 @@ from jsrl.transport.transports import (
 from jsrl.types import ArraySpec
 from tests.contracts.inference_contract import SPEC
 from tests.loopback import own_loopback
+from tests.marks import nightly
 from tests.system.launched import FOREVER, WORLD, Launched
 from tests.system.test_supervision import await_training, counting, end
 
@@ -101,7 +102,7 @@ def loose(path: Path) -> bool:
 
 
 @slow
-@pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
+@pytest.mark.parametrize("transport", [nightly("shared-memory"), "zeromq"])
 def test_run_files_are_private_and_no_port_is_open(launch, transport: str) -> None:
     run = launch(*FOREVER, "--transport", transport, "--placement", "served")
     run.await_updates()
@@ -223,6 +224,7 @@ def test_reachable_run_accepts_only_its_keys(launch, tmp_path: Path) -> None:
     assert keys_of(run) == before, "what was copied to other hosts is still valid"
 
 
+@pytest.mark.nightly
 @slow
 def test_workers_are_replaced_at_their_encrypted_addresses(launch) -> None:
     """With fixed ports, connected peers find the replacement of a dead worker at the old address."""
@@ -238,6 +240,7 @@ def test_workers_are_replaced_at_their_encrypted_addresses(launch) -> None:
     end(run)
 
 
+@pytest.mark.nightly
 @slow
 def test_a_run_with_replay_workers_encrypts_all_of_its_streams(launch) -> None:
     words = (

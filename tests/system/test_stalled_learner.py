@@ -52,6 +52,7 @@ def consumed(run: Launched) -> int:
     return 0 if life is None else life.ledger.consumed
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
 def test_memory_stays_within_its_bounds_while_the_learner_is_stopped(launch, transport: str, tmp_path: Path) -> None:
     options = (*OPTIONS, "--transport", transport)

@@ -12,6 +12,7 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hop_page import pages_in, read_connections
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, read_hop
 from jsrl.transport.ledger.page import LEDGER, read_page
+from tests.marks import nightly
 from tests.patience import stretched
 from tests.system.launched import Launched, assert_balanced
 
@@ -71,7 +72,7 @@ def end(run: Launched, transport: str = "shared-memory") -> dict:
 @pytest.mark.parametrize(
     ("workers", "arguments"),
     [
-        (("actor-0", "inference-0", "learner"), ("--num-actors", "2")),
+        nightly(("actor-0", "inference-0", "learner"), ("--num-actors", "2")),
         (("learner", "parameter-server", "inference-0", "actor-0"), ("--transport", "zeromq")),
     ],
     ids=["shared-memory", "zeromq"],
@@ -126,6 +127,7 @@ def test_a_synchronous_run_goes_on_while_an_actor_is_replaced(launch, transport:
     assert result["ledger"]["dropped"].get("stale", 0) < 10
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
 def test_producers_and_consumers_are_killed_and_the_ledger_reconciles(launch, transport: str) -> None:
     run = counting(
@@ -152,6 +154,7 @@ def test_producers_and_consumers_are_killed_and_the_ledger_reconciles(launch, tr
     assert found is not None and not found.balanced
 
 
+@pytest.mark.nightly
 def test_actor_of_a_killed_server_fails_over_and_returns(launch) -> None:
     away_s = 10.0
     servers = ("--num-inference-servers", "2", "--num-actors", "2", "--supervision.backoff-s", f"{away_s}")
@@ -205,6 +208,7 @@ def start_point_of(job: dict) -> dict:
     return {}
 
 
+@pytest.mark.nightly
 def test_learner_killed_while_writing_resumes_from_a_committed_snapshot(launch) -> None:
     run = counting(launch, "--snapshots.period-s", "0.05", "--agent.width", "300000")
     await_snapshot(run)
@@ -260,6 +264,7 @@ def test_an_environment_that_hangs_is_replaced_with_its_actor(launch) -> None:
     assert "did not return within 2 s" in text and "restart 1 of 1" in text
 
 
+@pytest.mark.nightly
 def test_restart_budgets_are_per_kind_and_report_exhaustion(launch) -> None:
     run = counting(launch, "--supervision.restarts.inference", "1")
     for text in ("restart 1 of 1", "has used its 1 restart within 600 s"):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cluster.facts import HostFacts
 from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.result import Result

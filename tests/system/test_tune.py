@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jsrl.tuning.advice import Measurements, advise, load
-from jsrl.tuning.profiles import VARIABLE, Profile
+from jsrl.tuning.advice import Measurements, advise
+from jsrl.tuning.profiles import VARIABLE, Profile, load
 
 WORLD = Path(__file__).parent / "world"
 
@@ -115,6 +115,7 @@ def test_tune_writes_a_profile_for_the_next_run(tuning, monkeypatch):
         assert "--profile none switches it off" in same.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ctrl_c_keeps_the_best_so_far(tuning):
@@ -138,6 +139,7 @@ def test_ctrl_c_keeps_the_best_so_far(tuning):
     assert not list((one.folder / "tmp").iterdir())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_run_tunes_and_then_trains(tuning):

@@ -38,6 +38,7 @@ def test_augmenters_and_watchers_survive_kills_of_themselves_and_neighbours(laun
     assert {"augment/wait_rows_share", "watch/wait_share"} <= {name for line in run.lines() for name in line}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
 def test_broadcast_survives_kills_of_its_writer_and_readers(launch, transport: str) -> None:
     run = counting(launch, "--graph", "my_workers:counted", "--restart", "5", "--transport", transport)

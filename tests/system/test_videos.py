@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 FILM = ("--video.enabled", "--video.niceness", "0")
 
 
+@pytest.mark.nightly
 def test_a_run_leaves_videos_and_its_report_shows_them(launch) -> None:
     run = launch(
         *FOREVER, *FILM, "--video.period-env-steps", "200", "--stop-at-return", "none", experiment="ppo_cartpole"
@@ -31,6 +32,7 @@ def test_a_run_leaves_videos_and_its_report_shows_them(launch) -> None:
     assert "warning: video-recorder" not in run.text
 
 
+@pytest.mark.nightly
 def test_killed_recorder_does_not_end_the_run(launch) -> None:
     run = launch(*FOREVER, *FILM, "--stop-at-return", "none", experiment="ppo_cartpole")
     run.await_updates()
@@ -44,6 +46,7 @@ def test_killed_recorder_does_not_end_the_run(launch) -> None:
     assert "the run continues without the video recorder" in run.text
 
 
+@pytest.mark.nightly
 def test_recorder_failure_is_reported_and_the_run_ends_normally(launch) -> None:
     run = launch(
         *FILM,

@@ -26,6 +26,7 @@ def await_report(run: Launched, number: int) -> dict[str, str]:
     return sections(run, number)
 
 
+@pytest.mark.nightly
 def test_all_workers_dump_stacks_on_demand_and_continue(launch) -> None:
     run = launch("--num-actors", "2", experiment="counting")
     run.await_updates(20)
@@ -78,6 +79,7 @@ def test_run_stopped_and_continued_as_a_whole_goes_on(launch) -> None:
     run.expect(130, 20.0)
 
 
+@pytest.mark.nightly
 def test_report_of_a_stopped_worker_shows_the_others(launch) -> None:
     run = launch("--deadlines.silence-s", "1.5", experiment="counting")
     run.await_updates(5)
@@ -93,6 +95,7 @@ def test_report_of_a_stopped_worker_shows_the_others(launch) -> None:
     run.expect(130, 20.0)
 
 
+@pytest.mark.nightly
 def test_report_shows_the_stack_of_a_worker_holding_the_gil(launch) -> None:
     run = launch(*FOREVER, "--env.id", "worlds:HoldsTheGil", "--deadlines.silence-s", "2")
     text = run.expect(1, 30.0)

@@ -21,6 +21,7 @@ from jsrl.launch.run import run
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.transports import bind_params, bind_samples
 from jsrl.types import ArraySpec
+from tests.marks import marked
 from tests.system.launched import FOREVER, WORLD
 
 slow = pytest.mark.slow
@@ -56,7 +57,7 @@ MISBEHAVIOUR = {
 }
 
 
-@pytest.mark.parametrize("name", MISBEHAVIOUR)
+@pytest.mark.parametrize("name", marked(MISBEHAVIOUR, slow=MISBEHAVIOUR.keys() - {"RaisesInStep", "CallsSysExit"}))
 def test_environment_that_misbehaves_in_serial_mode(world, tmp_path: Path, name: str) -> None:
     with pytest.raises(EnvironmentFault) as caught:
         run(tiny(f"worlds:{name}"), runs_dir=tmp_path, display="quiet", placement="serial")
@@ -76,10 +77,9 @@ def test_vector_environment_of_the_users_own_that_raises(world, tmp_path: Path) 
 IN_A_PROCESS = ("CallsSysExit",)  # the message has one transport; serial mode covers every message
 
 
+@pytest.mark.nightly
 @slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in IN_A_PROCESS else pytest.mark.nightly) for n in MISBEHAVIOUR]
-)
+@pytest.mark.parametrize("name", marked(MISBEHAVIOUR, nightly=MISBEHAVIOUR.keys() - IN_A_PROCESS))
 def test_environment_that_misbehaves_in_a_process(launch, name: str) -> None:
     text = launch(*FOREVER, "--env.id", f"worlds:{name}").expect(1, 30.0)
     for part in ("WorkerDied: actor-0: EnvironmentFault", f"worlds:{name}", *MISBEHAVIOUR[name]):
@@ -94,6 +94,7 @@ def test_environment_that_ends_the_process(launch) -> None:
     assert "environment 'worlds:CallsOsExit' may have ended the process" in text and "check_env" in text
 
 
+@pytest.mark.nightly
 @slow
 def test_environment_that_hangs_in_its_constructor_in_a_worker(launch) -> None:
     """One that hangs in a step: test_watchdog."""
@@ -103,6 +104,7 @@ def test_environment_that_hangs_in_its_constructor_in_a_worker(launch) -> None:
     assert "time.sleep(3600.0)" in text  # the stack shows where
 
 
+@pytest.mark.slow
 def test_environment_that_hangs_in_its_constructor(launch) -> None:
     run = launch("--env.id", "worlds:HangsInConstruction", "--actor.step-deadline-s", "1.5")
     text = run.expect(1, 15.0)
@@ -117,6 +119,7 @@ def test_environment_that_raises_in_its_constructor(launch) -> None:
     assert "construction gave up on purpose" in text
 
 
+@pytest.mark.nightly
 @slow
 def test_environment_that_prints_a_lot_goes_to_the_log(launch) -> None:
     run = launch("--env.id", "worlds:Prints")

@@ -25,6 +25,7 @@ from jsrl.transport.ledger.page import PersistedLedger, open_ledger
 from jsrl.transport.ledger.reconcile import HopLedger
 from jsrl.transport.transports import bind_samples, connect_samples
 from tests.contracts.sample_producer import fill, make_schema
+from tests.marks import nightly
 
 SCHEMA, TIMEOUT_S = make_schema(), 20.0
 TRANSPORTS = ["local", "shm", "ipc"]
@@ -225,6 +226,7 @@ def test_killed_producer_is_counted_from_its_page(transport: str, tmp_path: Path
     assert found == HopLedger(5, 3, {"closed": 2}) and found.balanced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ACROSS)
 @pytest.mark.parametrize("producer_lives", [True, False])
 def test_killed_consumer_leaves_no_unknown_trajectory(
@@ -296,7 +298,7 @@ def test_producer_of_a_dead_consumer_commits_nothing_that_the_next_one_does_not_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ACROSS)
+@pytest.mark.parametrize("transport", ["shm", nightly("ipc")])
 def test_kills_at_any_moment_keep_the_counts_correct(transport: str, tmp_path: Path, others: list[Other]) -> None:
     run, rng = tmp_path / "run", random.Random(7)
     produced = 0

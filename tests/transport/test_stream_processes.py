@@ -18,6 +18,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.transports import bind_inference, bind_params, connect_inference, connect_params
 from tests.contracts.inference_contract import SPEC, TIMEOUT_S, Serving, check_answer, make_request, wait_until
 from tests.contracts.params_contract import check_values, make_values, poll_until
+from tests.marks import slow
 from tests.transport.stream_process import STRESS_VERSIONS
 
 ROOT = Path(__file__).parents[2]
@@ -64,13 +65,14 @@ def children() -> Iterator[Children]:
     children.close()
 
 
-@pytest.fixture(params=["shm", "ipc"])
+@pytest.fixture(params=["shm", slow("ipc")])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     return {"shm": f"shm:{folder}/stream", "ipc": f"ipc://{folder}/stream"}[request.param]
 
 
+@pytest.mark.slow
 def test_killed_clients_are_removed_and_their_replacements_served(
     address: str, children: Children, tmp_path: Path
 ) -> None:
@@ -110,6 +112,7 @@ def test_killed_server_is_detected_and_its_replacement_found(address: str, child
     client.close()
 
 
+@pytest.mark.slow
 def test_readers_never_see_torn_params(address: str, children: Children) -> None:
     publisher = children.start("publish", address)
     bound = read_line(publisher)

@@ -16,9 +16,9 @@ import pytest
 
 from jsrl.cli import command_line
 from jsrl.cli import search as command
-from jsrl.cli.command_line import help_of
 from jsrl.cli.experiments import load
 from jsrl.cli.main import main
+from jsrl.cli.option_help import help_of
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
@@ -66,6 +66,7 @@ def setup_of(folder: Path, ranges=RANGES, hang: str = "no") -> Setup:
     return Setup(folder, "tried", ranges, 1000, 0, words)
 
 
+@pytest.mark.slow
 def test_planted_optimum_is_found_and_shown(tmp_path):
     told: list[str] = []
     search = Search(setup_of(tmp_path / "s"), SearchOptions(trials=16, prune=False), told.append)
@@ -342,6 +343,7 @@ def config():
 '''
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_command_searches_with_real_runs_and_continues(tmp_path, monkeypatch, capsys):
     (tmp_path / "configs").mkdir()

@@ -33,7 +33,8 @@ from jsrl.references.reference import to_json
 from jsrl.runs.files import file_lock
 from jsrl.tuning import profiles
 from jsrl.tuning import trial as trials
-from jsrl.tuning.advice import Measurements, advise, label, load, save
+from jsrl.tuning.advice import Measurements, advise, label
+from jsrl.tuning.profiles import load, save
 from jsrl.tuning.search import Budget, fit, leaders, openings, propose, search
 from jsrl.tuning.space import (
     Knob,
@@ -50,6 +51,7 @@ from jsrl.tuning.space import (
 from jsrl.tuning.trial import Limits, Progress
 from jsrl.tuning.tune import start_limit_s
 from tests.launch.surfaces import SimulatedMachine, random_surface, regret, space_of
+from tests.marks import nightly, slow
 
 ROOT = Path(__file__).parents[2]
 PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, placement="served", num_actors=1)
@@ -76,7 +78,7 @@ PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, placement="served"
         dataclasses.replace(PPO, inference=InferenceConfig(max_rows=5, max_wait_s=0.007)),
     ],
 )
-@pytest.mark.parametrize("cores", [1, 2, 16])
+@pytest.mark.parametrize("cores", [slow(1), 2, nightly(16)])
 def test_every_candidate_is_valid_and_does_not_change_learning(experiment, cores):
     space = make_space(experiment, make_knobs(experiment, Machine(cores)))
     assert key_of(space.default) in {key_of(c) for c in space.candidates}
@@ -128,6 +130,7 @@ def test_nothing_left_to_tune_is_refused():
         make_space(dataclasses.replace(PPO, placement="serial"), make_knobs(PPO, Machine(2)), {"placement"})
 
 
+@pytest.mark.slow
 def test_batch_is_tuned_only_on_request():
     assert not [k for k in make_knobs(PPO, Machine(2)) if k.name == "envs-factor"]
     space = make_space(PPO, make_knobs(PPO, Machine(2), batch=True))
@@ -195,6 +198,7 @@ def regrets(cores: int, seeds: range, noise: float, total_s: float = 180.0) -> n
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_regret_is_small_on_most_machines():
     """With 5% noise and one disturbed measurement in twenty; other options may make it better than the grid (negative)."""
     found = regrets(cores=2, seeds=range(16), noise=0.05)
@@ -204,6 +208,7 @@ def test_regret_is_small_on_most_machines():
     assert found.max() <= 0.25
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(("cores", "mean", "share"), [(2, 0.02, 0.85), (16, 0.04, 0.75)])
 def test_regret_over_many_machines(cores, mean, share):
@@ -225,6 +230,7 @@ def test_regret_without_search_is_larger():
     assert np.mean(lucky) > 0.04
 
 
+@pytest.mark.slow
 def test_repeated_tunings_agree():
     """Two tunings of one machine end within 10% of each other's speed (here: 9 of 10)."""
     space, agree = space_of(2), []
@@ -637,6 +643,7 @@ def test_requested_profile_must_be_readable_and_match(kept, tmp_path):
         profiles.use_profile(PPO, kept.path)
 
 
+@pytest.mark.slow
 def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(profiles.VARIABLE, str(tmp_path))
     experiment = experiments.load("ppo_cartpole")

@@ -16,6 +16,7 @@ from jsrl.transport.base import Request
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.acting import Engine
 from jsrl.workers.inline import InlineInference
+from tests.marks import slow
 
 ENV = EnvSpec(ArraySpec((3,), "float32"), Discrete(5))
 SIZE, GROUPS = 4, 3
@@ -46,6 +47,7 @@ def request(group: int, step: int, first: bool = False, **values) -> Request:
     return Request(observation, np.full(SIZE, first), step=step, **values)
 
 
+@pytest.mark.slow
 def test_actions_of_a_group_do_not_depend_on_other_groups(engine):
     """Group 2 alone in one engine, and after other groups in another: the same bits of action and log_prob."""
     alone, shared = engine(), engine()
@@ -79,6 +81,7 @@ def chances_to_explore(reply) -> np.ndarray:
     return np.where(chance > 0.5, (1 - chance) * actions / (actions - 1), chance * actions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merged", [False, True], ids=["serial", "served"])
 def test_dqn_episode_keeps_its_epsilon_in_any_batch(merged):
     built, episodes, steps = dqn(DQNConfig(exploration="ladder", epsilon=0.4), ENV), 30, 4
@@ -117,6 +120,7 @@ def test_padding_and_other_rows_do_not_change_greedy_actions(engine, core):
                 np.testing.assert_allclose(x, y, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_cores_are_kept_by_slot_reset_on_is_first_and_returned_as_they_were_before(engine):
     """The reply's core is the one before the row; the agent's own act with it gives the engine's result."""
     built, e = agent("gru"), engine("gru", greedy=True)
@@ -148,7 +152,7 @@ def test_core_is_returned_only_on_request(engine):
     assert feed_forward.act(feed_forward.serve(0, SIZE), request(0, 0, wants_core=True)).core == ()
 
 
-@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("core", ["none", slow("gru")])
 def test_nothing_is_compiled_after_the_warm_up(engine, core):
     e = engine(core)
     seats = [e.serve(group, SIZE) for group in range(GROUPS)]
@@ -223,6 +227,7 @@ def test_inline_waits_for_the_version_that_a_request_names(engine):
         client.receive(0.0)
 
 
+@pytest.mark.slow
 def test_two_servers_have_independent_random_numbers():
     built = agent()
     params = [np.array(x) for x in jax.tree.leaves(built.init(jax.random.key(1)).params)]

@@ -15,6 +15,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
 from jsrl.launch.plan import make_plan
 from jsrl.references.reference import to_json
+from tests.marks import marked
 
 LOOK = """
 import json, os, sys
@@ -36,7 +37,7 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize("env", ENVIRONMENTS)
+@pytest.mark.parametrize("env", marked(ENVIRONMENTS, slow=ENVIRONMENTS.keys() - {"CartPole-v1"}))
 def test_imports_happen_before_the_fork_and_no_thread_runs(env: str, tmp_path: Path) -> None:
     needed = ENVIRONMENTS[env]
     pytest.importorskip(needed.partition(".")[0])

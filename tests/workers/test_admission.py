@@ -184,10 +184,12 @@ def drive(examples: int, *, derandomize: bool) -> None:
     gc.collect()  # pages of dead incarnations, each an open file
 
 
+@pytest.mark.slow
 def test_admission_through_recoveries() -> None:
     drive(5, derandomize=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_admission_through_many_recoveries() -> None:
     drive(100, derandomize=False)

@@ -32,6 +32,7 @@ from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
 from jsrl.workers.learner.sources import FromStream, Prefetched
 from jsrl.workers.learner.updaters import OwnUpdate, no_check
 from jsrl.workers.learner.worker import Learner, LearnerSettings
+from tests.marks import slow
 
 T, B, WIDTH = 7, 8, 64
 READS = 2_000_000  # of one update, one after another: tens of milliseconds, long enough for a refill during them
@@ -180,18 +181,21 @@ def feed_fixture(request, tmp_path):
     feed.close()
 
 
+@pytest.mark.slow
 def test_early_released_buffer_changes(feed, tmp_path):
     """The control: with one buffer, refilled while the update reads it, updates read numbers of two batches."""
     seen = evidence(feed, tmp_path, buffers=1, early=True)
     assert any(low != high for low, high in seen), f"no corruption in {seen}; this control cannot detect it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("buffers", "reuse"), [(1, 1), (3, 1), (3, 2)])
 def test_learner_releases_a_buffer_only_after_its_updates(feed, tmp_path, buffers, reuse):
     seen = evidence(feed, tmp_path, buffers=buffers, reuse=reuse)
     assert seen == [(float(n // reuse), float(n // reuse)) for n in range(8)]
 
 
+@pytest.mark.parametrize("feed", ["local", slow("shared-memory")], indirect=True)
 def test_numpy_allocated_buffers_behave_alike(feed, tmp_path):
     assert evidence(feed, tmp_path, buffers=3, aligned=False) == [(float(n), float(n)) for n in range(8)]
 
@@ -255,6 +259,7 @@ def aligned_request(value: float) -> Request:
     return Request(observation, np.zeros(B, bool))
 
 
+@pytest.mark.slow
 def test_request_overwritten_during_the_call_changes():
     """The control: the compiled call returns before it has read everything."""
     engine, served = make_engine()
@@ -268,7 +273,7 @@ def test_request_overwritten_during_the_call_changes():
     assert (low, high) != (1.0, 1.0), "no corruption; this control cannot detect it"
 
 
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("merged", [False, slow(True)])
 def test_act_returns_after_the_request_was_read(merged):
     """A server replies after `act`, and only then may the client write the next request."""
     engine, served = make_engine()

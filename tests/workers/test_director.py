@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.launch.directing import check_director
 from jsrl.metrics.metrics import Meter
-from jsrl.runs.control_bodies import Command, Games, Lease, Played
+from jsrl.runs.control_bodies import Command, CommandDone, ForwardedCommand, Games, Lease, Played, Stopped
 from jsrl.runs.standings import read_standings
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
@@ -28,15 +28,19 @@ from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
 from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
-from jsrl.workers.director import worker as module
 from jsrl.workers.director.leases import Leases, leases_of, result_of
 from jsrl.workers.director.state_file import StateFile
+from jsrl.workers.director.tickets import AGAIN_S, FromActor, Frozen, SavedState, Tickets
 from jsrl.workers.director.worker import DirectorWorker, Standings
 from jsrl.workers.jobs import sides_of
+from jsrl.workers.learner.directed import DirectorCommands, LearnerState
+from jsrl.workers.learner.tickets import ExecutedTickets
+from tests.marks import nightly, slow
 from tests.tiny_agent import TinyConfig
 
 SPEC = GameSpec(tuple(Seat(name, ArraySpec((1,), "float32"), Discrete(2)) for name in ("left", "right")), "duel")
 SLOTS = 3
+VERSIONS = {Player("main"): LATEST_VERSION, Player("main", "initial"): 0}
 
 
 class MessageQueue(NullReporter):
@@ -52,23 +56,18 @@ class MessageQueue(NullReporter):
 class Fleet:
     """Actors, a learner and a director whose messages are delivered by hand, and lost where one of them dies."""
 
-    def __init__(self, folder: Path, director, actors: int = 3) -> None:
-        self.folder, self.plan = folder, director
-        self.store = PlayerStore(folder / "players")
-        self.store.freeze("initial", 0, [np.zeros(1)])
-        self.updates, self.lives, self.played, self.stops = 0, 0, [], []
+    def __init__(self, director, actors: int = 3) -> None:
+        self.plan, self.saved, self.versions, self.now = director, None, dict(VERSIONS), 0.0
+        self.updates, self.lives, self.played = 0, 0, []
         self.actors = {f"actor-{i}": self._actor(0) for i in range(actors)}
         self.start_director()
 
+    def save(self) -> None:
+        self.saved = SavedState(**json.loads(json.dumps(self.tickets.saved)))
+
     def start_director(self) -> None:
-        self.wire = MessageQueue()
-        states = StateFile(self.folder / "director", None, pytest.fail)
-        self.worker = DirectorWorker(
-            "director", self.plan, 7, {"main": self.store}, states, self.wire, Meter("director"), session=self.lives,
-            poll_s=0.0,
-        )  # fmt: skip
+        self.tickets = Tickets(self.plan, 7, ("main",), self.versions, session=self.lives, saved=self.saved)
         self.lives += 1
-        self.worker.setup()
 
     def _actor(self, incarnation: int):
         wire = MessageQueue()
@@ -82,33 +81,32 @@ class Fleet:
 
     def turn(self, rng: np.random.Generator) -> None:
         """Let each process do one step, and deliver all messages."""
+        self.now += 1.0
         for name, (assignments, wire, incarnation) in self.actors.items():
             self._play(name, assignments, rng)
             assignments.send()
-            for event, facts in wire.said:
-                self.worker.command(Command(event, facts | {"worker": name, "incarnation": incarnation}))
+            for _, facts in wire.said:
+                self.tickets.handle(FromActor(name, incarnation, msgspec.convert(facts, Games)), self.now)
             wire.said.clear()
-        self.worker.step()
-        self.deliver()
+        self.deliver(self.tickets.tick(self.now))
+        if rng.random() < 0.2:
+            self.save()
 
-    def deliver(self) -> None:
-        said, self.wire.said = self.wire.said, []
-        for event, facts in said:
-            if event == "stop":
-                self.stops.append(facts["why"])
-            elif facts.get("policy"):
-                self._learn(facts["command"], facts["facts"])
+    def deliver(self, actions: list) -> None:
+        for action in actions:
+            if action.policy:
+                self._learn(action.command, action.facts)
             else:
-                assignments, _, incarnation = self.actors[facts["worker"]]
+                assignments, _, incarnation = self.actors[action.worker]
                 actor: Any = SimpleNamespace(_assignments=assignments, _settings=ActorSettings(1, incarnation))
-                Actor.command(actor, Command("games", facts["facts"]))
+                Actor.command(actor, Command("games", json.loads(json.dumps(action.facts))))
 
     def _learn(self, command: str, facts: dict) -> None:
         self.updates += 1
+        version = make_version(0, self.updates)
         if command == "freeze":
-            self.store.freeze(facts["name"], make_version(0, self.updates), [np.full(1, self.updates)])
-        done = {"ticket": facts["ticket"], "version": make_version(0, self.updates)}
-        self.worker.command(Command("done", done | {"worker": "learner", "incarnation": 0}))
+            self.versions[Player("main", facts["name"])] = version
+        self.tickets.handle(CommandDone(facts["ticket"], version), self.now)
 
     def _play(self, name: str, assignments: Assignments, rng: np.random.Generator) -> None:
         if not assignments.is_ready(0):
@@ -126,22 +124,20 @@ class Fleet:
 
     @property
     def state(self) -> dict:
-        return self.worker._state
+        return self.tickets.state
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch) -> None:
-    """Make everything due at once."""
+    """Let actors send their messages at once."""
     monkeypatch.setattr("jsrl.workers.actor.assignments.TELL_S", 0.0)
     monkeypatch.setattr("jsrl.workers.actor.assignments.URGE_S", 0.0)
-    monkeypatch.setattr(module, "AGAIN_S", 0.0)
-    monkeypatch.setattr("jsrl.workers.director.state_file.PERIOD_S", 0.01)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("seed", [0, slow(1), nightly(2), nightly(3)])
+def test_every_assignment_ends_once_under_kills(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    fleet = Fleet(tmp_path, DeltaUniform(freeze_env_steps=2000))
+    fleet = Fleet(DeltaUniform(freeze_env_steps=2000))
     for turn in range(200):
         fleet.turn(rng)
         event = rng.random()
@@ -149,7 +145,7 @@ def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> No
             fleet.kill_actor(f"actor-{rng.integers(3)}")
         elif event < 0.08:
             if rng.random() < 0.5:
-                fleet.worker.close()  # otherwise it continues from its last state
+                fleet.save()  # otherwise it continues from its last state
             fleet.start_director()
         state = fleet.state
         assert state["assigned"] == state["finished"] + state["discarded"] + len(state["open"]), turn
@@ -164,22 +160,18 @@ def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> No
     assert all(assignments.is_ready(0) for assignments, _, _ in fleet.actors.values()), "an actor waits forever"
 
 
-def test_win_rates_are_fair_while_actors_die(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_win_rates_are_fair_while_actors_die() -> None:
     """The opponent wins in 10 steps and loses in 100; half of all assigned games are won, under any deaths."""
     rng = np.random.default_rng(1)
-    fleet = Fleet(tmp_path, Fixed((Match(("main", "main@initial")),)))
     wins: list[float] = []
-    report = fleet.worker._director.report
 
-    class Counting:
-        policies = ("main",)
-        init, propose = fleet.plan.init, fleet.plan.propose
-
+    class Counting(Fixed):
         def report(self, state, reports):
             wins.extend(outcome.result[0] for outcome in reports if not outcome.discarded)
-            return report(state, reports)
+            return super().report(state, reports)
 
-    fleet.worker._director = Counting()
+    fleet = Fleet(Counting((Match(("main", "main@initial")),)))
     for turn in range(300):
         fleet.turn(rng)
         if turn % 7 == 0:
@@ -202,20 +194,19 @@ def test_assignments_follow_sides_and_only_learning_seats_train() -> None:
     assert cast.asked(np.array([[1, 0], [0, 1]], np.uint8)).tolist() == [[5, NOT_PLAYED], [NOT_PLAYED, NOT_PLAYED]]
 
 
-def test_assignments_for_a_replaced_actor_do_not_reach_its_successor(tmp_path: Path) -> None:
+def test_assignments_for_a_replaced_actor_do_not_reach_its_successor() -> None:
     """The successor would count them as received, and get as many as its predecessor ever had in advance."""
     rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, LatestSelfPlay(policies=("main",)), actors=1)
+    fleet = Fleet(LatestSelfPlay(policies=("main",)), actors=1)
     for _ in range(100):
         fleet.turn(rng)
     asked = Games([], 2 * SLOTS, 0, fleet.actors["actor-0"][0]._received, fleet.lives - 1)
-    fleet.worker.command(Command("games", msgspec.to_builtins(asked) | {"worker": "actor-0", "incarnation": 0}))
+    fleet.tickets.handle(FromActor("actor-0", 0, asked), fleet.now)
     fleet.kill_actor("actor-0")  # before the director answers: it may wait for a learner
-    fleet.worker.step()
-    fleet.deliver()
+    fleet.deliver(fleet.tickets.tick(fleet.now))
     for _ in range(5):
         fleet.turn(rng)
-        assert fleet.actors["actor-0"][0]._received == fleet.worker._leases._holders["actor-0"].sent
+        assert fleet.actors["actor-0"][0]._received == fleet.tickets._leases._holders["actor-0"].sent
 
 
 def test_greedy_assignments_are_refused_because_actors_sample() -> None:
@@ -232,17 +223,6 @@ def test_an_assignment_to_an_unknown_policy_is_refused() -> None:
         ConfigError, match="assigns mian@a in game 50, but the run has no policy 'mian'; it has: main, rival"
     ):
         list(leases_of([late], 0, {"main": 0, "rival": 1}, lambda player: 1))
-
-
-@pytest.mark.parametrize("order", [Freeze("mian", "a"), Reset("mian"), Copy("main", "mian"), Copy("mian", "main")])
-def test_a_command_to_an_unknown_policy_is_refused(order, tmp_path: Path) -> None:
-    """No learner would confirm it, and the run would wait for ever."""
-    fleet, rng = Fleet(tmp_path, ScriptedOrders(order)), np.random.default_rng(0)
-    with pytest.raises(
-        ConfigError, match=r"gives the command .*'mian'.*, but the run has no policy 'mian'; it has: main"
-    ):
-        for _ in range(50):
-            fleet.turn(rng)
 
 
 def test_actor_tells_a_new_director_how_many_of_its_assignments_have_arrived() -> None:
@@ -286,81 +266,148 @@ class ScriptedOrders:
         return self.inner.report(state, reports)[0], orders
 
 
-def test_no_proposals_before_confirmed_orders_and_lost_orders_are_resent(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, ScriptedOrders(Freeze("main", "a"), Reset("main", "a"), Stop("done")))
-    saved, fleet._learn = fleet._learn, lambda command, facts: asked.append((command, facts))
-    asked: list = []
-    while not asked:
-        fleet.turn(rng)
-    assigned = fleet.state["assigned"]
-    for _ in range(5):
-        fleet.turn(rng)
-    assert fleet.state["assigned"] == assigned and {command for command, _ in asked} == {"freeze"} and len(asked) > 3
-    saved(*asked[0])
-    fleet._learn = saved
-    for _ in range(5):
-        fleet.turn(rng)
-    assert fleet.stops == ["done"] and fleet.state["assigned"] > assigned
+def ordering(*orders, session: int = 1) -> tuple[Tickets, list]:
+    """Return tickets whose director has just given these orders, and the first actions that follow."""
+    tickets = Tickets(ScriptedOrders(*orders), 7, ("main",), VERSIONS, session=session)
+    (given,) = asked(tickets, Games([], 1, 0, 0, session))
+    (lease,) = given.facts["leases"]
+    return tickets, asked(tickets, Games([Played(lease["id"], session, 5, [1.0, 0.0])], 1, 0, 1, session))
 
 
-def test_copy_is_handed_over_before_it_is_taken_and_both_are_resent(tmp_path: Path) -> None:
-    """The parent's learner dies with the order, then the child's, then the director: each order is sent again."""
-    rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, ScriptedOrders(Copy("main", "main", {"rate": 0.5})))
-    asked: list[tuple[str, dict]] = []
-    fleet._learn = lambda command, facts: asked.append((command, facts))
-    while len(asked) < 3:
-        fleet.turn(rng)
-    assert {command for command, _ in asked} == {"hand_over"} and asked[0][1]["to"] == "main"
-    assigned, (_, first) = fleet.state["assigned"], asked[0]
-    fleet.worker.command(Command("done", {"ticket": first["ticket"], "version": 77}))
-    asked.clear()
-    while len(asked) < 3:
-        fleet.turn(rng)
-    assert {command for command, _ in asked} == {"copy"} and fleet.state["assigned"] == assigned
-    assert asked[0][1] | {"ticket": 0} == {"ticket": 0, "version": 77, "hyperparameters": {"rate": 0.5}}
-    late = asked[0][1]["ticket"]
-    fleet.worker.close()
-    fleet.start_director()
-    asked.clear()
-    fleet.turn(rng)
-    fleet.worker.command(
-        Command("done", {"ticket": late, "version": 1})
-    )  # from before the restart: it confirms nothing
-    fleet.turn(rng)
-    assert {command for command, _ in asked} == {"hand_over"}, "the next incarnation starts with the hand-over"
-    fleet._learn = lambda command, facts: fleet.worker.command(
-        Command("done", {"ticket": facts["ticket"], "version": 1})
-    )
-    for _ in range(5):
-        fleet.turn(rng)
-    assert not fleet.worker._orders and fleet.state["assigned"] > assigned
+def asked(tickets: Tickets, body: Games, now: float = 0.0) -> list:
+    """Return the actions after a message of an actor."""
+    return [*tickets.handle(FromActor("actor-0", 0, body), now), *tickets.tick(now)]
 
 
-def test_unconfirmed_order_is_resent_after_a_restart(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, ScriptedOrders(Freeze("main", "a"), Freeze("main", "b")))
-    saved, fleet._learn = fleet._learn, lambda command, facts: None
-    while not fleet.worker._orders:
-        fleet.turn(rng)
-    fleet.worker.close()
-    fleet._learn = saved
-    fleet.start_director()
-    for _ in range(6):
-        fleet.turn(rng)
-    assert {"a", "b"} <= fleet.store.names().keys() and not fleet.worker._orders
+def confirm(tickets: Tickets, command: ForwardedCommand, version: int = 5, error: str = "") -> list:
+    done = CommandDone(command.facts["ticket"], version, error)
+    return [*tickets.handle(done, 0.0), *tickets.tick(0.0)]
 
 
-def test_command_refused_by_a_learner_ends_the_director(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, ScriptedOrders(Freeze("main", "a")))
-    fleet._learn = lambda command, facts: fleet.worker.command(
-        Command("done", {"ticket": facts["ticket"], "error": "the disk is full"})
-    )
+def test_no_proposals_before_confirmed_orders_and_lost_orders_are_given_again() -> None:
+    tickets, (freeze,) = ordering(Freeze("main", "a"), Reset("main", "a"), Stop("done"))
+    assert (freeze.policy, freeze.command, freeze.facts["name"]) == ("main", "freeze", "a")
+    assert tickets.tick(AGAIN_S - 0.1) == [] and tickets.tick(AGAIN_S) == [freeze] and tickets.tick(AGAIN_S + 0.1) == []
+    (reset,) = confirm(tickets, freeze, version=5)
+    assert (reset.command, reset.facts["version"]) == ("reset", 5) and reset.facts["ticket"] > freeze.facts["ticket"]
+    assert confirm(tickets, freeze) == [], "a confirmation that comes twice confirms nothing"
+    stop, proposal = confirm(tickets, reset)
+    assert stop == Stopped("done") and proposal.command == "games" and not tickets.waits_for_learner
+
+
+def test_copy_is_handed_over_before_it_is_taken() -> None:
+    """A director that restarts in between begins with the hand-over again."""
+    tickets, (hand_over,) = ordering(Copy("main", "main", {"rate": 0.5}))
+    assert (hand_over.command, hand_over.facts["to"]) == ("hand_over", "main")
+    (copy,) = confirm(tickets, hand_over, version=77)
+    assert copy.command == "copy" and tickets.tick(AGAIN_S) == [copy]
+    assert copy.facts | {"ticket": 0} == {"ticket": 0, "version": 77, "hyperparameters": {"rate": 0.5}}
+    saved = SavedState(**json.loads(json.dumps(tickets.saved)))
+    later = Tickets(ScriptedOrders(), 7, ("main",), VERSIONS, session=2, saved=saved)
+    (again,) = later.tick(0.0)
+    assert again.command == "hand_over" and confirm(later, copy) == [], "an earlier incarnation gave that command"
+    (copy,) = confirm(later, again, version=78)
+    confirm(later, copy)
+    assert copy.facts["version"] == 78 and not later.waits_for_learner
+
+
+def test_command_refused_by_a_learner_ends_the_director() -> None:
+    tickets, (freeze,) = ordering(Freeze("main", "a"))
     with pytest.raises(SnapshotError, match="the disk is full"):
-        for _ in range(50):
-            fleet.turn(rng)
+        confirm(tickets, freeze, error="the disk is full")
+
+
+@pytest.mark.parametrize("order", [Freeze("mian", "a"), Reset("mian"), Copy("main", "mian"), Copy("mian", "main")])
+def test_a_command_to_an_unknown_policy_is_refused(order) -> None:
+    """No learner would confirm it, and the run would wait for ever."""
+    with pytest.raises(
+        ConfigError, match=r"gives the command .*'mian'.*, but the run has no policy 'mian'; it has: main"
+    ):
+        ordering(order)
+
+
+def test_a_player_that_was_never_frozen_is_refused() -> None:
+    with pytest.raises(SnapshotError, match=r"no player is called main@b\. There are: main@latest, main@initial"):
+        ordering(Reset("main", "b"))
+
+
+def test_no_game_is_proposed_before_the_first_params_are_there() -> None:
+    latest = {Player("main"): LATEST_VERSION}
+    tickets = Tickets(LatestSelfPlay(("main",), num_sides=2), 7, ("main",), latest, session=1)
+    assert asked(tickets, Games([], 2, 0, 0, 1)) == [] and tickets.lacking == [Player("main", "initial")]
+    tickets.handle(Frozen({Player("main", "initial"): 0}), 0.0)
+    (given,) = tickets.tick(0.0)
+    assert len(given.facts["leases"]) == 2 and tickets.tick(0.0) == []
+
+
+def test_director_that_restarts_goes_on_from_its_file(tmp_path: Path) -> None:
+    """It proposes once the first params are frozen; a game that nobody plays any more is discarded."""
+    store, sent = PlayerStore(tmp_path / "players"), MessageQueue()
+
+    def begin(session: int) -> DirectorWorker:
+        worker = DirectorWorker(
+            "director", LatestSelfPlay(("main",), num_sides=2), 7, {"main": store},
+            StateFile(tmp_path / "director", None, pytest.fail), sent, Meter("director"), session=session, poll_s=0.0,
+        )  # fmt: skip
+        worker.setup()
+        return worker
+
+    def ask(worker: DirectorWorker) -> list[tuple[str, dict]]:
+        facts = msgspec.to_builtins(Games([], 1, 0, 0, 0)) | {"worker": "actor-0", "incarnation": 0}
+        worker.command(Command("games", facts))
+        worker.step()
+        return sent.said
+
+    worker = begin(0)
+    assert ask(worker) == []
+    store.freeze("initial", 0, [np.zeros(1)])
+    ((_, facts),) = ask(worker)
+    assert (facts["worker"], facts["facts"]["sent"], facts["facts"]["leases"][0]["id"]) == ("actor-0", 1, 0)
+    worker.close()
+    assert ask(begin(1))[-1][1]["facts"]["leases"][0]["id"] == 1
+    later = begin(2)
+    assert (later.tickets.state["assigned"], later.tickets.state["discarded"]) == (1, 1)
+
+
+def test_messages_of_a_replaced_actor_change_nothing() -> None:
+    tickets = Tickets(LatestSelfPlay(("main",), num_sides=2), 7, ("main",), VERSIONS, session=1)
+    (given,) = asked(tickets, Games([], 1, 0, 0, 1))
+    ended = Games([Played(given.facts["leases"][0]["id"], 1, 5, [1.0, 0.0])], 1, 0, 1, 1)
+    tickets.handle(FromActor("actor-0", 1, Games([], 0, 0, 0, 1)), 0.0)  # its next incarnation
+    assert asked(tickets, ended) == []
+    assert (tickets.state["finished"], tickets.state["discarded"]) == (0, 1)
+
+
+def test_learner_executes_a_ticket_once() -> None:
+    """Also if it comes again, late, or after a restart from a snapshot that has its effect."""
+    executed = ExecutedTickets()
+    freeze, reset = (Command(name, {"ticket": ticket}) for ticket, name in enumerate(("freeze", "reset"), 1))
+    assert executed.handle(freeze) == [freeze]
+    assert executed.handle(CommandDone(1, 5)) == [CommandDone(1, 5)] == executed.handle(freeze)
+    assert executed.handle(reset) == [reset] and executed.handle(CommandDone(2, 6)) == [CommandDone(2, 6)]
+    assert executed.handle(freeze) == []
+    assert ExecutedTickets(executed.done).handle(reset) == [CommandDone(2, 6)]
+
+
+def test_reset_is_executed_once_though_its_learner_restarts_before_it_is_confirmed() -> None:
+    """The snapshot holds the reset, and the director gives it again."""
+    heard, players, nothing = MessageQueue(), SimpleNamespace(load=lambda version: [version]), cast("Any", None)
+
+    def begin(meta: dict) -> DirectorCommands:
+        found = DirectorCommands(
+            nothing, cast("Any", players), lambda values, updates: (values, updates), nothing, None, heard,
+            freezes=False, on_policy=True, meta=meta,
+        )  # fmt: skip
+        found.begin(LearnerState(9, 9, None))
+        return found
+
+    reset, saved = {"version": 5, "ticket": 3}, list[dict]()
+    first = begin({})
+    first.execute("reset", reset, LearnerState(7, 7, None), lambda: saved.append(json.loads(json.dumps(first.meta()))))
+    later = begin(saved[-1])
+    assert later.next_state(9) == ([5], 7) and later.next_state(10) is None
+    later.execute("reset", reset, LearnerState(12, 12, None), pytest.fail)
+    assert later.next_state(12) is None and heard.said == [("done", {"ticket": 3, "version": 7, "error": ""})] * 2
 
 
 def test_slots_keep_their_assignments_after_a_resume() -> None:
@@ -414,22 +461,16 @@ class ChangesSides(Fixed):
         return state, [dataclasses.replace(one, sides=one.sides[::-1]) if one.id >= 8 else one for one in found]
 
 
-def test_every_assignment_is_checked_when_it_is_proposed(tmp_path: Path) -> None:
+def test_every_assignment_is_checked_when_it_is_proposed() -> None:
     director = ChangesSides((Match(("left", "right")),))
     run = Experiment(policies={name: PolicyConfig(TinyConfig(), seats=name) for name in ("left", "right")})
     sides = sides_of(SPEC, {"left": {"left": 0}, "right": {"right": 1}})
     check_director(dataclasses.replace(run, director=director), sides, dict.fromkeys(("left", "right")))
-    stores = {name: PlayerStore(tmp_path / name) for name in ("left", "right")}
-    for store in stores.values():
-        store.freeze("initial", 0, [np.zeros(1)])
-    states = StateFile(tmp_path / "director", None, pytest.fail)
-    worker = DirectorWorker(
-        "director", director, 7, stores, states, MessageQueue(), Meter("director"), session=0, check=sides.check
-    )
-    worker.setup()
-    assert len(worker._proposed([None] * 8)) == 8
+    versions = {Player(name, version): 0 for name in ("left", "right") for version in ("latest", "initial")}
+    tickets = Tickets(director, 7, ("left", "right"), versions, session=0, check=sides.check)
+    assert len(asked(tickets, Games([], 8, 0, 0, 0))[0].facts["leases"]) == 8
     with pytest.raises(ConfigError, match=r"lets 'left' play side 1 \(right\), whose seats it does not all have"):
-        worker._proposed([None])
+        asked(tickets, Games([], 9, 0, 8, 0))
 
 
 def test_ratings_and_payoffs_of_the_best_players_are_metrics(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from jsrl.runs.control_bodies import Command, Lease
 from jsrl.snapshots.players import PlayerStore
 from jsrl.types import make_version
 from jsrl.workers.actor.assignments import Assignments
-from jsrl.workers.director.in_order import DirectorInOrder, Merge, OrderSettings
+from jsrl.workers.director.in_order import Merge, OrderSettings
 from jsrl.workers.director.state_file import StateFile
+from jsrl.workers.director.worker import DirectorWorker
 from tests.workers.test_director import SPEC, MessageQueue
 
 GROUPS, SLOTS, ROWS = 3, 2, 4
@@ -55,7 +56,7 @@ class RandomOrderRun:
         self.wire, self.updates, self.scored = MessageQueue(), 0, isinstance(director, PLR)
         order = OrderSettings(groups=GROUPS, learners=int(self.scored), rows=ROWS, begun=0, updates=1)
         states = StateFile(folder / "director", None, pytest.fail)
-        self.worker = DirectorInOrder(
+        self.worker = DirectorWorker(
             "director", director, 7, {"main": self.store}, states, self.wire, Meter("director"), session=0, poll_s=0.0,
             order=order,
         )  # fmt: skip
@@ -139,6 +140,7 @@ class RandomOrderRun:
         raise AssertionError(f"it stands still: {self.steps} steps, {self.updates} updates")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "director", [DeltaUniform(freeze_env_steps=30, latest_share=0.3), PLR(num_levels=9, capacity=4)]
 )

@@ -34,6 +34,7 @@ from jsrl.workers.frozen import FrozenParams
 from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
 from jsrl.workers.inference.worker import InferenceWorker
 from jsrl.workers.inline import FrozenInline
+from tests.marks import marked
 from tests.workers.serving import make_server
 
 SIZE, GROUPS, CORE = 4, 3, 6
@@ -124,7 +125,8 @@ def share_cores(engines: dict[int, Engine], wanted: np.ndarray) -> None:
 share_cores.saved = {}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", AGENTS, ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", marked(AGENTS, nightly={("gru", None)}), ids=str)
 def test_each_row_is_acted_on_by_its_version_with_its_core(kind) -> None:
     """One group at its full shape: the bits equal those of an engine with that version only."""
     share_cores.saved.clear()  # type: ignore[attr-defined]
@@ -144,7 +146,7 @@ def test_each_row_is_acted_on_by_its_version_with_its_core(kind) -> None:
     assert engine.compilations == compiled
 
 
-@pytest.mark.parametrize("kind", AGENTS, ids=str)
+@pytest.mark.parametrize("kind", marked(AGENTS, slow={("none", None), ("gru", None)}, nightly={("gru", 2)}), ids=str)
 def test_merged_batch_acts_like_separate_groups(kind) -> None:
     """Greedy actions do not depend on the key: several groups at once, against each with its own engine."""
     rng = np.random.default_rng(1)

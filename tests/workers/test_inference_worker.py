@@ -186,6 +186,7 @@ class NeverAwaited(Params):
     def close(self) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "ipc"])
 def test_server_of_several_policies_answers_each_request_at_once(transport: str, tmp_path: Path) -> None:
     """Two policies of different environments; a request for missing params does not delay the other."""

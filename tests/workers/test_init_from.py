@@ -30,6 +30,7 @@ from jsrl.workers.base import NullReporter
 from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.learner.build import restore_state
 from jsrl.workers.relay.worker import ParameterServer
+from tests.marks import marked, slow
 
 FLAT = NetworkConfig(hidden=(8,), activation="relu")
 CHOICE = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
@@ -37,12 +38,12 @@ REAL = EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,), (1.0,), "rescale"
 TEAM = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(4), num_agents=2)
 RECURRENT = NetworkConfig(hidden=(8,), core="gru", core_size=4)
 AGENTS = {
-    "dqn": lambda: dqn(DQNConfig(network=FLAT, exploration_updates=100), CHOICE),
+    "dqn": lambda: dqn(DQNConfig(network=FLAT, total_updates=1_000), CHOICE),
     "ladder": lambda: dqn(DQNConfig(network=FLAT, exploration="ladder", epsilon=0.0), CHOICE),
     "r2d2": lambda: r2d2(R2D2Config(network=RECURRENT, epsilon=0.0), CHOICE),
     "td3": lambda: td3(TD3Config(network=FLAT, exploration_noise=0.0), REAL),
     "ddpg": lambda: ddpg(DDPGConfig(network=FLAT, exploration_noise=0.0), REAL),
-    "qmix": lambda: qmix(QMIXConfig(network=FLAT, exploration_updates=100), TEAM),
+    "qmix": lambda: qmix(QMIXConfig(network=FLAT, total_updates=1_000), TEAM),
 }
 TARGETS = {
     "dqn": lambda learned: learned.target,
@@ -75,7 +76,7 @@ def explored(agent: Agent, state: AgentState, rows: int = 2000) -> float:
     return float(np.mean(np.asarray(sampled) != np.asarray(greedy)))
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", marked(TARGETS, slow=TARGETS.keys() - {"dqn"}))
 def test_target_networks_are_loaded(name, tmp_path):
     other, begun = initialised_from(AGENTS[name](), tmp_path, updates=5000)
     target = TARGETS[name](begun.learner_params)
@@ -108,6 +109,7 @@ def test_moments_of_observations_are_loaded_too(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, begun.params, other.params)
 
 
+@pytest.mark.slow
 def test_remaining_state_is_fresh(tmp_path):
     agent = AGENTS["td3"]()
     _, begun = initialised_from(agent, tmp_path, updates=5000)
@@ -124,6 +126,7 @@ def test_linear_exploration_restarts_in_actors_and_learner(tmp_path):
     assert explored(agent, begun) == pytest.approx(0.75, abs=0.05)  # all random, over four actions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ladder", "r2d2", "td3", "ddpg"])
 def test_loaded_policies_act_from_the_start(name, tmp_path):
     """Random first actions are only for a policy that has not learned anything."""
@@ -156,7 +159,7 @@ def test_a_run_is_not_deleted_before_its_params_are_found_elsewhere(tmp_path: Pa
     assert SnapshotStore(folder.snapshots / "params").versions() == [10]
 
 
-@pytest.mark.parametrize("saved", [{"params": np.zeros(1)}, {"state": {"params": {"weights": np.zeros(1)}}}])
+@pytest.mark.parametrize("saved", [{"params": np.zeros(1)}, slow({"state": {"params": {"weights": np.zeros(1)}}})])
 def test_params_of_another_network_are_refused_before_the_start(tmp_path: Path, saved: dict) -> None:
     store = SnapshotStore(RunFolder.create(tmp_path, "experiment", "one").snapshots / next(iter(saved)))
     store.save(10, saved, tags=("best",), wait=True)

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from jsrl.cluster.messages import LOST_S
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.experiment import Experiment
-from jsrl.launch.hosts.messages import LOST_S
 from jsrl.launch.plan import make_plan
 from jsrl.metrics.metrics import Meter
-from jsrl.runs.names import FileNames, Registration
+from jsrl.runs.names import FileNames
+from jsrl.runs.values import Registration
 from jsrl.transport.transports import bind_inference, bind_samples
 from jsrl.workers import following, peers
 from jsrl.workers.actor import streams as actor_streams

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from jsrl.errors import StreamTimeout
@@ -17,7 +17,18 @@ from jsrl.experiment.settings import DeadlineConfig
 from jsrl.runs.names import FileNames
 from jsrl.transport.stream import End, Peer, Stream
 from jsrl.workers.learner import ranks
-from jsrl.workers.learner.ranks import Follower, Leader, RankStart, TurnLimit, held_port
+from jsrl.workers.learner.agreement import (
+    LEAVE_S,
+    Do,
+    FollowerAgreement,
+    FromRank,
+    Last,
+    LeaderAgreement,
+    RankStart,
+    Send,
+    Turn,
+)
+from jsrl.workers.learner.ranks import Follower, Leader, TurnLimit, held_port
 
 BEGIN = RankStart(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
 
@@ -54,7 +65,8 @@ def group(joined, tmp_path: Path) -> Iterator[tuple[Leader, Follower]]:
 
     def follow() -> None:
         found.append(Follower(make_job(tmp_path, "rank-1", "learner")))
-        assert found[0].join(2) == RankStart(1, 2, joined[0][0] if joined else leader._begins.coordinator, 3, 40, 80, 2)
+        begins = found[0].join(2)
+        assert begins == RankStart(1, 2, begins.coordinator, 3, 40, 80, 2)
 
     with InThread(follow):
         leader.gather(2)
@@ -118,41 +130,130 @@ def test_rank_finishes_a_promised_update_before_it_leaves(group, joined) -> None
     assert joined == ["parted", "parted"]
 
 
-def test_leaving_learner_starts_no_update(group, joined) -> None:
-    leader, follower = group
-    assert not leader.halt()
-    assert not follower.agree(True, 0.2) and not follower.agree(True, 0.2) and not joined
-    with InThread(leader.leave):
-        assert not follower.agree(True, 1.0)
-    assert joined == ["parted", "parted"]
+class Talk:
+    """Agreements of rank 0 and another rank, whose messages are delivered at once, and those of the last `carry` are kept."""
+
+    def __init__(self, joins: bool = True) -> None:
+        self.now, self.carried, self.done = 0.0, [], {"learner": [], "rank-1": []}  # type: float, list, dict
+        limits = DeadlineConfig(rank_s=10.0, ready_s=60.0, stuck_s=90.0, snapshot_s=120.0)
+        self.leader = LeaderAgreement(["rank-1"], 1, BEGIN, limits, 0.0)
+        self.rank = FollowerAgreement("rank-1", 1, "learner", limits, 0.0)
+        if joins:
+            self.tick("rank-1")
+            self.tick("learner")
+            assert self.done == {"learner": [Do.GO], "rank-1": [Do.GO]} and self.rank.begins == BEGIN_1
+            self.done["learner"].clear(), self.done["rank-1"].clear()
+
+    def ask(self, who: str, request: Turn | Last) -> list[Do]:
+        """Make a request, and return what follows until now."""
+        self.done[who].clear()
+        self._carry(who, (self.leader if who == "learner" else self.rank).handle(request, self.now))
+        return self.tick(who)
+
+    def tick(self, who: str, later_s: float = 0.0) -> list[Do]:
+        self.now += later_s
+        if not {Do.GO, Do.PASS} & set(self.done[who]):
+            self._carry(who, (self.leader if who == "learner" else self.rank).tick(self.now))
+        return self.done[who]
+
+    def _carry(self, who: str, actions: list) -> None:
+        self.done[who] += [action for action in actions if isinstance(action, Do)]
+        for message in (action.message for action in actions if isinstance(action, Send)):
+            self.carried.append(message)
+            if who == "learner":
+                self._carry("rank-1", self.rank.handle(message, self.now))
+            else:
+                self._carry("learner", self.leader.handle(FromRank(b"1", message), self.now))
 
 
-def test_rank_that_left_during_the_run_is_reported(group, monkeypatch) -> None:
-    monkeypatch.setattr(ranks, "LEAVE_S", 0.3)
-    leader, follower = group
-    with InThread(lambda: [follower.halt()]), pytest.raises(StreamTimeout, match="rank-1 left during the run"):
-        await_error(leader)
+BEGIN_1 = RankStart(1, 0, "", 3, 40, 80, 2)
+HAS, HAS_NONE = Turn(True, 0.1), Turn(False, 0.1)
 
 
-def test_silent_rank_is_reported(group) -> None:
-    leader, follower = group
-    assert not follower.agree(False, 0.0)
-    with pytest.raises(StreamTimeout, match="rank-1 has sent nothing for"):
-        await_error(leader)
+def test_no_update_starts_unless_all_have_a_batch() -> None:
+    talk = Talk()
+    for _ in range(3):
+        assert talk.ask("rank-1", HAS_NONE) == [] == talk.ask("learner", HAS)
+        assert talk.tick("rank-1", 0.1) == [Do.PASS] == talk.tick("learner")
+        assert talk.ask("rank-1", HAS) == [] == talk.ask("learner", HAS_NONE)
+        assert talk.tick("learner", 0.1) == [Do.PASS]
+        assert talk.ask("learner", HAS) == [Do.GO] == talk.done["rank-1"]
 
 
-def test_rank_that_still_compiles_is_not_silent(group) -> None:
-    leader, follower = group
-    leader._received_s["rank-1"] -= 10.0
-    assert not leader.agree(True, 0.0)
-    with InThread(lambda: follower_agrees(follower)):
-        assert leader.agree(True, 10.0)
+def test_messages_that_come_twice_late_or_from_another_incarnation_change_nothing() -> None:
+    talk = Talk()
+    talk.ask("rank-1", HAS)
+    (has,) = talk.carried[-2:-1]
+    assert has.what == "has" and talk.ask("learner", HAS) == [Do.GO]
+    go = talk.carried[-1]
+    assert go.what == "go" and talk.rank.handle(go, 0.0) == []
+    talk.ask("rank-1", HAS_NONE)
+    for late in (has, *talk.carried[:1], msgspec.structs.replace(has, number=1, incarnation=0)):
+        assert talk.leader.handle(FromRank(b"1", late), 0.0) == []
+    assert talk.leader.dropped == 3 and talk.ask("learner", HAS) == []
 
 
-def await_error(leader: Leader) -> None:
-    until_s = time.monotonic() + 30.0
-    while time.monotonic() < until_s:
-        assert not leader.agree(True, 0.05)
+def test_leaving_learner_starts_no_update() -> None:
+    talk = Talk()
+    talk.ask("rank-1", HAS)
+    assert talk.ask("learner", Last.HALT) == [Do.PASS]
+    assert talk.tick("rank-1", 0.1) == [Do.PASS]
+    assert talk.ask("rank-1", Last.HALT) == [Do.PASS]
+    assert talk.ask("rank-1", Last.LEAVE) == [] == talk.tick("rank-1", 60.0), "the learner writes its snapshot"
+    assert talk.ask("learner", Last.LEAVE) == [Do.DEPART, Do.PASS]
+    assert talk.tick("rank-1") == [Do.DEPART, Do.PASS]
+
+
+def test_ranks_wait_for_each_other_only_so_long() -> None:
+    talk = Talk()
+    assert talk.ask("rank-1", Last.LEAVE) == [] and talk.tick("rank-1", 120.0) == [Do.PASS]
+    talk = Talk()
+    talk.rank.handle = lambda message, now: []  # type: ignore[method-assign]  # it is dead
+    assert talk.ask("learner", Last.LEAVE) == [] and talk.tick("learner", LEAVE_S) == [Do.PASS]
+    talk = Talk(joins=False)
+    assert talk.tick("learner", 59.0) == []
+    with pytest.raises(StreamTimeout, match=r"rank-1 did not join this learner within 60 s"):
+        talk.tick("learner", 1.0)
+    rank = Talk(joins=False).rank
+    assert rank.tick(59.0) != [] and rank.tick(60.0)[-1] is Do.PASS
+
+
+def test_message_that_may_be_lost_is_repeated() -> None:
+    rank = Talk().rank
+    rank.handle(Turn(True, 5.0), 0.0)
+    sent = [len(rank.tick(now)) for now in (0.0, 0.4, 0.5, 0.9, 1.0)]
+    assert sent == [1, 0, 1, 0, 1] and rank.wait_s(4.8) == pytest.approx(0.2) and rank.wait_s(0.0) == 0.5
+
+
+def test_rank_that_left_during_the_run_is_reported() -> None:
+    talk = Talk()
+    assert talk.ask("rank-1", Last.HALT) == [] and talk.tick("rank-1") == [Do.PASS]
+    assert talk.ask("learner", HAS) == []
+    talk.tick("learner", 0.1)
+    talk.ask("learner", HAS)
+    with pytest.raises(StreamTimeout, match="rank-1 left during the run"):
+        talk.tick("learner", LEAVE_S)
+
+
+def test_silent_rank_is_reported() -> None:
+    talk = Talk()
+    talk.ask("learner", HAS)
+    assert talk.tick("learner", 50.0) == [Do.PASS], "it may still compile its update"
+    talk.ask("rank-1", HAS_NONE)
+    talk.ask("learner", HAS)
+    assert talk.tick("learner", 20.0) == [Do.PASS]
+    talk.ask("learner", HAS)
+    with pytest.raises(StreamTimeout, match="rank-1 has sent nothing for 21 s"):
+        talk.tick("learner", 1.0)
+
+
+def test_silent_learner_is_reported() -> None:
+    rank = Talk().rank
+    rank.handle(HAS, 89.0)
+    assert rank.tick(89.1)[-1] is Do.PASS
+    rank.handle(HAS, 91.0)
+    with pytest.raises(StreamTimeout, match="learner has sent nothing for 91 s"):
+        rank.tick(91.2)
 
 
 def test_rank_waits_for_the_learner_of_its_incarnation(joined, tmp_path: Path) -> None:
@@ -161,16 +262,7 @@ def test_rank_waits_for_the_learner_of_its_incarnation(joined, tmp_path: Path) -
     found = []
     with InThread(lambda: found.append(Follower(make_job(tmp_path, "rank-1", "learner")))):
         leader = Leader(make_job(tmp_path, "learner", "rank-1"), BEGIN)
-    assert leader._stream.address == f"ipc://{tmp_path}/ranks.learner"
-    leader._take(b"stranger", ranks.RankMessage("rank-1", 1, 0, "joins"))
     close(leader, *found)
-
-
-def test_a_learner_does_not_wait_forever_for_its_ranks(joined, tmp_path: Path) -> None:
-    leader = Leader(make_job(tmp_path, "learner", "rank-1", "rank-2", ready_s=0.1), BEGIN)
-    with pytest.raises(StreamTimeout, match=r"rank-1, rank-2 did not join this learner within 0.1 s"):
-        leader.gather(1)
-    close(leader)
 
 
 def test_a_turn_may_take_ten_times_the_median_update() -> None:

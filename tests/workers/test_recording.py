@@ -34,6 +34,7 @@ from jsrl.types import (
 from jsrl.workers.actor import recording
 from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.learner.recorded import RecordedConsumer
+from tests.marks import nightly, slow
 
 T, B = 6, 3
 ENV, OPTIONS = {"fields": {"name": "test"}}, {"id": "test", "kwargs": {}}
@@ -318,8 +319,19 @@ def test_windows_cover_the_last_row_when_not_divisible(tmp_path):
     assert {int(place) // 100 % 100 for place in first_places(consumer, 1)} == {0, 2}
 
 
-@pytest.mark.parametrize("pool_bytes", [1, 2**20])
-@pytest.mark.parametrize("start", [1, 17, 18, 40])
+@pytest.mark.parametrize(
+    ("start", "pool_bytes"),
+    [
+        (1, 1),
+        (18, 1),
+        (40, 2**20),
+        slow(1, 2**20),
+        slow(17, 1),
+        slow(18, 2**20),
+        nightly(17, 2**20),
+        nightly(40, 1),
+    ],
+)
 def test_later_session_continues_the_recording(tmp_path, pool_bytes, start):
     record(tmp_path, 8, chunk_bytes=1)
     whole = first_places(consumer_of(tmp_path, pool_bytes=pool_bytes, columns=5), start + 20)

@@ -158,6 +158,7 @@ def run_script(script: str, *arguments: str) -> str:
     return ended.stdout.splitlines()[-1]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "delay"),
@@ -206,6 +207,7 @@ print("resumed")
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_split_run_repeats_itself_and_is_continued_split_or_not(tmp_path):
     assert run_script(RESUMED, str(tmp_path)) == "resumed"

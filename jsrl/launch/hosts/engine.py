@@ -88,7 +88,7 @@ class AgentStarter:
             return
         del self._due_s[host]
         self.given_up.pop(host, None)
-        self._starts[host].spend()
+        self._starts[host].spend(time.monotonic())
         try:
             self._engine.begin(host, self._key)
         except OSError as error:
@@ -101,9 +101,9 @@ class AgentStarter:
         """
         if self._lose(host, why) >= LIVED_S:
             self._starts[host] = RateLimit(STARTS, WINDOW_S)
-            self._starts[host].spend()
+            self._starts[host].spend(time.monotonic())
             self._tired.discard(host)
-        used = self._starts[host].used
+        used = self._starts[host].used(time.monotonic())
         if used >= STARTS or host in self._tired:
             self._tired.add(host)
             self.given_up[host] = why

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from jsrl.launch.hosts.members import RemoteWorker
-from jsrl.launch.hosts.messages import Signal
+from jsrl.cluster.members import RemoteWorker, Tell
+from jsrl.cluster.messages import Signal
 from jsrl.launch.hosts.port import HostPort
-from jsrl.launch.launcher import Exit, ResourceUsage
+from jsrl.runs.values import Exit, ResourceUsage
 
 GONE_S = 6.0  # time for the agent to end a worker and report it
 ANSWER_S = 2.0
@@ -64,7 +64,8 @@ class HostHandle:
     def _signal(self, what: Any) -> None:
         if self.alive:
             host = self.remote.host
-            self._port.order(host, Signal(host.epoch, self.remote.worker, self.remote.incarnation, what))
+            signal = Signal(host.epoch, self.remote.worker, self.remote.incarnation, what)
+            self._port.tell(Tell(host.epoch, signal))
 
     def tail(self, lines: int) -> str:
         if not self.alive:

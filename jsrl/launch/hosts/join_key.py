@@ -13,14 +13,13 @@ from pathlib import Path
 
 import zmq
 
+from jsrl.cluster.members import JOIN
 from jsrl.errors import ConfigError
 from jsrl.transport.meeting.keys import ClientKeys, load_address, load_client_keys, make_server_keys, write_client_keys
-from jsrl.transport.memory.segment import lock_file
+from jsrl.transport.memory.locks import lock_file
 
 LOOK_S = 0.5
-JOIN = "join"  # name of the join key, where those of hosts are the keys themselves
 ENDED, HELD = ".ended", ".running"  # suffixes of files beside the key: no more will come; a run holds it
-MOST_WAITING = 1_000  # keys that were admitted, of hosts that have not joined yet
 
 
 def read_key(path: Path, timeout_s: float) -> tuple[str, ClientKeys]:
@@ -60,7 +59,7 @@ class JoinKey:
         self.server = make_server_keys()
         self.path = path
         self._public = b""
-        self._hosts: dict[bytes, bool] = {}  # admitted key -> whether a host has joined with it
+        self._hosts: set[bytes] = set()  # admitted keys
         self._address = ""
         self._lock: int | None = None  # descriptor that holds the lock of the file
         self._held = path.with_name(path.name + HELD)
@@ -91,18 +90,12 @@ class JoinKey:
             return JOIN
         return key.decode() if key in self._hosts else ""
 
-    def admit(self, key: bytes) -> None:
-        """Admit the own key of a host. Of those that do not join, the oldest are dropped."""
-        waiting = [one for one, used in list(self._hosts.items()) if not used]
-        if key not in self._hosts and len(waiting) >= MOST_WAITING:
-            self._hosts.pop(waiting[0], None)
-        self._hosts.setdefault(key, False)
+    def admit(self, key: str) -> None:
+        """Admit the own key of a host."""
+        self._hosts.add(key.encode())
 
-    def use(self, name: str) -> None:
-        self._hosts[name.encode()] = True
-
-    def drop(self, name: str) -> None:
-        self._hosts.pop(name.encode(), None)
+    def expel(self, key: str) -> None:
+        self._hosts.discard(key.encode())
 
     def close(self) -> None:
         """Remove the key file; nobody is admitted any more."""

@@ -18,10 +18,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
+from jsrl.cluster.messages import PAGE_BYTES, REMOVED, Part
 from jsrl.runs.files import write_atomic
-from jsrl.runs.logs import MOST_BYTES, log_path
+from jsrl.runs.values import log_name
 from jsrl.snapshots.format import remove_incomplete
 from jsrl.transport.ledger.hops import HOPS, SAMPLES, hop_folder, ledger_path
 from jsrl.transport.ledger.page import LEDGER
@@ -29,22 +29,7 @@ from jsrl.transport.ledger.page import LEDGER
 PART_BYTES = 1 << 20
 AHEAD_BYTES = 2 << 20  # that may be sent and not confirmed: heartbeats wait behind them on a slow network
 AGAIN_S = 5.0  # without a confirmation, after which a file is sent again
-REMOVED = -1  # instead of a byte position: the file was removed
-MOST_LOG_BYTES = 2 * MOST_BYTES  # of the log of a failed worker: a worker cuts its log at half of it
 _DRAFT = ".draft"
-
-
-class Part(NamedTuple):
-    """A part of a file, from byte `at`; `last` is the last part. name: below the run folder.
-
-    digest: of the whole file, with its last part; empty: not checked.
-    """
-
-    name: str
-    at: int
-    part: bytes
-    last: bool
-    digest: str = ""
 
 
 class KeptFiles:
@@ -281,11 +266,6 @@ def remove_half_sent(root: Path, folders: Iterable[str]) -> None:
         remove_incomplete(root / folder)
 
 
-def log_name(worker: str) -> str:
-    """Return the name of a worker's log, below the run folder or the folder of its host's agent."""
-    return str(log_path(Path(), worker))
-
-
 def fetched_log(worker: str, host: str) -> str:
     """Return the name, below the run folder, of the log of a worker that failed on another host."""
     return log_name(f"{worker}@{re.sub('[^A-Za-z0-9_.-]', '_', host)}")
@@ -295,9 +275,6 @@ def name_here(name: str, host: str) -> str:
     """Return the name, below the run folder, of a file that an agent sends: workers may have logs from several hosts."""
     folder, _, file = name.partition("/")
     return fetched_log(file.removesuffix(".log"), host) if folder == "logs" else name
-
-
-PAGE_BYTES = 4096
 
 
 class PageWatch:

@@ -9,22 +9,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.members import AgentEnded, GiveKeys, JoinedHost, Members, Place, Tell
+from jsrl.cluster.members import Start as StartWorker
+from jsrl.cluster.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, CodePart, Keys
 from jsrl.errors import ConfigError, counted
 from jsrl.graph.graph import Graph
 from jsrl.graph.placements import with_servers
 from jsrl.launch.hosts.archive import archive, modules_named
 from jsrl.launch.hosts.engine import AgentStarter, Engine
-from jsrl.launch.hosts.facts import HostFacts
+from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.join_key import JoinKey
 from jsrl.launch.hosts.layout import evened_out, lay_out, layout_text
-from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
-from jsrl.launch.hosts.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, CodePart, Keys
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
 from jsrl.launch.links import KEYS, stays_here, tcp
 from jsrl.references.reference import to_json
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.meeting.keys import admit_hosts, hex_of, make_host_keys
 from jsrl.transport.params.relay import ancestors
@@ -85,8 +87,8 @@ class JoinedHosts:
         self._here, self._own, self._join_s, self._notify = here, own, join_s, notify
         self._count, self._least = count, least
         self.join_key, self._key = join_key, JoinKey(join_key)
-        self.members = Members(self._key, lease_s, lost_s, own=own.name, on_loss=self._after_loss)
-        self._port = HostPort(tcp(own.address, port), self._key, self.members, notify)
+        self.members = Members(own.name, versions(), code_digest(), lease_s, lost_s)
+        self._port = HostPort(tcp(own.address, port), self._key, self.members, notify, self._after_loss)
         self.address = self._port.address.removeprefix("tcp://")
         self._home: dict[str, str] = {}  # worker -> name of the joined host that it belongs to
         self._laid: dict[str, str] = {}  # worker -> name of the host that the layout gave it
@@ -100,7 +102,6 @@ class JoinedHosts:
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
         self._kept_at: dict[str, int] = {}  # worker -> epoch of the host that has the files that it keeps
         self._host_keys: dict[int, Path] = {}  # host epoch -> the file that admits its keys to the streams
-        self._lived_s: dict[str, float] = {}  # lost host -> the seconds of its last membership, until its agent ended
         self._params: dict[str, set[str]] = {}  # name of a params stream -> its readers
         self._serves = self._closed = False
         self._keeper: AgentStarter | None = None
@@ -113,18 +114,18 @@ class JoinedHosts:
             self._keeper = AgentStarter(engine, join_key, self._lose, notify)
 
     def _after_loss(self, host: JoinedHost) -> None:
-        if (file := self._host_keys.pop(host.epoch, None)) is not None:
+        with self._port.changed:
+            file = self._host_keys.pop(host.epoch, None)
+        if file is not None:
             file.unlink(missing_ok=True)
-        self._lived_s[host.name] = time.monotonic() - host.joined_s
         if self._keeper is not None and host.leaves:
             self._keeper.release(host.name, host.leaves)
 
     def _lose(self, name: str, why: str) -> float:
         with self._port.changed:
-            for host in [host for host in self.members.hosts if host.name == name]:
-                self.members.lose(host, why)
-            self._port.changed.notify_all()
-            return self._lived_s.pop(name, 0.0)
+            lived_s = self.members.lived_s(name, time.monotonic())
+            self._port.tell(AgentEnded(name, why))
+            return lived_s
 
     @property
     def waits_for(self) -> str:
@@ -208,12 +209,14 @@ class JoinedHosts:
                 hops = tuple(end.hop for end in bound if end.hop)
                 names = {name_at(end.stream.name, job.name) for end in bound}
                 names |= {epoch_at(end.stream.name, job.name) for end in bound}
-                remote = RemoteWorker(host, job.name, job.incarnation, find_kind(job.kind), hops, frozenset(names))
+                speech = find_kind(job.kind).speech
+                self._port.tell(Place(host.epoch, job.name, job.incarnation, speech, hops, frozenset(names)))
+                remote = host.workers[job.name, job.incarnation]
         self._at[job.name] = self._own.name if host is None else host.name
         if host is None:
             self._notify(f"{job.name} starts on this host: no other host has joined")
             return self._start_here(bound_at(job, self._own.address), start)
-        self._begin(remote, job, start)
+        self._begin(host, job, start)
         return HostHandle(self._port, remote)
 
     def _take_target(self, job: Job) -> None:
@@ -276,9 +279,9 @@ class JoinedHosts:
             variables = start.variables_on([str(number) for number in range(host.facts.gpus)], there)
         return {name: value for name, value in variables.items() if name in VARIABLES}
 
-    def _begin(self, remote: RemoteWorker, job: Job, start: Start) -> None:
+    def _begin(self, host: JoinedHost, job: Job, start: Start) -> None:
         """Send a host the files that a worker needs, and its job."""
-        host, job, run = remote.host, with_start(job), str(Path(job.folder).absolute())
+        job, run = with_start(job), str(Path(job.folder).absolute())
         assert job.keys is not None
         tree = to_json(moved(job, host.folder, host.facts.address))
         modules = frozenset(modules_named(tree))
@@ -287,12 +290,14 @@ class JoinedHosts:
         digest, content = self._archives[modules]
         if self._is_new(host, KEYS):
             keys = make_host_keys(job.keys)
-            self._host_keys[host.epoch], host.server_key = keys.file, hex_of(keys.public)
-            self._send_keys(host, Keys(host.epoch, keys.client, keys.server))
+            with self._port.changed:
+                self._host_keys[host.epoch] = keys.file
+            message = Keys(host.epoch, keys.client, keys.server)
+            self._port.tell(GiveKeys(host.epoch, message, hex_of(keys.public)))
         if digest and self._is_new(host, digest):
-            parts = [(at, content[at : at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES)]
-            with self._port.changed:  # they are sent as the host confirms those before them
-                host.code += [CodePart(host.epoch, digest, p, at + CHUNK_BYTES >= len(content)) for at, p in parts]
+            for at in range(0, len(content), CHUNK_BYTES):
+                part, is_last = content[at : at + CHUNK_BYTES], at + CHUNK_BYTES >= len(content)
+                self._port.tell(Tell(host.epoch, CodePart(host.epoch, digest, part, is_last)))
         keeps = list(value_of(find_kind(job.kind).travel.keeps_files, job))
         lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.epoch
         if keeps:
@@ -301,19 +306,9 @@ class JoinedHosts:
         body = json.dumps(tree).encode()
         begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks, keeps, run)
         with self._port.changed:
-            host.add(remote)
-            if host.lost:  # since the last check
-                host.lose(host.lost)
             admit_hosts(Path(job.keys), self._admitted_keys())
         self._port.send_names()  # others must admit its keys
-        self._port.begin(remote, begin, with_files=lacks_files)
-
-    def _send_keys(self, host: JoinedHost, message: Keys) -> None:
-        """Send a host its keys, and keep them: the host may lack them after a broken connection."""
-        with self._port.changed:
-            host.sent.append(message)
-            host.sent_s = time.monotonic()
-        self._port.send(host, message)
+        self._port.tell(StartWorker(host.epoch, begin, lacks_files))
 
     def _is_new(self, host: JoinedHost, what: str) -> bool:
         found = (host.epoch, what) not in self._sent

@@ -10,8 +10,9 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from jsrl.cluster.facts import HostFacts
 from jsrl.errors import ConfigError
-from jsrl.launch.hosts.facts import HostFacts, check_names
+from jsrl.launch.hosts.facts import check_names
 from jsrl.launch.launcher import Hosts, Need
 
 _MOST_RANGES = 4  # of a family of workers, in texts

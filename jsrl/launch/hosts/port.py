@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from socket import socketpair
@@ -17,31 +18,55 @@ from typing import Any
 
 import zmq
 
-from jsrl.errors import CodecError, StreamError
-from jsrl.launch.hosts.join_key import JoinKey
-from jsrl.launch.hosts.kept_files import KeptFiles, fetched_log, keep_pages, keep_part, name_here, remove_half_sent
-from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.members import (
+    Action,
+    Admit,
+    Answer,
+    Closed,
+    Confirm,
+    Expel,
+    FilesSent,
+    Forward,
+    JoinedHost,
+    KeepPages,
+    KeepPart,
+    Lost,
+    Members,
+    Message,
+    Notify,
+    Received,
+    Relay,
+    RemoteWorker,
+    RemoveHalfSent,
+    ReplaceJoinKey,
+    Revoke,
+    RunEnded,
+    Send,
+    SendFiles,
+    Tell,
+    Unreadable,
+)
+from jsrl.cluster.messages import (
     AnyAgentMessage,
     AnyControllerMessage,
-    AnyOrder,
-    Begin,
     EarlierFile,
-    Farewell,
     Player,
     RunNames,
     Stored,
     TextRequest,
-    WorkerCommand,
     decode,
     encode,
 )
+from jsrl.errors import CodecError, ConfigError, StreamError
+from jsrl.launch.hosts.join_key import JoinKey
+from jsrl.launch.hosts.kept_files import KeptFiles, fetched_log, keep_pages, keep_part, name_here, remove_half_sent
 from jsrl.linux import resident_bytes
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control import RELAY
 from jsrl.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
-from jsrl.runs.names import FileNames, Registration
+from jsrl.runs.names import FileNames
 from jsrl.runs.state import revoked_hosts
+from jsrl.runs.values import Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.meeting.curve import Listener, events_of, incoming, outgoing
@@ -85,15 +110,22 @@ class HostPort:
     """Serves the agents that join; its thread owns all sockets.
 
     Args:
-      address: `tcp://IP:PORT` to bind; port 0: any. members: the hosts, which only the thread changes.
-      notify: called, from the thread, with lines for the user.
+      address: `tcp://IP:PORT` to bind; port 0: any. members: the hosts, which only `tell` changes.
+      notify, on_loss: called, from the thread, with lines for the user, and with hosts that were lost.
 
     Attributes:
       address: with its port. changed: wait on it for changes of members; hold it to read them.
     """
 
-    def __init__(self, address: str, join_key: JoinKey, members: Members, notify: Callable[[str], None]) -> None:
-        self._join_key, self._members, self._notify = join_key, members, notify
+    def __init__(
+        self,
+        address: str,
+        join_key: JoinKey,
+        members: Members,
+        notify: Callable[[str], None],
+        on_loss: Callable[[JoinedHost], None] = lambda host: None,
+    ) -> None:
+        self._join_key, self._members, self._notify, self._on_loss = join_key, members, notify, on_loss
         self.changed = threading.Condition()
         self._growth = Growth()
         self._open(address)
@@ -107,8 +139,10 @@ class HostPort:
         self._counted: dict[int, set[str]] = {}  # host epoch -> hops for which it has sent pages
         self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
         self._players: dict[int, KeptFiles] = {}  # host epoch -> frozen players for that host
-        # Workers to start once their hosts have the files that they need.
-        self._waiting_starts: list[tuple[RemoteWorker, Begin, list[str]]] = []
+        self._awaited: list[
+            tuple[SendFiles, list[str]]
+        ] = []  # files on their way for workers that are to start, their names
+        self._answers: dict[int, str] = {}  # by the numbers of questions
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_sender, self._wake_receiver = socketpair()
         self._closing, self._num_requests = threading.Event(), 0
@@ -165,28 +199,26 @@ class HostPort:
         """Send the hosts the changes of names and host keys at once."""
         self._run_in_thread(self._share_names)
 
-    def send(self, host: JoinedHost, message: AnyControllerMessage) -> None:
-        self._run_in_thread(lambda: self._send(host.identity, message))
+    def tell(self, message: Message) -> None:
+        """Let the members process a message, and the thread do what follows, in order."""
+        with self.changed:
+            self._queue(self._members.handle(message, time.monotonic()))
+        self._wake()
 
-    def order(self, host: JoinedHost, order: AnyOrder) -> None:
-        """Send an order to a host, again if it is lost on the way; it is lost if the host is."""
-        self._run_in_thread(lambda: self._order(host, order))
-
-    def begin(self, identity: RemoteWorker, message: Begin, *, with_files: bool) -> None:
-        """Start a worker; with its files: once its host has what it kept in the run folder, and its counts."""
-        self._run_in_thread(lambda: self._await_files(identity, message, with_files=with_files))
+    def _queue(self, actions: list[Action]) -> None:
+        for action in actions:
+            self._actions.put(partial(self._do, action))
+        self.changed.notify_all()
 
     def ask(self, host: JoinedHost, worker: str, incarnation: int, what: Any, amount: float, timeout_s: float) -> str:
         """Return the reply of a host's agent (see TextRequest); empty: none arrived in time."""
         with self.changed:
             self._num_requests += 1
-            number = host.newest_asked = self._num_requests
-            host.asked.add(number)
-        self.send(host, TextRequest(host.epoch, number, worker, incarnation, what, amount))
-        self.wait(lambda: number in host.answers or bool(host.lost), timeout_s)
+            number = self._num_requests
+        self.tell(Tell(host.epoch, TextRequest(host.epoch, number, worker, incarnation, what, amount)))
+        self.wait(lambda: number in self._answers or bool(host.lost), timeout_s)
         with self.changed:
-            host.asked.discard(number)
-            return host.answers.pop(number, "")
+            return self._answers.pop(number, "")
 
     def fetched_log(self, remote: RemoteWorker) -> Path:
         return self._folder / fetched_log(remote.worker, remote.host.name)
@@ -198,17 +230,18 @@ class HostPort:
 
     def close(self, text: str) -> None:
         """Send all hosts a farewell, after which their agents and workers end, and close the port."""
-        with self.changed:
-            for host in self._members.hosts:
-                self.send(host, Farewell(host.epoch, text))
+        self.tell(RunEnded(text))
         self._closing.set()
-        self._run_in_thread(lambda: None)
+        self._wake()
         self._thread.join(10.0)
         for end in (self._wake_sender, self._wake_receiver):
             end.close()
 
     def _run_in_thread(self, action: Callable[[], None]) -> None:
         self._actions.put(action)
+        self._wake()
+
+    def _wake(self) -> None:
         with contextlib.suppress(OSError):  # closed: nothing is served any more
             self._wake_sender.send(b"!")
 
@@ -235,8 +268,7 @@ class HostPort:
         ready = dict(poller.poll(int(1000 * LOOK_S)))
         if self._wake_receiver.fileno() in ready:
             self._wake_receiver.recv(1 << 16)
-        while not self._actions.empty():
-            self._actions.get()()
+        self._do_all()
         if self._closed in ready:
             self._note_closed()
         if self._socket in ready:
@@ -244,13 +276,17 @@ class HostPort:
         if self._control is not None and self._control in ready:
             self._pass_on(self._control)
         self._advance()
+        self._do_all()
+
+    def _do_all(self) -> None:
+        while not self._actions.empty():
+            self._actions.get()()
 
     def _note_closed(self) -> None:
         for _, number in events_of(self._closed):
             identity = self._connections.pop(number, None)
             if identity is not None:
-                with self.changed:
-                    self._members.note_closed(identity)
+                self.tell(Closed(identity))
 
     def _receive(self) -> None:
         for _ in range(_MOST_AT_ONCE):
@@ -263,52 +299,70 @@ class HostPort:
                 (body,) = incoming([frame.buffer for frame in frames[1:]], self._join_key.server, MAX_MESSAGE_BYTES)
                 message: AnyAgentMessage = decode(body, AnyAgentMessage)
             except (CodecError, ValueError) as error:
-                with self.changed:
-                    self._members.drop(key, str(error))
-                    self.changed.notify_all()
-                self._flush()  # at once: a host that is sent away hears why only while its key is still admitted
-                continue
-            with self.changed:
-                answers = self._members.handle(key, identity, message)
-                self.changed.notify_all()
-            for whom, answer in answers:
-                self._send(whom, answer)
-            self._flush()  # after each: they may be large
+                self.tell(Unreadable(key, str(error)))
+            else:
+                self.tell(Received(key, identity, message))
+            self._do_all()  # after each: they may be large
 
-    def _flush(self) -> None:
-        """Send messages of workers to the control connection, and show the user the notices."""
-        farewells, self._members.farewells = self._members.farewells, []
-        for identity, message in farewells:
-            self._send(identity, message)
-        frames, self._members.frames = self._members.frames, []
-        self._relay(frames)
-        pages, self._members.pages = self._members.pages, []
-        for epoch, changed in pages:
-            with contextlib.suppress(OSError):  # a full disk: the result reports missing counts
-                keep_pages(self._folder, changed, self._counted.setdefault(epoch, set()))
-        kept_files, self._members.kept_files = self._members.kept_files, []
-        for host, part in kept_files:
-            with contextlib.suppress(OSError):  # a full disk: it is sent again
-                size = keep_part(self._folder, part.piece._replace(name=name_here(part.name, host.name)))
+    def _do(self, action: Action) -> None:
+        match action:
+            case Send():
+                self._send(action.identity, action.message)
+            case Relay():
+                self._unsent.append(action.frames)
+                self._relay()
+            case Notify():
+                self._notify(action.line)
+            case Admit():
+                self._join_key.admit(action.key)
+            case Expel():
+                self._join_key.expel(action.key)
+            case ReplaceJoinKey():
+                self._replace_join_key()
+            case Answer():
+                with self.changed:
+                    self._answers[action.number] = action.text
+                    self.changed.notify_all()
+            case Lost():
+                self._forget(action.host)
+            case _:
+                with contextlib.suppress(
+                    OSError
+                ):  # a full disk: parts are sent again, the result reports missing counts
+                    self._do_files(action)
+
+    def _do_files(self, action: KeepPages | KeepPart | Confirm | SendFiles | RemoveHalfSent) -> None:
+        match action:
+            case KeepPages(epoch, pages):
+                keep_pages(self._folder, pages, self._counted.setdefault(epoch, set()))
+            case KeepPart(host, part):
+                size = keep_part(self._folder, part._replace(name=name_here(part.name, host.name)))
                 if size is not None:
                     self._send(host.identity, Stored(host.epoch, part.name, size, part.digest))
-        given_up, self._members.given_up = self._members.given_up, []
-        for folder in given_up:
-            with contextlib.suppress(OSError):  # removed before their worker starts on another host, or at a resume
-                remove_half_sent(self._folder, [folder])
-        stored, self._members.stored = self._members.stored, []
-        for one in stored:
-            for files in (self._kept, self._players):
-                if one.epoch in files:
-                    files[one.epoch].confirm(one.name, one.size, one.digest)
-        notices, self._members.notices = self._members.notices, []
-        for line in notices:
-            self._notify(line)
+            case Confirm(stored):
+                for files in (self._kept, self._players):
+                    if stored.epoch in files:
+                        files[stored.epoch].confirm(stored.name, stored.size, stored.digest)
+            case SendFiles():
+                self._send_files(action)
+            case RemoveHalfSent():  # before their worker starts on another host, or at a resume
+                remove_half_sent(self._folder, action.folders)
 
-    def _relay(self, frames: list[bytes]) -> None:
+    def _replace_join_key(self) -> None:
+        try:
+            self._join_key.replace()
+        except ConfigError as error:  # a full disk
+            self._notify(f"no more hosts can join: {error}")
+        else:
+            self._notify(f"the join key was replaced; hosts that join from now on need {self._join_key.path}")
+
+    def _forget(self, host: JoinedHost) -> None:
+        for files in (self._kept, self._players):
+            files.pop(host.epoch, None)
+        self._on_loss(host)
+
+    def _relay(self) -> None:
         """Send messages of workers to the control connection; they wait while the controller is busy: hosts need answers."""
-        if frames:
-            self._unsent.append(frames)
         with contextlib.suppress(zmq.Again):
             while self._unsent and self._control is not None:
                 self._control.send_multipart(self._unsent[0], zmq.NOBLOCK)
@@ -323,69 +377,47 @@ class HostPort:
         with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or its queue is full
             self._socket.send_multipart([identity, *outgoing([encode(message)], self._join_key.server)], zmq.NOBLOCK)
 
-    def _order(self, host: JoinedHost, order: AnyOrder) -> None:
-        self._members.number(host, order)
-        self._send(host.identity, order)
-
     def _pass_on(self, control: zmq.Socket) -> None:
         """Forward the commands of the control connection to the hosts of their workers."""
         while control.poll(0):
             identity, frame = control.recv_multipart()
             worker, _, number = identity.decode().rpartition("/")
-            key = (worker, int(number))
-            for host in list(self._members.hosts):
-                if key in host.workers:
-                    self._order(host, WorkerCommand(host.epoch, *key, frame))
+            self.tell(Forward(worker, int(number), frame))
 
     def _look(self) -> None:
         self._drop_unfinished()
         with self.changed:
-            self._members.look()
-            if self._registry is not None:
-                self._members.revoke(revoked_hosts(self._folder))
-            messages = self._members.unanswered_starts()
-            self.changed.notify_all()
-        for files in (self._kept, self._players):
-            for epoch in files.keys() - {host.epoch for host in self._members.hosts}:
-                del files[epoch]
-        for identity, message in messages:
-            self._send(identity, message)
-        self._flush()
+            self._queue(self._members.tick(time.monotonic()))
+        if self._registry is not None:
+            self.tell(Revoke(revoked_hosts(self._folder)))
+        self._do_all()
+        self._relay()
         self._share_names()
         for host in list(self._members.hosts):
             with contextlib.suppress(OSError):  # removed, or a disk error: the waiting worker reports it
                 self._add_players(host)
 
-    def _await_files(self, identity: RemoteWorker, message: Begin, *, with_files: bool) -> None:
-        host, names = identity.host, list[str]()
-        if with_files:
-            files = self._kept.setdefault(
-                host.epoch,
-                KeptFiles(self._folder, lambda part: self._send(host.identity, EarlierFile(host.epoch, *part))),
-            )
-            remove_half_sent(self._folder, message.keeps)
-            files.look(message.keeps)
-            ledgers = [str(ledger_path(self._folder, hop).relative_to(self._folder)) for hop in identity.hops]
-            files.add(ledgers)
-            names = [*message.keeps, *ledgers]
-            self._counted.setdefault(host.epoch, set()).update(
-                identity.hops
-            )  # its counts continue those of earlier hosts
-        self._waiting_starts.append((identity, message, names))
-        self._advance()
+    def _send_files(self, asked: SendFiles) -> None:
+        host = asked.host
+        files = self._kept.setdefault(
+            host.epoch, KeptFiles(self._folder, lambda part: self._send(host.identity, EarlierFile(host.epoch, *part)))
+        )
+        remove_half_sent(self._folder, asked.keeps)
+        files.look(asked.keeps)
+        ledgers = [str(ledger_path(self._folder, hop).relative_to(self._folder)) for hop in asked.hops]
+        files.add(ledgers)
+        self._counted.setdefault(host.epoch, set()).update(asked.hops)  # its counts continue those of earlier hosts
+        self._awaited.append((asked, [*asked.keeps, *ledgers]))
 
     def _advance(self) -> None:
-        """Send files on, and start the workers whose hosts have theirs."""
+        """Send files on, and report those that hosts have got."""
         for files in (*self._kept.values(), *self._players.values()):
             files.advance()
-        for begin in list(self._waiting_starts):
-            identity, message, names = begin
-            if identity.exit is None and names and not self._kept[identity.host.epoch].are_sent(names):
-                continue
-            self._waiting_starts.remove(begin)
-            if identity.exit is None:
-                identity.begin, identity.asked_s = message, time.monotonic()
-                self._send(identity.host.identity, message)
+        for awaited in list(self._awaited):
+            asked, names = awaited
+            if asked.host.lost or self._kept[asked.host.epoch].are_sent(names):
+                self._awaited.remove(awaited)
+                self.tell(FilesSent(asked.host.epoch, asked.worker, asked.incarnation))
 
     def _add_players(self, host: JoinedHost) -> None:
         """Note the frozen players for which a host waits, to be sent."""
@@ -408,7 +440,9 @@ class HostPort:
         if time.monotonic() - self._sent_s > NAMES_S:
             self._sent_s, self._shown = time.monotonic(), {}
         try:
-            self._registry.show(self._members.names())
+            with self.changed:
+                bound = self._members.names()
+            self._registry.show(bound)
             known = self._registry.names()
         except (OSError, StreamError) as error:  # being written, or removed: the next check reads it
             self._failures += 1

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from jsrl.cluster.messages import REPLACED
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment.options import SlurmOptions
 from jsrl.launch.hosts.join_key import ENDED
-from jsrl.launch.hosts.messages import REPLACED
 from jsrl.launch.result import INTENDED, STOPPED
 from jsrl.runs.groups import Group
 from jsrl.runs.runs import check_run_name

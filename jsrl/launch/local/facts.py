@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from jsrl.launch.hosts.facts import HostFacts
+from jsrl.cluster.facts import HostFacts
 from jsrl.launch.machine import accelerators
 from jsrl.linux import SHM, boot_id
 from jsrl.runs.limits import free_memory_bytes, machine_memory_bytes, usable_cores, usable_memory_bytes

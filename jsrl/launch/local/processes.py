@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.launch.local.actor_host import HostedActor
 from jsrl.linux import catches, killed_for_memory, parent_of
 from jsrl.runs.limits import usable_memory_bytes
 from jsrl.runs.process import MAX_STACKS_CHARS
+from jsrl.runs.values import Exit, ResourceUsage
 from jsrl.workers.kinds import CRASHES
 from jsrl.workers.process import stacks_path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsrl.errors import JsrlError
 from jsrl.launch.links import tcp
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.meeting.keys import named_by_key
 from jsrl.transport.params.relay import ParamsRelay
 

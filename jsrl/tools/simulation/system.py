@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from jsrl.cluster.facts import HostFacts
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.layout import Layout, lay_out
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from jsrl.directors.base import wants_scores
+from jsrl.experiment.policies import wants_scores
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.workers.base import Reporter
-from jsrl.workers.director.in_order import DirectorInOrder, OrderSettings
+from jsrl.workers.director.in_order import OrderSettings
 from jsrl.workers.director.state_file import FOLDER, StateFile
 from jsrl.workers.director.worker import DirectorWorker
 from jsrl.workers.jobs import SESSIONS_PER_EPOCH, Job
@@ -26,8 +26,7 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
     warn = functools.partial(reporter.event, "warning", once="director")
     states = StateFile(Path(job.folder, FOLDER), start.updates if resumes else None, warn)
     assert job.sides is not None
-    make = DirectorWorker if not e.is_deterministic else functools.partial(DirectorInOrder, order=_order(job))
-    return make(
+    return DirectorWorker(
         job.name,
         e.director,
         e.seed,
@@ -39,6 +38,7 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
         exact=resumes and start.journal_epoch is not None,
         poll_s=job.poll_s,
         check=job.sides.check,
+        order=_order(job) if e.is_deterministic else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""A director's worker in deterministic runs: it processes messages in an order that does not depend on timing.
+"""Tickets in deterministic runs: messages are processed in an order that does not depend on timing.
 
 Each group of environments counts its steps, and reports after which of them games ended. The message of the lowest step is
 processed first, of equal ones that of the lowest group, but only after every other group has reported a later step. Scores of
@@ -12,12 +12,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from jsrl.directors.messages import Outcome, Score, Stop
-from jsrl.runs.control_bodies import Command, CommandDone, Games, GroupStep, Scores
+from jsrl.directors.messages import Score, Stop
+from jsrl.runs.control_bodies import GroupStep, Saving, Scores
 from jsrl.types import version_updates
-from jsrl.workers.director.worker import DirectorWorker
+from jsrl.workers.director.tickets import Action, Closing, FromActor, Message, Tickets, Write
 
 KEPT_STATES = 4  # states between trajectories that a learner's snapshot may still need
 
@@ -72,56 +70,46 @@ class Merge:
         return min(self._lowest.values()) > step
 
 
-class DirectorInOrder(DirectorWorker):
-    """A DirectorWorker whose proposals and commands do not depend on when messages arrive."""
+class TicketsInOrder(Tickets):
+    """Tickets whose proposals and commands do not depend on when messages arrive."""
 
     def __init__(self, *args: Any, order: OrderSettings, **options: Any) -> None:
         super().__init__(*args, **options)
         self._order, self._merge = order, Merge(order)
         self._moment: tuple[str, int, GroupStep] | None = None  # whose slots are to be given assignments next
-        self._between: dict[
-            int, dict[str, Any]
-        ] = {}  # trajectories of each group -> the state between them and the next ones
+        # trajectories of each group -> the state between them and the next ones
+        self._between: dict[int, dict[str, Any]] = {}
         self._begun = order.begun
         self._stops_in = -1  # trajectory in which it ended the run
         self._savings: list[int] = []  # versions whose state was not written yet
-        self._seen: dict[
-            tuple[str, int, int], int
-        ] = {}  # (actor, its incarnation, group) -> number of its newest message
+        # (actor, its incarnation, group) -> number of its newest message
+        self._seen: dict[tuple[str, int, int], int] = {}
 
-    def _receive(self) -> int:
-        count = len(self._inbox)
-        for _ in range(count):
-            command = self._inbox.popleft()
-            facts = dict(command.facts)
-            worker, incarnation = facts.pop("worker", ""), facts.pop("incarnation", 0)
-            if command.name == "games":
-                for moment in msgspec.convert(facts, Games).moments:
-                    self._receive_step(worker, incarnation, moment)
-            elif command.name == "done":
-                self._confirmed(msgspec.convert(facts, CommandDone))
-            elif command.name == "scores":
-                body = msgspec.convert(facts, Scores)
-                self._merge.add(self._order.groups + body.policy, body.batches * self._order.rows, body)
-            elif command.name == "saving":
-                self._savings.append(int(facts["version"]))
-        self._go_on()
-        return count
+    def handle(self, message: Message, now: float) -> list[Action]:
+        """Take a message, unless it is a repetition; see Tickets."""
+        if isinstance(message, FromActor):
+            worker, incarnation, body = message
+            for moment in body.moments:
+                who = worker, incarnation, moment.group
+                if moment.group < self._order.groups and moment.number > self._seen.get(who, -1):
+                    self._seen[who] = moment.number
+                    self._merge.add(moment.group, moment.step, (worker, incarnation, moment))
+        elif isinstance(message, Scores):
+            self._merge.add(self._order.groups + message.policy, message.batches * self._order.rows, message)
+        elif isinstance(message, Saving):
+            self._savings.append(message.version)
+        else:
+            super().handle(message, now)
+        return self.tick(now) if isinstance(message, Saving | Closing) else []
 
-    def _receive_step(self, worker: str, incarnation: int, moment: GroupStep) -> None:
-        """Process a message, unless it is a repetition."""
-        who = worker, incarnation, moment.group
-        if moment.group < self._order.groups and moment.number > self._seen.get(who, -1):
-            self._seen[who] = moment.number
-            self._merge.add(moment.group, moment.step, (worker, incarnation, moment))
-
-    def _go_on(self) -> None:
+    def tick(self, now: float) -> list[Action]:
         """Process messages in order, as far as the order is known and commands are executed."""
+        actions = self._give(now)
         while not self._orders:
             if self._moment is not None:
-                if not self._can_propose():
+                if self.lacking:
                     break
-                self._answer(*self._moment)
+                actions.append(self._answer(*self._moment))
                 self._moment = None
                 continue
             place = self._merge.next()
@@ -129,55 +117,46 @@ class DirectorInOrder(DirectorWorker):
                 break
             self._begin_trajectory((place[0] - 1) // self._order.rows)
             self._take(self._merge.take(place))
-        self._save()
+            actions += self._give(now)
+        return actions + self._write()
 
     def _begin_trajectory(self, number: int) -> None:
         """Keep the state before the first message of each trajectory."""
         if number < self._begun or number in self._between:
             return
-        self._between[number] = self._kept()
+        self._between[number] = self.saved
         for old in sorted(self._between)[:-KEPT_STATES]:
             del self._between[old]
 
-    def _take(self, message: Any) -> None:
+    def _take(self, message: Scores | tuple[str, int, GroupStep]) -> None:
         if isinstance(message, Scores):
             self._report([Score(*score) for score in message.scores])
-        else:
-            worker, incarnation, moment = message
-            outcomes: list[Outcome] = self._leases.outcomes(worker, incarnation, moment.played)
-            self._meter.rate("games", sum(not outcome.discarded for outcome in outcomes))
-            self._report(outcomes)
-            self._moment = message if moment.slots and self._leases.is_of(worker, incarnation) else None
-        self._carry_out()
+            return
+        worker, incarnation, moment = message
+        self._report(self._leases.outcomes(worker, incarnation, moment.played))
+        self._moment = message if moment.slots and self._leases.is_of(worker, incarnation) else None
 
-    def _answer(self, worker: str, incarnation: int, moment: GroupStep) -> None:
+    def _answer(self, worker: str, incarnation: int, moment: GroupStep) -> Action:
         """Give the slots of a group their assignments; what they played before a resume is theirs again."""
         slots = [(moment.group, slot) for slot in moment.slots]
         kept = [self._leases.returning(*slot) for slot in slots]
-        own = self._proposed(kept)
-        self._send_to_actor(worker, own, self._leases.give(worker, own, slots), slots)
+        return self._assign(worker, self._proposed(kept), slots)
 
-    def _stop(self, order: Stop) -> None:
+    def _stop(self, order: Stop) -> list[Action]:
         self._stops_in = max(self._between, default=self._begun)
-        super()._stop(order)
+        return super()._stop(order)
 
-    def _save(self) -> None:
+    def _write(self) -> list[Action]:
         """Write the states that belong to snapshots, once everything up to their last rows was taken."""
+        actions: list[Action] = []
         for version in list(self._savings):
             trajectories = version_updates(version) // self._order.updates
             values = self._between.get(trajectories)
             idle = self._moment is None and not self._orders
             newest = trajectories > max(self._between, default=-1)  # nothing of a later one was taken
             if values is None and newest and idle and self._merge.is_past(trajectories * self._order.rows):
-                values = self._kept()
+                values = self.saved
             if values is not None:
                 self._savings.remove(version)
-                self._states.write(version, values | {"stops": self._stops_in >= trajectories})
-
-    def command(self, command: Command) -> None:
-        self._inbox.append(command)
-        if command.name == "saving":
-            self._receive()
-
-    def _propose(self) -> int:
-        return 0  # actors are answered in order
+                actions.append(Write(version, values | {"stops": self._stops_in >= trajectories}))
+        return actions

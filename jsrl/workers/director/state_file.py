@@ -10,30 +10,19 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from jsrl.errors import SnapshotError
 from jsrl.runs.files import read_json, write_atomic
 from jsrl.types import version_updates
+from jsrl.workers.director.tickets import SavedState
 
 FOLDER = "director"  # of a run
 NEWEST = "newest.json"
 KEPT = 8  # files of versions
 PERIOD_S = 1.0
-
-
-class LoadedState(NamedTuple):
-    """A director's state, the games of the slots, and the unconfirmed commands.
-
-    stops: with this state it ended the run; a resumed run must not end at the same place again.
-    """
-
-    state: dict[str, Any]
-    leases: list[Any]
-    orders: list[dict[str, Any]]
-    stops: bool = False
 
 
 class StateFile:
@@ -48,14 +37,14 @@ class StateFile:
         self.folder, self._updates, self._on_warning = Path(folder), updates, on_warning
         self._due_s = time.monotonic() + PERIOD_S
 
-    def read(self) -> LoadedState | None:
+    def read(self) -> SavedState | None:
         """Return the first state; None: there is none, so that the director starts from scratch."""
         path = self._path()
         if path is None:
             return None
         try:
             values = read_json(path)
-            return LoadedState(values["state"], values["leases"], values["orders"], values.get("stops", False))
+            return SavedState(values["state"], values["leases"], values["orders"], values.get("stops", False))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise SnapshotError(
                 f"the director's state {path} cannot be read ({error}); put it back, or start a new run."

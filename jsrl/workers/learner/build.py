@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
-from jsrl.directors.base import wants_scores
 from jsrl.references.importing import import_target
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
@@ -20,18 +19,23 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher
 from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make_source
+from jsrl.workers.learner.build_source import begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater, missed_ratio, trained_agent, unseen_rows
-from jsrl.workers.learner.directed import Copies, DirectorCommands, Scores
-from jsrl.workers.learner.sources import ONE_RANK, RANKS, Group, Source, SynchronizedSource
-from jsrl.workers.learner.updaters import Updater
+from jsrl.workers.learner.sources import ONE_RANK, RANKS, OneRank, Source, SynchronizedSource
+from jsrl.workers.learner.updaters import NO_DIRECTOR
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import snapshot_store
+
+if TYPE_CHECKING:
+    from jsrl.workers.learner.ranks import RankLink
+
+# imported only where a run has a director, or keeps its first params
+DIRECTED = "jsrl.workers.learner.directed:director_commands"
 
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     e, start = job.experiment, begin_counting(job)
-    ranks: Group = ONE_RANK
+    ranks: RankLink | OneRank = ONE_RANK
     if job.has(RANKS):
         ranks = import_target("jsrl.workers.learner.ranks:lead")(job, start)  # before anything else uses jax
     trained = e
@@ -48,11 +52,12 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         fresh = functools.partial(updater.fresh, key)
         if job.start_point.restore:
             return updater.place(restore_state(job.start_point, agent, fresh))
-        return updater.make(key) if ranks.count == 1 else updater.place(jax.device_get(jax.jit(fresh)()))
+        return updater.make(key) if isinstance(ranks, OneRank) else updater.place(jax.device_get(jax.jit(fresh)()))
 
     def connect() -> tuple[Source, ParamsPublisher]:
         source = make_source(job, devices, start, meter, reporter)
-        return source if ranks.count == 1 else SynchronizedSource(source, ranks), bind_publisher(job, "params")
+        shared = source if isinstance(ranks, OneRank) else SynchronizedSource(source, ranks)
+        return shared, bind_publisher(job, "params")
 
     store = snapshot_store(job, reporter, keep_last=max(3, e.snapshots.keep))
     settings = LearnerSettings(
@@ -69,35 +74,12 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
         ages="window_age" if e.has_replay_workers else "policy_lag",
-        drains=job.plays_along and e.is_deterministic and ranks.count == 1,
+        drains=job.plays_along and e.is_deterministic and isinstance(ranks, OneRank),
     )
-    directed = director_commands(job, start, agent, updater, reporter)
+    directed = NO_DIRECTOR
+    if e.director is not None or job.keeps_initial:
+        directed = import_target(DIRECTED)(job, start, agent, updater, reporter)
     return Learner(updater, begin, connect, check, store, settings, reporter, meter, directed, ranks)
-
-
-def director_commands(
-    job: Job, start: LearnerStart, agent: Agent, updater: Updater, reporter: Reporter
-) -> DirectorCommands:
-    e, key = job.experiment, stream_key(job.experiment.seed, INIT_STREAM)
-    scores = None
-    if wants_scores(e.director):
-        scores = Scores(reporter, job.policy_number, always=e.is_deterministic, known=start.open_games)
-
-    def again(values: list[Any], updates: int) -> Any:
-        state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
-        return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
-
-    return DirectorCommands(
-        updater,
-        job.players,
-        again,
-        Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key)),
-        scores,
-        reporter,
-        freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
-        on_policy=e.buffer is None,
-        pending=start.pending,
-    )
 
 
 def restore_state(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:

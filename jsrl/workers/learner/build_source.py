@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jsrl.metrics.metrics import Meter
@@ -13,15 +13,17 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger
-from jsrl.transport.stream import epoch_at, replay_batch_spec
+from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import bind_reader
 from jsrl.workers.jobs import Job
-from jsrl.workers.learner.batching import Batcher, BatchPlan, by_lag, of_another_policy, of_any_age
-from jsrl.workers.learner.replay_link import batch_of_windows, replay_consumer
-from jsrl.workers.learner.sources import FromReplay, FromStream, IntoRing, Prefetched, Source
+from jsrl.workers.learner.batching import Batcher, BatchPlan, by_lag, of_another_policy
+from jsrl.workers.learner.sources import FromStream, IntoRing, Prefetched, Source
 
+# imported only where the learner reads a recording, or has replay workers
+RECORDED = "jsrl.workers.learner.recorded:from_recording"
+REPLAYED = "jsrl.workers.learner.replay_link:from_replay"
 Join = Callable[[SampleConsumer, Trajectory, BatchPlan], Batcher]
 
 
@@ -30,16 +32,14 @@ class LearnerStart(NamedTuple):
 
     Attributes:
       epoch: of this process. trained: trajectories that the restored state was trained on. ledger: over all incarnations.
-      pending, open_games: a director's pending reset or copy, and scores of unfinished games, see DirectorLink.
-      saved_epoch: of the restored snapshot.
+      saved_epoch: of the restored snapshot. directed: its metadata, with that of DirectorLink.
     """
 
     epoch: int
     trained: int
     ledger: Ledger
-    pending: dict[str, Any] | None = None
     saved_epoch: int | None = None
-    open_games: Sequence[Sequence[float]] = ()
+    directed: Mapping[str, Any] = MappingProxyType({})
 
 
 def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, reporter: Reporter) -> Source:
@@ -61,9 +61,9 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
 
 def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source]:
     if job.experiment.recording is not None:
-        return import_target("jsrl.workers.learner.recorded:from_recording")
+        return import_target(RECORDED)
     if job.has("priorities"):
-        return from_replay
+        return import_target(REPLAYED)
     return from_actors if job.experiment.buffer is None else into_ring
 
 
@@ -102,17 +102,6 @@ def into_ring(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Sou
     return IntoRing(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse, windows)
 
 
-def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
-    """Return the source of the windows that replay workers draw: one batch for each compiled call."""
-    e = job.experiment
-    assert e.buffer is not None
-    spec = batch_of_windows(e.buffer, job.schemas.trajectory)
-    size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
-    plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
-    consumer = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
-    return FromReplay(join(consumer, spec, plan), consumer, windows, job.start_point.env_steps)
-
-
 def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:
     """Return the reading end of the learner's samples; first announces the epoch to those that wait for its params."""
     if of_own_policy(job):
@@ -126,15 +115,14 @@ def begin_counting(job: Job) -> LearnerStart:
     The epoch on disk rises at each start, even if no snapshot was written since the last one, so that no two incarnations
     of the learner publish under the same version.
     """
-    saved, pending, open_games = None, None, []
+    saved, meta = None, dict[str, Any]()
     if job.start_point.restore and not job.start_point.params_only:
         folder, _, selector = job.start_point.restore.rpartition("@")
         meta = SnapshotStore(folder).meta(selector)
-        pending, open_games = meta.get("told"), meta.get("open_games", [])
         saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
     trained, saved_epoch = (int(saved["trained"]), int(saved["epoch"])) if saved else (0, None)
     epoch, ledger = count_on(job, saved)
-    return LearnerStart(epoch, trained, ledger, pending, saved_epoch, open_games)
+    return LearnerStart(epoch, trained, ledger, saved_epoch, meta)
 
 
 def count_on(job: Job, saved: dict[str, Any] | None) -> tuple[int, Ledger]:

@@ -7,24 +7,33 @@ a restarted learner executes it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
-from jsrl.agents.base import AgentState, UpdateOutput
+from jsrl.agents.base import Agent, AgentState, UpdateOutput, adopt
 from jsrl.agents.hyperparameters import set_hyperparameters
 from jsrl.directors.messages import INITIAL
 from jsrl.errors import SnapshotError
+from jsrl.experiment.policies import wants_scores
+from jsrl.runs.control_bodies import Command, CommandDone
 from jsrl.snapshots.players import PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ONLY_SCORED, Array
+from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
+from jsrl.workers.frozen import players_of
+from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.updaters import Updater
+from jsrl.workers.learner.build_source import LearnerStart
+from jsrl.workers.learner.tickets import ExecutedTickets
+from jsrl.workers.learner.updaters import DirectorLink, LearnerState, Updater
 
 SUMS = 5  # of a row, see jsrl.agents.rows.row_scores
 MOST_OPEN = 10_000  # unfinished games kept: some never end, because their rows were dropped
@@ -115,42 +124,6 @@ class Copies:
         return self._updater.place(set_hyperparameters(saved, hyperparameters))
 
 
-class LearnerState(NamedTuple):
-    """The state of a learner between two updates."""
-
-    version: int
-    updates: int
-    state: Any
-
-
-class DirectorLink:
-    """The learner's interface to its director; this class is for a learner without one."""
-
-    def begin(self, now: LearnerState) -> None:
-        """Note the state at the start of this process."""
-
-    def next_state(self, updates: int) -> Any:
-        """Return the state that replaces the next update; None: none."""
-        return None
-
-    def trains(self, batch: Batch) -> bool:
-        """Return whether the rows of a batch may be trained on."""
-        return True
-
-    def trained(self, batch: Batch, output: UpdateOutput, batches: int) -> None:
-        """Note a batch and its last update; `batches`: number of batches so far, this one included."""
-
-    def meta(self) -> dict[str, Any]:
-        """Return metadata that a snapshot must keep for a restart."""
-        return {}
-
-    def execute(self, name: str, facts: dict[str, Any], now: LearnerState, save: Callable[[], None]) -> None:
-        """Execute a command of a director, if it is one; `save` writes a snapshot."""
-
-
-NO_DIRECTOR = DirectorLink()
-
-
 class DirectorCommands(DirectorLink):
     """The interface of a learner that has a director.
 
@@ -158,7 +131,7 @@ class DirectorCommands(DirectorLink):
       players: its frozen players. again: (leaves of params, updates) -> a state that begins with these params.
       copies: states from and for the learners of other policies. scores: of the games in its batches; None: not wanted.
       freezes: its first params are frozen as `initial`. on_policy: rows of params from before a reset or copy are not
-        trained on (replay keeps them). pending: a director's reset or copy that was pending at the restart.
+        trained on (replay keeps them). meta: of the snapshot that it starts from, see `meta`.
     """
 
     def __init__(
@@ -172,14 +145,14 @@ class DirectorCommands(DirectorLink):
         *,
         freezes: bool,
         on_policy: bool,
-        pending: dict[str, Any] | None,
+        meta: Mapping[str, Any],
     ) -> None:
         self._updater, self._players, self._again, self._copies = updater, players, again, copies
         self._scores, self._reporter, self._freezes, self._on_policy = scores, reporter, freezes, on_policy
-        self._pending = pending  # the command that replaces the next update, and its state
+        self._pending = meta.get("told")  # the command that replaces the next update, and its state
         self._next: Any = None
         self._reset_at = -1  # updates at the director's last reset or copy
-        self._done: dict[str, Any] = {}  # the director's last command
+        self._tickets = ExecutedTickets(msgspec.convert(meta["done"], CommandDone) if "done" in meta else None)
 
     def begin(self, now: LearnerState) -> None:
         """Load the state of a pending command, and freeze the first params."""
@@ -207,17 +180,21 @@ class DirectorCommands(DirectorLink):
             self._scores.add(batch.trajectory.game, rows, batches)
 
     def meta(self) -> dict[str, Any]:
-        pending = {} if self._pending is None else {"told": self._pending}
-        return pending if self._scores is None else pending | {"open_games": self._scores.open_games}
+        meta = {"done": msgspec.to_builtins(self._tickets.done)} | ({"told": self._pending} if self._pending else {})
+        return meta if self._scores is None else meta | {"open_games": self._scores.open_games}
 
     def execute(self, name: str, facts: dict[str, Any], now: LearnerState, save: Callable[[], None]) -> None:
-        """Execute a command once, and report the result."""
+        """Execute a command once, and confirm it."""
         if name not in ("freeze", "reset", "hand_over", "copy"):
             return
-        if self._done.get("ticket") == facts["ticket"]:
-            self._reporter.event("done", **self._done)
-            return
-        done: dict[str, Any] = {"ticket": facts["ticket"], "version": now.version}
+        for action in self._tickets.handle(Command(name, facts)):
+            if isinstance(action, Command):
+                (action,) = self._tickets.handle(self._carried_out(name, facts, now))
+                if name in ("reset", "copy") and not self._tickets.done.error:
+                    save()  # so that a restart knows of it
+            self._reporter.event("done", **msgspec.to_builtins(action))
+
+    def _carried_out(self, name: str, facts: dict[str, Any], now: LearnerState) -> CommandDone:
         try:
             if name == "freeze":
                 self._freeze(facts["name"], now)
@@ -226,11 +203,9 @@ class DirectorCommands(DirectorLink):
             else:
                 pending = facts | {"updates": now.updates}
                 self._next, self._pending = self._pending_state(pending), pending
-                save()  # so that a restart knows of it
         except SnapshotError as error:
-            done["error"] = str(error)
-        self._done = done
-        self._reporter.event("done", **done)
+            return CommandDone(facts["ticket"], version=now.version, error=str(error))
+        return CommandDone(facts["ticket"], version=now.version)
 
     def _freeze(self, name: str, now: LearnerState) -> None:
         params = self._updater.fetch(now.state.params)
@@ -241,3 +216,30 @@ class DirectorCommands(DirectorLink):
         if "hyperparameters" in pending:
             return self._copies.load(pending["version"], pending["hyperparameters"])
         return self._again(self._players.load(pending["version"]), pending["updates"])
+
+
+def director_commands(
+    job: Job, start: LearnerStart, agent: Agent, updater: Updater, reporter: Reporter
+) -> DirectorCommands:
+    """Return the interface of a learner to its director."""
+    e, key = job.experiment, stream_key(job.experiment.seed, INIT_STREAM)
+    scores = None
+    if wants_scores(e.director):
+        known = start.directed.get("open_games", ())
+        scores = Scores(reporter, job.policy_number, always=e.is_deterministic, known=known)
+
+    def again(values: list[Any], updates: int) -> Any:
+        state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
+        return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
+
+    return DirectorCommands(
+        updater,
+        players_of(job),
+        again,
+        Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key)),
+        scores,
+        reporter,
+        freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
+        on_policy=e.buffer is None,
+        meta=start.directed,
+    )

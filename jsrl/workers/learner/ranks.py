@@ -1,8 +1,7 @@
-"""The ranks of a learner: how they join, agree before each update, and leave.
+"""The connections between the ranks of a learner, which carry their agreement (jsrl/workers/learner/agreement.py).
 
-Rank 0, the learner, binds the stream; the others connect. No rank starts an update before all have reported a
-batch for it, so that none waits inside a collective for a batch that never comes. If a rank hangs all the same, a time limit
-on each turn ends it, and the controller then replaces all ranks.
+Rank 0, the learner, binds the stream; the others connect. If a rank hangs all the same, a time limit on each turn ends it, and
+the controller then replaces all ranks.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import socket as sockets
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,47 +22,31 @@ from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
 from jsrl.experiment.settings import DeadlineConfig
 from jsrl.parallel import join_processes, leave_processes
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.meeting.sockets import allowed_ports, none_free
 from jsrl.transport.stream import name_at
 from jsrl.transport.transports import bind_ranks, connect_ranks
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.learner.agreement import (
+    Action,
+    Do,
+    FollowerAgreement,
+    FromRank,
+    Last,
+    LeaderAgreement,
+    RankMessage,
+    RankReply,
+    RankStart,
+    Send,
+    Turn,
+)
 from jsrl.workers.learner.sources import RANKS
 
 if TYPE_CHECKING:
     from jsrl.workers.learner.build_source import LearnerStart
 
 _MEASURED, _TIMES = 5, 10  # updates before their median counts, and the limit of a turn in medians
-SEND_S, LEAVE_S = 0.5, 5.0
-
-
-class RankMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A rank's message: it joins, waits for the batch of this number or has it, or leaves."""
-
-    worker: str
-    incarnation: int
-    number: int
-    what: Literal["joins", "waits", "has", "leaves"]
-
-
-class RankStart(msgspec.Struct, forbid_unknown_fields=True, tag=True):
-    """The answer to a joining rank: its number, how many there are, where processes meet, and where the learner starts."""
-
-    rank: int
-    count: int
-    coordinator: str
-    epoch: int
-    updates: int
-    trained: int
-    saved_epoch: int | None
-
-
-class RankReply(msgspec.Struct, forbid_unknown_fields=True, tag=True):
-    """Make the update with the batch of this number (`go`), wait (`wait`), make no more (`stop`), leave now (`end`)."""
-
-    number: int
-    what: Literal["go", "wait", "stop", "end"]
 
 
 class TurnLimit:
@@ -97,7 +80,70 @@ class TurnLimit:
             reporter.left()
 
 
-class Leader:
+class RankLink:
+    """A rank's connection to the others: carries messages to and from an agreement, and executes its actions.
+
+    Args:
+      stream: one end of the stream. agreement: of this end.
+    """
+
+    def __init__(self, job: Job, stream: Any, agreement: LeaderAgreement | FollowerAgreement) -> None:
+        self.limit = TurnLimit(job.experiment.deadlines)
+        self._stream, self._agreement = stream, agreement
+
+    def agree(self, has_batch: bool, timeout_s: float) -> bool:
+        """Wait until all ranks have a batch; return whether they do: then every rank makes its updates.
+
+        Raises:
+          StreamTimeout: another rank has been silent for too long, or has left.
+        """
+        return self._request(Turn(has_batch, timeout_s))
+
+    def halt(self) -> bool:
+        """Stop making updates; return whether the update with this rank's current batch must still be made."""
+        return self._request(Last.HALT)
+
+    def leave(self) -> None:
+        """Leave with the others, if they answer in time: after `halt`, and after the learner's snapshot."""
+        self._request(Last.LEAVE)
+        self.close()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _meet(self, rank: int, begins: RankStart, local_devices: int) -> None:
+        """Join the processes of all ranks into one group."""
+        check_own_name(begins.coordinator)
+        join_processes(begins.coordinator, rank, begins.count, local_devices)
+
+    def _request(self, request: Turn | Last | None = None) -> bool:
+        """Carry messages until a request has ended (None: the first one); return whether all ranks are ready."""
+        found = None if request is None else self._execute(self._agreement.handle(request, time.monotonic()))
+        wait_s = 0.0
+        while found is None:
+            for message in self._receive(wait_s):
+                found = self._execute(self._agreement.handle(message, time.monotonic()))
+            if found is None:
+                found = self._execute(self._agreement.tick(time.monotonic()))
+            wait_s = self._agreement.wait_s(time.monotonic())
+        return found
+
+    def _execute(self, actions: Sequence[Action]) -> bool | None:
+        """Execute actions; return the end of the request, if it is among them."""
+        for action in actions:
+            if isinstance(action, Send):
+                frame = msgspec.msgpack.encode(action.message)
+                self._stream.send(*([action.receiver] if action.receiver else []), frame)
+            elif action is Do.DEPART:
+                leave_processes()
+        return True if Do.GO in actions else False if Do.PASS in actions else None
+
+    def _receive(self, timeout_s: float) -> Sequence[Any]:
+        """Return the messages that have arrived; wait up to `timeout_s` for the first."""
+        raise NotImplementedError
+
+
+class Leader(RankLink):
     """Rank 0.
 
     Args:
@@ -105,20 +151,13 @@ class Leader:
     """
 
     def __init__(self, job: Job, begins: RankStart) -> None:
-        end, e = job.end(RANKS), job.experiment
-        self._numbers = {peer.worker: number for number, peer in enumerate(end.peers, 1)}
-        self.count, self.limit = len(self._numbers) + 1, TurnLimit(e.deadlines)
-        self._silence_s, self._ready_s = 2 * e.deadlines.rank_s, e.deadlines.ready_s
-        self._incarnation = job.incarnation
-        self._senders: dict[str, bytes] = {}
-        self._newest: dict[str, RankMessage] = {}
-        self._received_s: dict[str, float] = {}
-        self._number, self._stopped_s = 0, 0.0
-        self._stream = bind_ranks(end.address, keys=job.keys)
-        address = self._stream.address
-        self._port, coordinator = held_port(address)
-        self._begins = msgspec.structs.replace(begins, count=self.count, coordinator=coordinator)
-        job.announce(name_at(end.stream.name, job.name), address)
+        end, others = job.end(RANKS), [peer.worker for peer in job.end(RANKS).peers]
+        stream = bind_ranks(end.address, keys=job.keys)
+        self._port, coordinator = held_port(stream.address)
+        self._begins = msgspec.structs.replace(begins, count=len(others) + 1, coordinator=coordinator)
+        limits = job.experiment.deadlines
+        super().__init__(job, stream, LeaderAgreement(others, job.incarnation, self._begins, limits, time.monotonic()))
+        job.announce(name_at(end.stream.name, job.name), stream.address)
 
     def gather(self, local_devices: int) -> None:
         """Wait for the other ranks, and join all processes into one group.
@@ -126,121 +165,39 @@ class Leader:
         Raises:
           StreamTimeout: a rank did not join in time.
         """
-        until_s = time.monotonic() + self._ready_s
-        while missing := self._numbers.keys() - self._newest.keys():
-            if time.monotonic() > until_s:
-                raise StreamTimeout(
-                    f"{', '.join(sorted(missing))} did not join this learner within {self._ready_s:g} s (deadlines.ready_s); "
-                    "look at its log."
-                )
-            self._receive(SEND_S)
-        check_own_name(self._begins.coordinator)
-        join_processes(self._begins.coordinator, 0, self.count, local_devices)
-        self._rest()
+        self._request()
+        self._meet(0, self._begins, local_devices)
 
-    def agree(self, has_batch: bool, timeout_s: float) -> bool:
-        until_s = time.monotonic() + timeout_s
-        self._receive(0.0)
-        while not (has_batch and all(self._has(worker) for worker in self._numbers)) or self._stopped_s:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                self._check_silence()
-                return False
-            self._receive(left_s)
-        self._send_all("go")
-        self._number += 1
-        self._rest()
-        return True
-
-    def _has(self, worker: str) -> bool:
-        message = self._newest[worker]
-        return message.what == "has" and message.number == self._number
-
-    def _rest(self) -> None:
-        """Reset the silence timers: while all make their updates, no messages are expected."""
-        self._received_s = dict.fromkeys(self._numbers, time.monotonic())
-
-    def _check_silence(self) -> None:
-        if self._stopped_s and time.monotonic() > self._stopped_s + LEAVE_S:
-            gone = ", ".join(worker for worker in self._numbers if self._newest[worker].what == "leaves")
-            raise StreamTimeout(f"{gone} left during the run (a SIGTERM from elsewhere?).")
-        for worker, received_s in self._received_s.items():
-            silent_s = time.monotonic() - received_s
-            compiles = self._newest[worker].what == "joins"  # it sends nothing until it is ready
-            if silent_s > (self._ready_s if compiles else self._silence_s) and not self._stopped_s:
-                raise StreamTimeout(
-                    f"{worker} has sent nothing for {silent_s:.0f} s, so no update can start; expected a message every "
-                    f"{SEND_S:g} s. It is stuck, or the network between the hosts is broken (deadlines.rank_s)."
-                )
-
-    def _receive(self, timeout_s: float) -> None:
-        """Receive messages of the other ranks; wait up to `timeout_s` for the first."""
+    def _receive(self, timeout_s: float) -> list[FromRank]:
+        found = []
         for sender, frame in self._stream.receive(timeout_s):
-            try:
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
                 message = msgspec.msgpack.decode(frame, type=RankMessage)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                continue
-            known = message.worker in self._numbers and message.incarnation == self._incarnation
-            if known and self._stream.speaks_for(sender, message.worker):
-                self._take(sender, message)
-
-    def _take(self, sender: bytes, message: RankMessage) -> None:
-        worker = message.worker
-        self._senders[worker], self._newest[worker], self._received_s[worker] = sender, message, time.monotonic()
-        if message.what == "joins":
-            self._send_to(worker, msgspec.structs.replace(self._begins, rank=self._numbers[worker]))
-        elif message.what == "leaves":
-            self.halt()
-        else:
-            self._send_to(worker, RankReply(self._number, "stop" if self._stopped_s else "wait"))
-
-    def halt(self) -> bool:
-        self._stopped_s = self._stopped_s or time.monotonic()
-        self._send_all("stop")
-        return False
-
-    def _send_all(self, what: Literal["go", "stop", "end"]) -> None:
-        for worker in self._senders:
-            self._send_to(worker, RankReply(self._number, what))
-
-    def _send_to(self, worker: str, message: RankStart | RankReply) -> None:
-        self._stream.send(self._senders[worker], msgspec.msgpack.encode(message))
-
-    def leave(self) -> None:
-        """Leave with the others, if they answer in time."""
-        self._send_all("end")
-        until_s = time.monotonic() + LEAVE_S
-        while stay := [worker for worker in self._numbers if self._newest[worker].what != "leaves"]:
-            if time.monotonic() > until_s:
-                break
-            self._receive(0.1)
-        if not stay:
-            leave_processes()
-        self.close()
+                if self._stream.speaks_for(sender, message.worker):
+                    found.append(FromRank(sender, message))
+        return found
 
     def close(self) -> None:
         """Close the stream, and give the port of jax's coordinator back."""
-        self._stream.close()
+        super().close()
         self._port.close()
 
 
-class Follower:
+class Follower(RankLink):
     """Any other rank.
 
     Args:
       job: of the rank; it looks for the learner of its own incarnation.
     """
 
+    _agreement: FollowerAgreement
+
     def __init__(self, job: Job) -> None:
-        end, e = job.end(RANKS), job.experiment
-        self.limit, self._deadlines = TurnLimit(e.deadlines), e.deadlines
-        self._leader = end.peers[0].worker
-        found = await_incarnation(job, name_at(end.stream.name, self._leader))
-        self._stream = connect_ranks(found.address, keys=job.keys)
-        self.close = self._stream.close
-        self._worker, self._incarnation, self._number = job.name, job.incarnation, 0
-        self._last: tuple[str, float] = ("", 0.0)
-        self._received_s, self._stopped, self._parted = time.monotonic(), False, False
+        end, limits = job.end(RANKS), job.experiment.deadlines
+        leader, self._ready_s = end.peers[0].worker, limits.ready_s
+        found = await_incarnation(job, name_at(end.stream.name, leader))
+        stream = connect_ranks(found.address, keys=job.keys)
+        super().__init__(job, stream, FollowerAgreement(job.name, job.incarnation, leader, limits, time.monotonic()))
 
     def join(self, local_devices: int) -> RankStart:
         """Join the learner and the group of all processes; return where this start begins.
@@ -248,83 +205,18 @@ class Follower:
         Raises:
           StreamTimeout: the learner did not answer in time. AccessDenied: it rejects this run's keys.
         """
-        until_s = time.monotonic() + self._deadlines.ready_s
-        begins = None
-        while not isinstance(begins, RankStart):
-            if time.monotonic() > until_s:
-                raise self._stream.no_answer(self._deadlines.ready_s)
-            self._stream.look()
-            self._send("joins")
-            begins = self._receive(SEND_S)
-        self.count = begins.count
-        check_own_name(begins.coordinator)
-        join_processes(begins.coordinator, begins.rank, begins.count, local_devices)
-        self._received_s = time.monotonic()
+        self._request()
+        begins = self._agreement.begins
+        if begins is None:
+            raise self._stream.no_answer(self._ready_s)
+        self._meet(begins.rank, begins, local_devices)
         return begins
 
-    def agree(self, has_batch: bool, timeout_s: float) -> bool:
-        until_s = time.monotonic() + timeout_s
-        while True:
-            if not self._stopped:
-                self._send("has" if has_batch else "waits")
-            if self._execute(self._receive(max(0.0, min(SEND_S, until_s - time.monotonic())))):
-                return True
-            if time.monotonic() >= until_s:
-                self._check_silence()
-                return False
-
-    def _execute(self, answer: RankStart | RankReply | None) -> bool:
-        """Execute the learner's answer; return whether all ranks make the next update."""
-        if not isinstance(answer, RankReply):
-            return False
-        if answer.what == "go" and answer.number == self._number:
-            self._number += 1
-            return True
-        self._stopped = self._stopped or answer.what in ("stop", "end")
-        if answer.what == "end" and not self._parted:
-            self._parted = True
-            self._send("leaves")
-            leave_processes()
-        return False
-
-    def _check_silence(self) -> None:
-        silent_s = time.monotonic() - self._received_s
-        if silent_s > self._deadlines.stuck_s and not self._stopped:  # it may be writing a snapshot
-            raise StreamTimeout(f"{self._leader} has sent nothing for {silent_s:.0f} s, so no update can start.")
-
-    def _send(self, what: Literal["joins", "waits", "has", "leaves"]) -> None:
-        """Send a message if it is new, or was not sent for a while."""
-        now_s = time.monotonic()
-        word = f"{what} {self._number}"
-        if self._last[0] == word and now_s < self._last[1] + SEND_S:
-            return
-        self._last = word, now_s
-        message = RankMessage(self._worker, self._incarnation, self._number, what)
-        self._stream.send(msgspec.msgpack.encode(message))
-
-    def _receive(self, timeout_s: float) -> RankStart | RankReply | None:
-        message = self._stream.receive(timeout_s)
-        if message is None:
-            return None
-        self._received_s = time.monotonic()
-        found: RankStart | RankReply = msgspec.msgpack.decode(message, type=RankStart | RankReply)
-        return found
-
-    def halt(self) -> bool:
-        until_s = time.monotonic() + LEAVE_S
-        while not self._stopped and time.monotonic() < until_s:
-            self._send("leaves")
-            if self._execute(self._receive(SEND_S)):
-                return True
-        return False
-
-    def leave(self) -> None:
-        """Leave, once the learner has reported its snapshot."""
-        until_s = time.monotonic() + self._deadlines.snapshot_s
-        while not self._parted and time.monotonic() < until_s:
-            self._send("leaves")
-            self._execute(self._receive(SEND_S))
-        self.close()
+    def _receive(self, timeout_s: float) -> list[RankStart | RankReply]:
+        if self._agreement.begins is None:
+            self._stream.look()
+        frame = self._stream.receive(timeout_s)
+        return [] if frame is None else [msgspec.msgpack.decode(frame, type=RankStart | RankReply)]
 
 
 def await_incarnation(job: Job, name: str) -> Registration:

@@ -18,10 +18,10 @@ from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.types import Trajectory
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch, Batcher
-from jsrl.workers.learner.replay_link import ReplayConsumer
 
 if TYPE_CHECKING:
-    from jsrl.workers.learner.ranks import TurnLimit
+    from jsrl.workers.learner.ranks import RankLink
+    from jsrl.workers.learner.replay_link import ReplayConsumer
 
 RANKS = "ranks"  # the port to the other ranks of a learner
 
@@ -230,53 +230,15 @@ class NoLimit:
 
     seconds = None
 
-    def note(self, seconds: float) -> None:
-        """Do nothing."""
-
     def lifted(self, reporter: Reporter) -> contextlib.AbstractContextManager[None]:
         """Do nothing."""
         return contextlib.nullcontext()
 
 
-class Group(Protocol):
-    """One rank's connection to the others.
-
-    Attributes:
-      count: number of ranks.
-    """
-
-    count: int
-
-    @property
-    def limit(self) -> TurnLimit | NoLimit:
-        """Return the time limit of its turns."""
-        ...
-
-    def agree(self, has_batch: bool, timeout_s: float) -> bool:
-        """Wait until all ranks have a batch; return whether they do: then every rank makes its updates.
-
-        Raises:
-          StreamTimeout: another rank has been silent for too long, or has left.
-        """
-        ...
-
-    def halt(self) -> bool:
-        """Stop making updates; return whether the update with this rank's current batch must still be made."""
-        ...
-
-    def leave(self) -> None:
-        """Leave the group, after `halt` and after the learner's snapshot."""
-        ...
-
-
 class OneRank:
-    """The group of a learner that has no other ranks."""
+    """In place of a RankLink, for a learner that has no other ranks."""
 
-    count = 1
     limit = NoLimit()
-
-    def agree(self, has_batch: bool, timeout_s: float) -> bool:
-        return has_batch
 
     def halt(self) -> bool:
         """Do nothing."""
@@ -296,7 +258,7 @@ class SynchronizedSource:
       source: of the batches. group: of the ranks.
     """
 
-    def __init__(self, source: Source, group: Group) -> None:
+    def __init__(self, source: Source, group: RankLink) -> None:
         self._source, self._group = source, group
         self.example, self.begin, self.env_steps = source.example, source.begin, source.env_steps
         self.pending, self.stand_in, self.close = source.pending, source.stand_in, source.close

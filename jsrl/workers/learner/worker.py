@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -23,9 +23,11 @@ from jsrl.types import make_version
 from jsrl.workers.acting import UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.directed import NO_DIRECTOR, DirectorLink, LearnerState
-from jsrl.workers.learner.sources import ONE_RANK, Group, Source
-from jsrl.workers.learner.updaters import Check, Updater, reported
+from jsrl.workers.learner.sources import ONE_RANK, OneRank, Source
+from jsrl.workers.learner.updaters import NO_DIRECTOR, Check, DirectorLink, LearnerState, Updater, reported
+
+if TYPE_CHECKING:
+    from jsrl.workers.learner.ranks import RankLink
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Learner:
         reporter: Reporter,
         meter: Meter | None = None,
         directed: DirectorLink = NO_DIRECTOR,
-        ranks: Group = ONE_RANK,
+        ranks: RankLink | OneRank = ONE_RANK,
     ) -> None:
         self.name = settings.name
         self._directed, self._ranks = directed, ranks

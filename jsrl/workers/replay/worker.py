@@ -21,11 +21,11 @@ from jsrl.replay.host.limiter import Limiter, make_limiter
 from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import rows_shape, windows_spec
 from jsrl.runs.control_bodies import Command
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import read_page
-from jsrl.transport.meeting.handshake import Check
+from jsrl.transport.meeting.admission import Check
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_readers

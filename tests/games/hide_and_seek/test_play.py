@@ -55,6 +55,7 @@ def play(scenario: str, options: dict, episodes: int, *, oracle: bool = False) -
     return {name: float(np.mean([metrics[name] for metrics in told])) for name in METRICS}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "share"), [("empty", 0.38), ("quadrant", 0.28)])
 def test_random_policies_without_objects(scenario: str, share: float) -> None:

@@ -204,6 +204,7 @@ def test_unknown_statistics_are_refused() -> None:
         make_game(config, 1, 0)
 
 
+@pytest.mark.slow
 def test_a_closed_game_frees_its_worlds() -> None:
     game = make_game(EnvConfig("hide_and_seek:empty"), 1, 0)
     game.reset()

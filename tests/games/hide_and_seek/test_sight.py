@@ -114,6 +114,7 @@ def symmetric(steps: int):
 
 
 @pytest.mark.nightly
+@pytest.mark.nightly
 def test_rays_of_pairs_are_symmetric_in_many_states() -> None:
     symmetric(1_000).close()
 

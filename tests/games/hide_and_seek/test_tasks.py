@@ -14,6 +14,7 @@ from jsrl.games.hide_and_seek.layouts import CUBE, LONG_X, draw_layout, rooms_of
 from jsrl.games.hide_and_seek.settings import settings_of
 from jsrl.games.hide_and_seek.tasks import rays_of
 from tests.games.hide_and_seek.scenes import EAST, act, centre, scene
+from tests.marks import marked
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -46,7 +47,7 @@ def test_unlocking_costs_what_the_lock_earned_and_the_start_counts_once_every_bo
     assert [float(act(one, LOCK).reward[0, 0]) for _ in range(3)] == pytest.approx([6.0, 1.0, 1.0], abs=0.02)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", marked(TASKS, slow=TASKS.keys() - {"counting"}))
 def test_passes_the_environment_contract_with_rows_in_common(name: str) -> None:
     config = EnvConfig(
         f"hide_and_seek:{name}", kwargs={"horizon": 12, "rows": [8, 3, 4]}, episode_metrics=("task_score",)

@@ -19,11 +19,12 @@ from jsrl.games.hide_and_seek.walls import OUTER_HEIGHT, box_of, walls_of
 from jsrl.games.hide_and_seek.worlds import WorldsAhead, build_world
 from tests.directors.scripted import chi_square_p
 from tests.games.hide_and_seek.scenes import EAST, scene
+from tests.marks import slow
 
 mujoco = pytest.importorskip("mujoco")
 
 
-VARIANTS = [("empty", {"n_hiders": 1, "n_seekers": 1}), ("quadrant", {}), ("randomwalls", {"max_others": 5})]
+VARIANTS = [("empty", {"n_hiders": 1, "n_seekers": 1}), slow("quadrant", {}), slow("randomwalls", {"max_others": 5})]
 
 
 @pytest.mark.parametrize(("scenario", "options"), VARIANTS)
@@ -97,6 +98,7 @@ def test_thousands_of_worlds_place_all_objects(count: int) -> None:
         assert np.mean([layout.attempts for layout in drawn]) < 1.2
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_ten_thousand_resets_never_fail() -> None:

@@ -13,8 +13,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 
 import jsrl
+from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.members import JOIN, JoinedHost, Received
+from jsrl.cluster.messages import Hello, Join
+from jsrl.launch.hosts.facts import code_digest, versions
+from jsrl.launch.hosts.join_key import JoinKey
+from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.hosts.port import HostPort
+from jsrl.transport.meeting.keys import ClientKeys
 from tests.patience import stretched
 
 HIDDEN = ("/tmp", "/dev/shm")  # of agents in namespaces, each of which has its own
@@ -63,6 +72,25 @@ class Agent:
             self.popen.send_signal(signal.SIGCONT)
         self.popen.kill()
         self.popen.wait(10)
+
+
+def admitted(port: HostPort, join_key: JoinKey) -> ClientKeys:
+    """Return the own keys of a host that has shown the join key."""
+    public, secret = zmq.curve_keypair()
+    port.tell(Received(JOIN, b"", Join(0, public.decode())))
+    await_that(lambda: join_key.admits(public))
+    return ClientKeys(public, secret, join_key.server.public)
+
+
+def joined(launcher: JoinedHosts, facts: HostFacts) -> JoinedHost:
+    """Return a host that has joined, without an agent: it is lost once it is silent for too long."""
+    key = admitted(launcher._port, launcher._key).public.decode()
+    hello = Hello(
+        0, session=facts.name, name=facts.name, boot=facts.name, versions=versions(), code=code_digest(), folder="/far",
+        address=facts.address, cores=facts.cores, memory_mb=facts.memory_mb, gpus=facts.gpus,
+    )  # fmt: skip
+    launcher._port.tell(Received(key, facts.name.encode(), hello))
+    return launcher.members.hosts[-1]
 
 
 def lives(process: psutil.Process) -> bool:

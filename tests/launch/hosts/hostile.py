@@ -10,9 +10,7 @@ from typing import Any
 
 import zmq
 
-from jsrl.launch.hosts.facts import code_digest, versions
-from jsrl.launch.hosts.join_key import own_keys, read_key
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.messages import (
     Admitted,
     AnyAgentMessage,
     AnyControllerMessage,
@@ -32,10 +30,12 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
+from jsrl.launch.hosts.facts import code_digest, versions
+from jsrl.launch.hosts.join_key import own_keys, read_key
 from jsrl.runs.control import encoded
 from jsrl.runs.control_bodies import FINAL, AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage
 from jsrl.runs.door import MAX_MESSAGE_BYTES
-from jsrl.runs.names import Registration
+from jsrl.runs.values import Registration
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import ClientKeys
 from jsrl.transport.meeting.sockets import send_if_possible

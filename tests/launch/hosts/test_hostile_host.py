@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cluster.members import Answer, Expel, KeepPages, KeepPart, Lost, Relay, RemoveHalfSent
+from jsrl.cluster.messages import WorkerMessages
 from jsrl.experiment import EvaluatorConfig, Experiment, SupervisionConfig
 from jsrl.launch.hosts import port as host_port
 from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.hosts.messages import WorkerMessages
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
@@ -22,33 +23,28 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.runs.control import ControlServer
 from jsrl.runs.door import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
 from jsrl.transport.ledger.reconcile import hop_ledger
+from tests.cluster.test_members import World, place, said
 from tests.launch.hosts.agents import await_that
 from tests.launch.hosts.hostile import HostileHost, attacks
-from tests.launch.hosts.test_members import World, remote, said
 
 OTHERS = ["learner", "evaluator", "actor-1"]
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world() -> World:
+    return World()
 
 
 def state_of(world: World) -> object:
     """Return all that a host could change for others."""
-    found = world.members
-    kept = (found.frames, found.pages, found.kept_files, found.names(), found.given_up)
+    others = (Relay, KeepPages, KeepPart, RemoveHalfSent, Answer, Lost, Expel)
     hosts = [
-        (
-            host.name,
-            host.lost,
-            host.leaves,
-            [(r.worker, r.pid, r.exit) for r in host.workers.values()],
-            dict(host.answers),
-        )
-        for host in found.hosts
+        (host.name, host.lost, host.leaves, [(r.worker, r.pid, r.exit) for r in host.workers.values()])
+        for host in world.members.hosts
     ]
-    return copy.deepcopy((kept, hosts))
+    return copy.deepcopy(
+        (hosts, world.members.names(), [action for action in world.done if isinstance(action, others)])
+    )
 
 
 def count_of(world: World, key: str) -> int:
@@ -57,21 +53,18 @@ def count_of(world: World, key: str) -> int:
 
 
 def test_a_host_can_say_nothing_for_others_and_nothing_above_its_budget(world: World) -> None:
-    evil, good = world.join(), world.join(1, session="s2", name="b", boot="b2")
-    good.workers.clear()
-    good.add(remote(good, "actor-1"))
+    evil, _ = world.join(), world.join(1, "actor-1", session="s2", name="b", boot="b2")
     before, unnoticed = state_of(world), list[str]()
     for title, message in attacks(evil.epoch, "actor-0", OTHERS, 20_000):
         world.now_s += DROPS_S  # so that it is not cut off
-        evil.heard_s = good.heard_s = world.now_s
         dropped = count_of(world, evil.key)
-        world.members.handle(evil.key, b"id", message)
+        world.hear(evil, message)
         assert state_of(world) == before, title
         if count_of(world, evil.key) != dropped + 1:
             unnoticed.append(title)
-    assert not unnoticed and len(world.members.notices) < 12  # ever fewer are shown
-    world.members.handle(evil.key, b"id", WorkerMessages(evil.epoch, [said("actor-0")]))
-    assert world.members.frames == [said("actor-0")]  # its own worker may still speak
+    assert not unnoticed and len(world.notices) < 14  # ever fewer are shown
+    world.hear(evil, WorkerMessages(evil.epoch, [said("actor-0")]))
+    assert world.relayed == [said("actor-0")]  # its own worker may still speak
 
 
 def test_a_host_that_is_dropped_ten_times_in_a_minute_is_cut_off_with_a_sentence(world: World) -> None:
@@ -82,14 +75,13 @@ def test_a_host_that_is_dropped_ten_times_in_a_minute_is_cut_off_with_a_sentence
         if number % 4 == 3:
             evil = world.join()  # joining again forgives nothing
         frame = said("learner") if number % 2 else b"\xff"
-        world.members.handle(evil.key, b"id", WorkerMessages(evil.epoch, [frame]))
+        told = world.hear(evil, WorkerMessages(evil.epoch, [frame]))
         if evil.lost:
             break
     assert number > 2 * MAX_DROPS and world.members.hosts == [good]
     assert evil.lost.startswith("it was cut off: 10 of its messages were dropped within 60 s, the last because")
-    assert evil.workers["actor-0", 0].exit.with_host and not world.join_key.admits(evil.key.encode())
-    ((_, told),) = world.members.farewells
-    assert told.text == evil.lost
+    assert evil.workers["actor-0", 0].exit.with_host and Expel(evil.key) in world.done
+    assert [answer.text for answer in told] == [evil.lost]
     (answer,) = world.hello(2, session="s3")
     assert answer.text == "a was cut off, because of its messages."
 
@@ -148,8 +140,7 @@ def test_hosts_are_answered_while_the_controller_reads_no_messages_of_workers(tm
     with contextlib.closing(launcher), contextlib.closing(HostileHost(launcher.join_key, "good")) as good:
         port, (host,) = launcher._port, launcher.members.hosts
         port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", tmp_path, dict, lambda names: {})
-        with port.changed:
-            host.add(remote(host, "actor-0"))
+        port.tell(place(host, "actor-0"))
         sent = [said("actor-0", text=f"stage {number}") for number in range(200)]
         for frame in sent:
             good.say(WorkerMessages(good.epoch, [frame]))

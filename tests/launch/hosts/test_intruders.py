@@ -20,11 +20,7 @@ import msgspec
 import pytest
 import zmq
 
-from jsrl.errors import CodecError, ConfigError
-from jsrl.launch.hosts.facts import code_digest, versions
-from jsrl.launch.hosts.join_key import own_keys
-from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.messages import (
     AnyControllerMessage,
     Beat,
     Begin,
@@ -33,6 +29,10 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
+from jsrl.errors import CodecError, ConfigError
+from jsrl.launch.hosts.facts import code_digest, versions
+from jsrl.launch.hosts.join_key import own_keys
+from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.launcher import Start
 from jsrl.launch.local import launcher as local
 from jsrl.launch.local.children import Children
@@ -43,6 +43,7 @@ from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.transport.meeting.curve import incoming, outgoing
 from jsrl.transport.meeting.keys import ClientKeys, load_client_keys
 from jsrl.workers.kinds import find_kind
+from tests.launch.hosts.agents import admitted
 
 AT_ONCE = 20
 ENDED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -102,8 +103,7 @@ class Port:
         self.context = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 4096)
         self.join = load_client_keys(self.launcher.join_key)
-        self.used, self.dropped = own_keys(self.join), own_keys(self.join)
-        self.launcher._key.admit(self.used.public)
+        self.used, self.dropped = admitted(self.launcher._port, self.launcher._key), own_keys(self.join)
         self.member = Client(self.context, self.launcher.address, self.used, encode(hello("mine", "a")))
         welcome = self.member.answer()
         assert isinstance(welcome, Welcome)

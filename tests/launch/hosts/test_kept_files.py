@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.launch.hosts.kept_files import AGAIN_S, AHEAD_BYTES, PART_BYTES, KeptFiles, Part, keep_part, remove_half_sent
-from jsrl.launch.hosts.messages import KeptFile
+from jsrl.cluster.messages import KeptFile, Part
+from jsrl.launch.hosts.kept_files import (
+    AGAIN_S,
+    AHEAD_BYTES,
+    PART_BYTES,
+    KeptFiles,
+    keep_part,
+    name_here,
+    remove_half_sent,
+)
 from jsrl.launch.local.unsent import keep_snapshots
 
 FOLDERS = ["snapshots/params"]
@@ -205,3 +213,8 @@ def test_part_out_of_sequence_is_refused(tmp_path: Path) -> None:
 def test_names_that_escape_the_folder_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="file"):
         KeptFile(1, name, 0, b"", True)
+
+
+def test_logs_of_workers_that_failed_on_other_hosts_have_their_names() -> None:
+    assert name_here("logs/actor-0.log", "../a") == "logs/actor-0@.._a.log"
+    assert name_here("snapshots/logs/x", "a") == "snapshots/logs/x"

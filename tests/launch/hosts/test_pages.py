@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.launch.hosts.kept_files import PAGE_BYTES, PageWatch, keep_pages
-from jsrl.launch.hosts.messages import Pages
+from jsrl.cluster.messages import PAGE_BYTES, Pages
+from jsrl.launch.hosts.kept_files import PageWatch, keep_pages
 from jsrl.transport.base import ProducerId
 from jsrl.transport.ledger.hop_page import HopPage
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path

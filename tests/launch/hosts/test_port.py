@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from jsrl.launch.hosts.join_key import JoinKey
-from jsrl.launch.hosts.kept_files import PART_BYTES
-from jsrl.launch.hosts.members import Members, RemoteWorker
-from jsrl.launch.hosts.messages import (
+from jsrl.cluster.members import AgentEnded, Members, Received, Start, Tell
+from jsrl.cluster.messages import (
     AnyAgentMessage,
     AnyControllerMessage,
     Beat,
@@ -24,20 +22,15 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
+from jsrl.launch.hosts.facts import code_digest, versions
+from jsrl.launch.hosts.join_key import JoinKey
+from jsrl.launch.hosts.kept_files import PART_BYTES
 from jsrl.launch.hosts.port import HostPort
 from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.snapshots.players import PLAYERS_FOLDER
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
-from jsrl.transport.meeting.keys import ClientKeys
-from tests.launch.hosts.agents import await_that
-from tests.launch.hosts.test_members import HELLO
-
-
-def admitted(key: JoinKey) -> ClientKeys:
-    """Return the own keys of a host that has shown the join key."""
-    public, secret = zmq.curve_keypair()
-    key.admit(public)
-    return ClientKeys(public, secret, key.server.public)
+from tests.cluster.test_members import HELLO, place
+from tests.launch.hosts.agents import admitted, await_that
 
 
 def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
@@ -45,27 +38,26 @@ def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
 ) -> None:
     monkeypatch.setattr("jsrl.launch.hosts.port.LOOK_S", 0.02)
     key, run = JoinKey(tmp_path / "join.key"), tmp_path / "run"
-    members = Members(key)
+    members = Members("here", versions(), code_digest())
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
     try:
         port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, dict, lambda names: {})
-        name = admitted(key).public.decode()
+        name = admitted(port, key).public.decode()
         sent = [
             ("6", "arrays/x", True),
             ("6", "manifest.json", True),
             ("7", "arrays/x", True),
             ("7", "arrays/y", False),
         ]
-        with port.changed:
-            members.handle(name, b"id", HELLO)
-            (host,) = members.hosts
-            begin = Begin(host.epoch, "learner", "learner", 0, b"{}", {}, keeps=["snapshots/state"])
-            host.workers["learner", 0] = RemoteWorker(host, "learner", 0, begin=begin)
-            for version, file, whole in sent:
-                members.handle(name, b"id", KeptFile(host.epoch, f"snapshots/state/{version}/{file}", 0, b"1", whole))
+        port.tell(Received(name, b"id", HELLO))
+        (host,) = members.hosts
+        port.tell(place(host, "learner"))
+        port.tell(Start(host.epoch, Begin(host.epoch, "learner", "learner", 0, b"{}", {}, keeps=["snapshots/state"])))
+        for version, file, whole in sent:
+            part = KeptFile(host.epoch, f"snapshots/state/{version}/{file}", 0, b"1", whole)
+            port.tell(Received(name, b"id", part))
         await_that((run / "snapshots/state/7/arrays/y.draft").exists)
-        with port.changed:
-            members.lose(host, "its link is down")
+        port.tell(AgentEnded("a", "its link is down"))
         await_that(lambda: not (run / "snapshots/state/7").exists())
         assert (run / "snapshots/state/6/manifest.json").exists()
     finally:
@@ -75,11 +67,11 @@ def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
 def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jsrl.launch.hosts.members.CLOSED_LOST_S", 0.3)
+    monkeypatch.setattr("jsrl.cluster.members.CLOSED_LOST_S", 0.3)
     key = JoinKey(tmp_path / "join.key")
-    members = Members(key, lost_s=600.0)
+    members = Members("here", versions(), code_digest(), lost_s=600.0)
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
-    keys, context = admitted(key), zmq.Context()
+    keys, context = admitted(port, key), zmq.Context()
     try:
         socket = context.socket(zmq.DEALER)
         connection = connect(socket, port.address, keys)
@@ -96,11 +88,11 @@ def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
 
 
 def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jsrl.launch.hosts.members.LACKS_S", 0.05)
+    monkeypatch.setattr("jsrl.cluster.members.LACKS_S", 0.05)
     key = JoinKey(tmp_path / "join.key")
-    members = Members(key)
+    members = Members("here", versions(), code_digest())
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
-    keys, context = admitted(key), zmq.Context()
+    keys, context = admitted(port, key), zmq.Context()
     try:
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, b"agent")
@@ -117,7 +109,7 @@ def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch:
         (host,) = members.hosts
         socket.disconnect(port.address)
         sent = threading.Event()
-        port.order(host, Signal(host.epoch, "actor-0", 0, "kill"))
+        port.tell(Tell(host.epoch, Signal(host.epoch, "actor-0", 0, "kill")))
         port._run_in_thread(sent.set)
         assert sent.wait(30.0)
         socket.connect(port.address)
@@ -135,9 +127,9 @@ def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch:
 
 def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path) -> None:
     key, run = JoinKey(tmp_path / "join.key"), tmp_path / "run"
-    members = Members(key)
+    members = Members("here", versions(), code_digest())
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
-    keys, context = admitted(key), zmq.Context()
+    keys, context = admitted(port, key), zmq.Context()
     name, content = f"main/3-{'0' * 32}.npz", bytes(5 * PART_BYTES + 7)
     (run / PLAYERS_FOLDER / "main").mkdir(parents=True)
     (run / PLAYERS_FOLDER / name).write_bytes(content)

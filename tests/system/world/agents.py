@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.graph.graph import Graph
-from jsrl.launch.launcher import Exit, Hosts, Need, ResourceUsage, Start
+from jsrl.launch.launcher import Hosts, Need, Start
 from jsrl.launch.local.launcher import write_job
 from jsrl.references.reference import to_json
+from jsrl.runs.values import Exit, ResourceUsage
 from jsrl.workers.jobs import Job
 
 AGENT = Path(__file__).parent / "agent.py"

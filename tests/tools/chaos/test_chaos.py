@@ -143,6 +143,7 @@ def test_short_chaos_run(tmp_path: Path) -> None:
     assert {fault.worker for fault in card.faults} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
     """Each worker is killed once; the other learner survives, and games, payoffs and frozen players stay consistent."""
@@ -155,6 +156,7 @@ def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
     assert set(card.result["hops"]) == {"samples-hunter.learner-hunter"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
 def test_strangers_at_every_socket_stop_no_worker(tmp_path: Path, transport: str) -> None:
@@ -191,6 +193,7 @@ def test_sender_of_unauthorised_messages_ends_at_once_before_it_is_ready(monkeyp
     assert handlers[0] is before and handlers[1] is not before
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_chaos_without_restarts_fails(tmp_path: Path) -> None:
     command = over_drive(["counting", "--restart", "0"], tmp_path, "storm")
@@ -199,6 +202,7 @@ def test_chaos_without_restarts_fails(tmp_path: Path) -> None:
     assert not card.passed and card.ended == "exit status 1" and card.accounted and card.left == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [*(pytest.param(w, marks=pytest.mark.nightly) for w in ("kill", "pause")), "hang"])
 def test_chaos_with_forked_actors(tmp_path: Path, way: str) -> None:

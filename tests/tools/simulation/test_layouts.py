@@ -13,6 +13,7 @@ from benchmarks.scale.validate import Data, compare, others_of, predict
 DATA = Path(__file__).parents[3] / "benchmarks" / "results" / "capacity-epyc.json"
 
 
+@pytest.mark.slow
 def test_published_predictions_follow_from_their_measurements() -> None:
     data = Data(DATA)
     row = next(row for row in data.content["comparison"]["rows"] if row["layout"] == "small-served-8")

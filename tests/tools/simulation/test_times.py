@@ -16,6 +16,7 @@ from jsrl.tools.simulation.calibration import INLINE, SERVED, Measured, Variant,
 from jsrl.tools.simulation.times import Cost, EnvTimes, ParamsTimes, ServiceTimes, Updates, fit, read_times
 from jsrl.tools.simulation.timing import time_environments, time_params, time_updates
 from jsrl.tuning.space import Trial
+from tests.marks import slow
 
 EXPERIMENT = Experiment(
     agent=IMPALAConfig(),
@@ -101,6 +102,7 @@ def test_reading_params_is_no_part_of_a_step():
         assert bare.own.of(one.group_size) - told.own.of(one.group_size) == pytest.approx(0.002 * versions, rel=0.01)
 
 
+@pytest.mark.slow
 def test_params_are_timed_alone():
     times = time_params(EXPERIMENT, versions=3)
     assert 0.0 < times.near < 0.05 and 0.0 < times.far < 0.05
@@ -115,7 +117,7 @@ def test_updates_timed_alone_leave_the_rest_of_the_learner_to_each_batch():
         assert learner.batch.of(one.batch_rows) == pytest.approx(0.01 + 0.5e-5 * one.batch_rows, rel=0.01)
 
 
-@pytest.mark.parametrize("columns", [[2], [64, 2]])
+@pytest.mark.parametrize("columns", [[2], slow([64, 2])])
 def test_updates_are_timed_alone(columns: list[int]):
     falling = dataclasses.replace(EXPERIMENT, agent=IMPALAConfig(schedule="linear"))
     times = time_updates(falling, columns, seconds=0.05)
@@ -154,6 +156,7 @@ def test_environments_are_timed_alone():
     assert 8 <= times.episode_steps <= 22  # ten steps and the reset, and on a busy machine a part of the next episode
 
 
+@pytest.mark.slow
 def test_environments_with_several_seats_are_timed_alone():
     tictactoe = EnvConfig("pettingzoo:pettingzoo.classic.tictactoe_v3")
     times = time_environments(dataclasses.replace(EXPERIMENT, env=tictactoe), [1, 2], seconds=0.3)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jsrl.cluster.messages import AnyAgentMessage, AnyControllerMessage, Begin, decode, encode
 from jsrl.errors import CodecError
-from jsrl.launch.hosts.messages import AnyAgentMessage, AnyControllerMessage, Begin, decode, encode
 
 FINE = {
     "kind": "begin", "epoch": 1, "worker_kind": "actor", "worker": "actor-0", "incarnation": 0, "job": b"{}",
@@ -91,6 +91,7 @@ values = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     st.one_of(
         st.binary(max_size=200), st.dictionaries(st.sampled_from([*FINE, "x"]), values).map(msgspec.msgpack.encode)

@@ -7,14 +7,12 @@ the agent joins again without workers and gets a new one; both ends drop message
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from jsrl.errors import CodecError
-from jsrl.launch.hosts.kept_files import PAGE_BYTES, Part
-from jsrl.runs.names import Registration
-from jsrl.transport.meeting.keys import is_key
+from jsrl.runs.values import MAX_LOG_BYTES, Registration
 
 CHUNK_BYTES = 1 << 20  # of an archive
 BEAT_S = 0.5
@@ -25,6 +23,10 @@ CLOSED_LEASE_S, CLOSED_LOST_S = (
 )  # the same, from when the other end closed the connection, as a killed process does
 PROMPT_S = 5.0  # a connection that closes after a longer silence was closed by ZeroMQ, for want of heartbeats
 MAX_TAIL_CHARS = 64_000
+PAGE_BYTES = 4096  # of a page of counts
+MOST_LOG_BYTES = 2 * MAX_LOG_BYTES  # of the log of a failed worker
+REMOVED = -1  # instead of a byte position: the file was removed
+_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
 _WORKER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _STREAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _WANTED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}")
@@ -38,6 +40,19 @@ VARIABLES = frozenset(  # variables of a worker's environment that set devices, 
      "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "PJRT_NPROC", "XLA_FLAGS")
 )  # fmt: skip
 REPLACED = 3  # exit status of an agent in whose place another of the same host has joined: it must not be started again
+
+
+class Part(NamedTuple):
+    """A part of a file, from byte `at`; `last` is the last part. name: below the run folder.
+
+    digest: of the whole file, with its last part; empty: not checked.
+    """
+
+    name: str
+    at: int
+    part: bytes
+    last: bool
+    digest: str = ""
 
 
 class Numbered(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
@@ -56,7 +71,7 @@ class Join(AgentMessage, tag="join"):
     key: str
 
     def __post_init__(self) -> None:
-        if not is_key(self.key):
+        if not _KEY.fullmatch(self.key):
             raise ValueError(f"key {self.key[:80]!r}")
 
 
@@ -127,7 +142,7 @@ class Beat(AgentMessage, tag="beat"):
 
 
 class FilePart(Numbered):
-    """A message with a part of a file, either way; see jsrl.launch.hosts.kept_files.Part."""
+    """A message with a part of a file, either way; see Part."""
 
     name: str
     at: int
@@ -265,8 +280,17 @@ class EarlierFile(FilePart, tag="kept_before"):
     """A part of a file that an earlier incarnation of a worker kept; the agent answers with Stored."""
 
 
-class Begin(ControllerMessage, tag="begin"):
-    """Start an incarnation of a worker, once: its job as JSON, and the archive of the user's modules.
+class Order(ControllerMessage, kw_only=True):
+    """A message that is executed once, in order: it is sent again until a beat confirms it.
+
+    number: of the order in its membership, from 1.
+    """
+
+    number: int = 0
+
+
+class Begin(Order, tag="begin"):
+    """Start an incarnation of a worker: its job as JSON, and the archive of the user's modules.
 
     keeps: subfolders of the run folder in which it keeps files; the agent sends their changes. run: the run folder, on the
     controller's host.
@@ -292,15 +316,6 @@ class Begin(ControllerMessage, tag="begin"):
             raise ValueError(f"digest {self.code[:80]!r}")
         for folder in self.keeps:
             _check_kept(folder)
-
-
-class Order(ControllerMessage, kw_only=True):
-    """A message that is executed once, in order: it is sent again until a beat confirms it.
-
-    number: of the order in its membership, from 1.
-    """
-
-    number: int = 0
 
 
 class CodePart(Order, tag="code"):
@@ -361,7 +376,7 @@ AnyControllerMessage = (
     | WorkerCommand
     | Farewell
 )
-AnyOrder = Signal | WorkerCommand | CodePart
+AnyOrder = Begin | Signal | WorkerCommand | CodePart
 Message = TypeVar("Message")
 
 
