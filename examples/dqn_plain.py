@@ -51,7 +51,7 @@ class Args:
     gamma: float = 0.99
     target_period: int = 100  # updates
     epsilon: float = 0.04
-    exploration_updates: int = 4_000  # until epsilon has fallen from 1 to that
+    exploration_fraction: float = 0.08  # of the updates, until epsilon has fallen from 1 to that
     hidden: int = 128
 
 
@@ -245,9 +245,11 @@ def train(args):
     state = init_state(args, jax.random.key(args.seed), observation, num_actions)
     replay = Replay(args, envs.single_observation_space.shape)
     updates, due, score = 0, 0.0, -np.inf
+    updates_per_step = args.samples_per_insert / args.batch_size
+    exploration_updates = args.exploration_fraction * args.total_env_steps * updates_per_step
 
     for env_steps in range(num_envs, args.total_env_steps + 1, num_envs):
-        epsilon = 1.0 + (args.epsilon - 1.0) * min(1.0, updates / args.exploration_updates)
+        epsilon = 1.0 + (args.epsilon - 1.0) * min(1.0, updates / exploration_updates)
         explores = rng.random(num_envs) < epsilon
         greedy = np.asarray(best_action(args, state.weights, observation))
         action = np.where(explores, rng.integers(0, num_actions, num_envs), greedy)
@@ -257,7 +259,7 @@ def train(args):
         observation, is_first, is_last = following, is_last, terminated | truncated
 
         if env_steps >= args.min_size:
-            due += num_envs * args.samples_per_insert / args.batch_size
+            due += num_envs * updates_per_step
         while due >= 1.0:
             windows = replay.sample(rng, args.batch_size, args.n_step + 1)
             state, value = update(args, state, windows)

@@ -151,9 +151,11 @@ def dqn_network(network: Any) -> Any:
 
 
 def dqn_config(args: Any, **changed: Any) -> jsrl.DQNConfig:
-    names = ("learning_rate", "max_grad_norm", "gamma", "target_period", "exploration_updates", "epsilon")
+    names = ("learning_rate", "max_grad_norm", "gamma", "target_period", "exploration_fraction", "epsilon")
     network = jsrl.NetworkConfig(hidden=(args.hidden, args.hidden), activation="relu")
-    return jsrl.DQNConfig(**{"network": network} | {name: getattr(args, name) for name in names} | changed)
+    return jsrl.DQNConfig(
+        **{"network": network, "total_updates": 50_000} | {name: getattr(args, name) for name in names} | changed
+    )
 
 
 def dqn_state(agent: Agent) -> AgentState:
