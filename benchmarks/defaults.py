@@ -28,16 +28,16 @@ def jsrl(*args: str) -> str:
 
 
 def train(algorithm: str, task: str, seed: int, folder: Path, options: list[str]) -> dict:
-    """Train and score one policy."""
+    """Train and score one policy, in a serial run."""
     name, started = f"{task}-{seed}", time.monotonic()
     where = ("--runs-dir", str(folder), "--run-name", name, "--overwrite")
-    how = ("--placement", "serial", "--display", "quiet", "--total-env-steps", str(TASKS[algorithm][task]))
+    how = ("--placement", "serial", "--display", "quiet")
     jsrl("run", algorithm, "--env.id", task, "--seed", str(seed), *how, *where, *options)
     seconds = time.monotonic() - started
     run = folder / algorithm / name
     result = json.loads((run / "result.json").read_text())
     jsrl("evaluate", f"{run}@best", "--episodes", "100", "--seed", str(20_000 + seed), "--json", str(run / "best.json"))
-    best = json.loads((run / "best.json").read_text())
+    best = json.loads((run / "best.json").read_text()) | {"player": f"{algorithm}/{name}@best"}
     return {
         "task": task, "seed": seed, "env_steps": result["env_steps"], "final": result["final"], "best": best,
         "seconds": round(seconds, 1), "options": options,
@@ -84,7 +84,8 @@ def main() -> None:
             rows = json.loads(out.read_text())["rows"] if out.exists() else []
             if any(row["task"] == task and row["seed"] == seed for row in rows):
                 continue
-            row = train(args.algorithm, task, seed, args.folder, options)
+            how = ["--settings", "none", "--total-env-steps", str(TASKS[args.algorithm][task])]
+            row = train(args.algorithm, task, seed, args.folder, [*how, *options])
             print(task, seed, row["final"]["return_mean"], row["best"], row["seconds"], flush=True)
             rows.append(row)
             out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")

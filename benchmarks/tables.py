@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import defaults
+from benchmarks import defaults, zoo
+from jsrl.cli import tuned
 from jsrl.intervals import mean_interval
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,6 +233,7 @@ KEYS = (("rows_per_s", 0), ("efficiency", 2), ("cpu_us_per_row", 0), ("pss_mb", 
 TABLES: dict[str, Callable[[], str]] = {
     "one agent": lambda: scores("one agent"),
     "several agents": lambda: scores("several agents"),
+    "tuned settings": lambda: rows(zoo.HEADS, map(zoo.cells, tuned.rows())),
     "defaults of ppo": lambda: defaults.table("ppo"),
     "defaults of dqn": lambda: defaults.table("dqn"),
     "defaults of sac": lambda: defaults.table("sac"),

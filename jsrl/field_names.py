@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import functools
 from collections.abc import Collection
-from typing import Any, NamedTuple, TypeVar
-
-from jsrl.fields import check_fields, is_decoding
-
-T = TypeVar("T")
+from typing import NamedTuple
 
 
 class Elsewhere(NamedTuple):
@@ -47,11 +41,7 @@ TABLE = (
     Elsewhere("rollout-length", "n-steps num-steps rollout-fragment-length unroll-length rollout horizon t-max"),
     Elsewhere("rollout-length", "train-batch-size", "a batch has num-envs x rollout-length rows"),
     Elsewhere("replay.batch-size", "batch-size minibatch-size train-batch-size"),
-    Elsewhere(
-        "agent.num-minibatches",
-        "batch-size minibatch-size sgd-minibatch-size",
-        "a number, not a size: num-envs x rollout-length / size",
-    ),
+    Elsewhere("agent.minibatch-size", "batch-size sgd-minibatch-size"),
     Elsewhere("batch-envs", "batch-size", "in environments"),
     Elsewhere("agent.num-epochs", "n-epochs update-epochs num-sgd-iter epochs ppo-epochs"),
     Elsewhere("agent.learning-rate", "lr policy-lr actor-lr"),
@@ -69,11 +59,13 @@ TABLE = (
     Elsewhere("agent.value-coef", "vf-coef vf-loss-coeff value-loss-coeff", "the squared error is halved"),
     Elsewhere("agent.max-grad-norm", "grad-clip"),
     Elsewhere("agent.target-kl", "kl-target"),
-    Elsewhere("agent.normalize-advantages", "norm-adv normalize-advantage"),
+    Elsewhere("agent.normalize-advantages", "norm-adv normalize-advantage", "true, false or minibatch"),
     Elsewhere("agent.normalize-observations", "normalize norm-obs normalize-input observation-filter"),
-    Elsewhere("agent.normalize-values", "norm-reward normalize-reward normalize-returns"),
+    Elsewhere("env.reward-scale", "norm-reward normalize-reward", "running"),
+    Elsewhere("agent.normalize-values", "normalize-returns"),
     Elsewhere("agent.network.hidden", "policy-kwargs net-arch hidden-sizes fcnet-hiddens hidden-size layers"),
     Elsewhere("agent.network.activation", "activation-fn nonlinearity fcnet-activation"),
+    Elsewhere("agent.network.init", "ortho-init orthogonal-init"),
     Elsewhere("agent.network.torso", "policy encoder-conv-architecture"),
     Elsewhere("agent.network.core", "use-rnn use-lstm recurrent rnn-type lstm", "gru or lstm"),
     Elsewhere("agent.network.core-size", "rnn-size lstm-cell-size lstm-hidden-size"),
@@ -82,7 +74,7 @@ TABLE = (
     Elsewhere(
         "agent.target-period", "target-update-interval target-network-frequency target-update-freq", "in updates"
     ),
-    Elsewhere("agent.exploration-updates", "exploration-fraction epsilon-timesteps", "in updates"),
+    Elsewhere("agent.exploration-fraction", "epsilon-timesteps", "a share of the run"),
     Elsewhere("agent.epsilon", "exploration-final-eps end-e eps-end final-epsilon"),
     Elsewhere("agent.exploration-noise", "action-noise noise-std"),
     Elsewhere("agent.policy-delay", "policy-frequency"),
@@ -137,37 +129,6 @@ def elsewhere(name: str) -> list[Elsewhere]:
     """Return what a name of another library may mean here: `n-steps`, or a field `n_steps`."""
     name = name.rpartition(".")[2].replace("_", "-")
     return [entry for entry in TABLE if name in entry.names.split()]
-
-
-def suggesting(cls: type[T]) -> type[T]:
-    """Check the fields of a config, then its rules across fields (`__post_init__`). Write it above `@dataclass`.
-
-    The error about an unknown field names the right one, and `help` of the class has the fields' help texts.
-    """
-    make, rules = cls.__init__, getattr(cls, "__post_init__", None)
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    names = [field.name for field in fields if field.init]
-    helps = [f"  {field.name}: {field.metadata['help']}" for field in fields if field.metadata.get("help")]
-    cls.__doc__ = "\n".join([cls.__doc__ or "", "", "Fields:", *helps])
-
-    def check(self: Any) -> None:
-        if not is_decoding():
-            check_fields(self)
-            if rules is not None:
-                rules(self)
-
-    @functools.wraps(make)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs.keys() - names:
-            raise TypeError(f"{cls.__name__} has no field {name!r}; {suggestion(name, names)}")
-        make(self, *args, **kwargs)
-        if rules is None:  # else the dataclass has called it
-            check(self)
-
-    cls.__init__ = init  # type: ignore[method-assign]
-    if rules is not None:
-        cls.__post_init__ = check  # type: ignore[attr-defined]
-    return cls
 
 
 def suggestion(name: str, names: Collection[str]) -> str:

@@ -82,26 +82,26 @@ def test_commands_are_found() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 25
 
 
-@pytest.mark.parametrize("name", PAGE_NAMES)
-def test_links_resolve(name: str) -> None:
-    page = ROOT / name
-    for target in LINK.findall(BLOCK.sub("", page.read_text())):
-        if target.startswith(("http://", "https://")):
-            continue
-        path, _, anchor = target.partition("#")
-        linked = (page.parent / path).resolve() if path else page
-        assert linked.exists(), f"{name} links to {target}, which does not exist"
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
-            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-            assert anchor in anchors, f"{name} links to {target}; there are {sorted(anchors)}"
+def test_links_resolve() -> None:
+    for name in PAGE_NAMES:
+        page = ROOT / name
+        for target in LINK.findall(BLOCK.sub("", page.read_text())):
+            if target.startswith(("http://", "https://")):
+                continue
+            path, _, anchor = target.partition("#")
+            linked = (page.parent / path).resolve() if path else page
+            assert linked.exists(), f"{name} links to {target}, which does not exist"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+                anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert anchor in anchors, f"{name} links to {target}; there are {sorted(anchors)}"
 
 
-@pytest.mark.parametrize("name", PAGE_NAMES)
-def test_files_exist(name: str) -> None:
-    for span in spans(ROOT / name):
-        if span.startswith(tuple(f"{folder}/" for folder in FOLDERS)) and " " not in span:
-            assert list(ROOT.glob(span.rstrip("/"))), f"{name} mentions {span}, which does not exist"
+def test_files_exist() -> None:
+    for name in PAGE_NAMES:
+        for span in spans(ROOT / name):
+            if span.startswith(tuple(f"{folder}/" for folder in FOLDERS)) and " " not in span:
+                assert list(ROOT.glob(span.rstrip("/"))), f"{name} mentions {span}, which does not exist"
 
 
 def test_documented_commands_parse() -> None:
@@ -207,46 +207,46 @@ def help_of(command: str) -> str:
     return printed.getvalue()
 
 
-@pytest.mark.parametrize("name", PAGE_NAMES)
-def test_options_exist(name: str) -> None:
+def test_options_exist() -> None:
     """Code spans that start with `--` are options of some experiment, of run.py itself, or of a search."""
     known = known_options()
     elsewhere = {"help", "help-all", "shm-size"}
-    for span in spans(ROOT / name):
-        if re.match(r"jsrl (?!run )|python (benchmarks/|experiments/bench)", span):
-            continue  # the test above, and scripts with their own options
-        for option in re.findall(r"(?:^|\s)--([a-z][a-z0-9.-]*)", span):
-            if option in elsewhere or any(full.startswith(f"{option}.") for full in known):
-                continue
-            try:
-                command_line.find_option(command_line.positive(option, known), known)
-            except ConfigError as error:
-                if "here it is called" not in str(error):
-                    pytest.fail(f"{name} mentions --{option}: {error}")
+    for name in PAGE_NAMES:
+        for span in spans(ROOT / name):
+            if re.match(r"jsrl (?!run )|python (benchmarks/|experiments/bench)", span):
+                continue  # the test above, and scripts with their own options
+            for option in re.findall(r"(?:^|\s)--([a-z][a-z0-9.-]*)", span):
+                if option in elsewhere or any(full.startswith(f"{option}.") for full in known):
+                    continue
+                try:
+                    command_line.find_option(command_line.positive(option, known), known)
+                except ConfigError as error:
+                    if "here it is called" not in str(error):
+                        pytest.fail(f"{name} mentions --{option}: {error}")
 
 
-@pytest.mark.parametrize("name", PAGE_NAMES)
-def test_names_of_modules_and_metrics_exist(name: str) -> None:
+def test_names_of_modules_and_metrics_exist() -> None:
     rooms = {metric.partition("/")[0] for metric in catalogue().by_name}
-    for span in spans(ROOT / name):
-        if re.fullmatch(r"jsrl(\.\w+)+(\(.*\))?", span):
-            dotted = span.partition("(")[0]
-            module, _, attribute = dotted.rpartition(".")
-            if importlib.util.find_spec(module) is not None and hasattr(importlib.import_module(module), attribute):
-                continue
-            assert importlib.util.find_spec(dotted) is not None, f"{name}: there is no {dotted}"
-        if re.fullmatch(r"[a-z_]+/[a-z0-9_]+", span) and span.partition("/")[0] in rooms:
-            assert span in catalogue().by_name, f"{name}: there is no metric {span}"
+    for name in PAGE_NAMES:
+        for span in spans(ROOT / name):
+            if re.fullmatch(r"jsrl(\.\w+)+(\(.*\))?", span):
+                dotted = span.partition("(")[0]
+                module, _, attribute = dotted.rpartition(".")
+                if importlib.util.find_spec(module) is not None and hasattr(importlib.import_module(module), attribute):
+                    continue
+                assert importlib.util.find_spec(dotted) is not None, f"{name}: there is no {dotted}"
+            if re.fullmatch(r"[a-z_]+/[a-z0-9_]+", span) and span.partition("/")[0] in rooms:
+                assert span in catalogue().by_name, f"{name}: there is no metric {span}"
 
 
-@pytest.mark.parametrize("name", PAGE_NAMES)
-def test_python_examples_import_existing_names(name: str) -> None:
-    for block in blocks(ROOT / name, "python"):
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom) and f"`{node.module}.py`" not in (ROOT / name).read_text():
-                module = importlib.import_module(node.module)
-                for alias in node.names:
-                    assert hasattr(module, alias.name), f"{name}: {node.module} has no {alias.name}"
+def test_python_examples_import_existing_names() -> None:
+    for name in PAGE_NAMES:
+        for block in blocks(ROOT / name, "python"):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and f"`{node.module}.py`" not in (ROOT / name).read_text():
+                    module = importlib.import_module(node.module)
+                    for alias in node.names:
+                        assert hasattr(module, alias.name), f"{name}: {node.module} has no {alias.name}"
 
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md") if path.stem != "index")

@@ -1,4 +1,8 @@
-"""An agent that learns nothing and whose score is known: for `probe:continuous` its mean return is 1 - (offset - best)^2."""
+"""Agents that learn nothing.
+
+The score of the one is known: for `probe:continuous` its mean return is 1 - (offset - best)^2. The other plays action 0;
+jax traces it in no time, for tests that plan runs whatever their agent.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import jax.numpy as jnp
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.errors import ConfigError
+from jsrl.experiment import AgentReference
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,22 @@ def tiny(config: TinyConfig, spec: object) -> Agent:
         return state._replace(updates=state.updates + 1), UpdateOutput({"loss": loss}, None)
 
     return Agent(init, lambda batch_size: (), act, update)
+
+
+def still(spec: object) -> Agent:
+    """Return the agent that plays action 0 in environments with discrete actions."""
+    del spec
+
+    def act(params, key, observation, is_first, core, *, greedy=False):
+        rows = is_first.shape[0]
+        return ActOutput(jnp.zeros(rows, jnp.int32), jnp.zeros(rows)), core
+
+    def update(state, trajectory, key, *, axis_name=None):
+        return state._replace(updates=state.updates + 1), UpdateOutput({})
+
+    return Agent(
+        lambda key: AgentState(ActParams(jnp.zeros(3)), (), (), (), jnp.int32(0)), lambda batch_size: (), act, update
+    )
+
+
+STILL = AgentReference("tests.tiny_agent:still")

@@ -87,10 +87,10 @@ class ActingSystem:
                 start = Start(self._folder, self._control.address, spawn, variables)
                 self._workers.append(SupervisedWorker(job, self._launcher.start(job, start)))
         until = time.monotonic() + READY_S
-        while not all(p.ready for p in self._workers):
+        while not all(p.life.ready for p in self._workers):
             self._receive(0.05)
             if time.monotonic() > until:
-                raise RuntimeError(f"not ready: {[(p.name, p.stage) for p in self._workers if not p.ready]}")
+                raise RuntimeError(f"not ready: {[(p.name, p.life.stage) for p in self._workers if not p.life.ready]}")
 
     def _receive(self, wait_s: float) -> None:
         """Read messages of workers; raise when one has died."""
@@ -99,7 +99,7 @@ class ActingSystem:
             if isinstance(message, Crash):
                 raise RuntimeError(f"{message.worker}: {message.error}: {message.text}\n{message.trace}")
             if isinstance(message, Stage):
-                by_name[message.worker].stage = message.stage
+                by_name[message.worker].life.stage = message.stage
         for worker in self._workers:
             if not worker.alive:
                 raise RuntimeError(f"{worker.name} ended ({worker.ending}):\n{worker.handle.tail(15)}")

@@ -25,7 +25,7 @@ OPTIMIZER_HELP = (
 )
 TOTAL_UPDATES_HELP = "updates of the whole run; filled in by Experiment."
 SCHEDULE_HELP = (
-    "learning rate over time: `constant`, `linear` to 0 at update `total_updates`, or a factory of an optax schedule, called "
+    "learning rates over time: `constant`, `linear` to 0 at update `total_updates`, or a factory of an optax schedule, called "
     "with (learning_rate, total_updates): optax:cosine_decay_schedule."
 )
 
@@ -209,8 +209,8 @@ def _factory(what: str, given: Any, choices: tuple[str, ...], *names: str) -> Ca
     return call
 
 
-def learning_rate_at(base: float, schedule: Any, total_updates: int | None, updates: Array) -> Array:
-    """Return the learning rate after `updates` updates.
+def scheduled(base: float, schedule: Any, total_updates: int | None, updates: Array) -> Array:
+    """Return the learning rate, or another hyperparameter, after `updates` updates.
 
     Args:
       schedule: constant, linear (it falls to 0 at `total_updates`), or a factory `(base, total_updates) -> optax.Schedule` or
@@ -227,6 +227,11 @@ def learning_rate_at(base: float, schedule: Any, total_updates: int | None, upda
         at = _factory("schedule", schedule, SCHEDULES, "learning_rate", "total_updates")(base, total_updates)
         return jnp.asarray(at(updates), jnp.float32)
     return base * jnp.clip(1.0 - updates / float(total_updates), 0.0, 1.0)  # an int above 2^31 overflows
+
+
+def learning_rate(config: Any, updates: Array, own: float | None = None) -> Array:
+    """Return the learning rate of a config after `updates` updates; own: in place of its `learning_rate`."""
+    return scheduled(own or config.learning_rate, config.schedule, config.total_updates, updates)
 
 
 def apply_gradients(

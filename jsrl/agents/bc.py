@@ -22,8 +22,7 @@ from jsrl.agents.devices import Mean, mean_gradient
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.rows import acting_mask
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import FiniteFloat, PositiveFinite, PositiveFloat, PositiveInt, option
+from jsrl.fields import FiniteFloat, PositiveFinite, PositiveFloat, PositiveInt, option, suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import EITHER, Array, Continuous, EnvSpec, Trajectory, Tree
 
@@ -94,7 +93,7 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
         # 1. The gradient of the loss over the rows of all devices.
         gradients, metrics = mean_gradient(lambda w, mean: loss(parts, w, batch, mean), weights, mask, axis_name)
         # 2. One gradient step.
-        rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
+        rate = ac.learning_rate(config, state.updates)
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, rate)
         metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
         params = ActParams(weights, norm.merge_moments(moments, raw, mask, axis_name))

@@ -26,7 +26,6 @@ from jsrl.agents.devices import Mean
 from jsrl.agents.losses import ValueLoss, value_loss
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     FiniteFloat,
     NonNegativeFinite,
@@ -36,6 +35,7 @@ from jsrl.fields import (
     PositiveUnitFloat,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
@@ -57,6 +57,8 @@ class DQNConfig:
     # fmt: off
     optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
     learning_rate: PositiveFinite = option(1e-4, "learning rate.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
+    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     adam_eps: PositiveFinite = option(1e-8, "epsilon of Adam.")
     max_grad_norm: PositiveFloat | None = option(10.0, "clip the gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")
@@ -72,13 +74,11 @@ class DQNConfig:
     loss: ValueLoss = option("huber", "huber or mse, half the squared error (one atom).")
     huber_delta: PositiveFinite = option(1.0, "error at which the Huber loss becomes linear.")
     exploration: Literal["linear", "ladder"] = option("linear", "`linear`: epsilon falls from 1 to `epsilon` over "
-        "`exploration_updates`; `ladder`: an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1] "
-        "(1 before the first update).")
+        "`exploration_fraction` of the run; `ladder`: an episode is played with epsilon^(1 + ladder_alpha x), x uniform "
+        "in [0, 1] (1 before the first update).")
     epsilon: UnitFloat = option(0.05, "final epsilon (linear), or base of the ladder.")
-    exploration_updates: PositiveInt | None = option(None, "updates until the final epsilon; None: a tenth of the "
-        "run's.")
+    exploration_fraction: PositiveUnitFloat = option(0.1, "share of the run's updates until the final epsilon.")
     ladder_alpha: NonNegativeFinite = option(7.0, "exponent of the ladder.")
-    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the network; "
         "feed-forward.", factory=lambda: NetworkConfig(hidden=(128, 128), activation="relu"))
@@ -131,7 +131,8 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         # 1. The gradient of the loss, with targets from the target network.
         gradients, metrics, error = off.gradient(of_network, weights, batch, batch.mask, axis_name)
         # 2. One gradient step.
-        weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
+        rate = ac.learning_rate(config, state.updates)
+        weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, rate)
         # 3. The target network follows.
         when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
         learned = av.LearnerWeights(off.move_targets(target, weights, **when))
@@ -182,28 +183,21 @@ def make_act(parts: Components) -> Act:
 # -- exploration ------------------------------------------------------------------------------------------------------
 
 
-def annealed_over(config: DQNConfig) -> int | None:
-    """Return the number of updates over which epsilon falls; None: the config does not say."""
-    if config.exploration_updates is None and config.total_updates is not None:
-        return max(1, config.total_updates // 10)
-    return config.exploration_updates
-
-
 def epsilon_now(config: DQNConfig, updates: Array) -> Array:
     """Return epsilon [] after `updates` updates; for the ladder that of its middle."""
     if config.exploration == "linear":
-        over = annealed_over(config)
-        assert over is not None
+        assert config.total_updates is not None
+        over = max(1, round(config.exploration_fraction * config.total_updates))
         return av.annealed_epsilon(updates, final=config.epsilon, over=over)
     middle = av.ladder_epsilon(jnp.asarray(0.5), base=config.epsilon, alpha=config.ladder_alpha)
     return jnp.where(updates > 0, middle, 1.0)
 
 
 def check_schedule(config: DQNConfig) -> None:
-    if config.exploration == "linear" and annealed_over(config) is None:
+    if config.exploration == "linear" and config.total_updates is None:
         raise ConfigError(
-            "exploration='linear' needs exploration_updates or total_updates (an Experiment sets the latter), got None; "
-            "your own loop must give one, or choose exploration='ladder'"
+            "exploration='linear' needs total_updates (an Experiment sets it), got None; your own loop must give it, or "
+            "choose exploration='ladder'"
         )
 
 

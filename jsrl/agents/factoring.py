@@ -233,7 +233,8 @@ def merged(state: AgentState, observation: dict[str, Array], mask: Array, axis_n
 def step(team: Team, state: AgentState, gradients: Factored, moments: tuple[Tree, Tree]) -> AgentState:
     """Return the state after one gradient step; the target weights follow."""
     config, online = team.config, online_of(state)
-    online, opt_state = ac.apply_gradients(team.optimizer, gradients, state.opt_state, online, config.learning_rate)
+    rate = ac.learning_rate(config, state.updates)
+    online, opt_state = ac.apply_gradients(team.optimizer, gradients, state.opt_state, online, rate)
     when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
     target = off.move_targets(state.learner_params.target, online, **when)
     params = ActParams(ActingWeights(online.network, state.updates + 1), moments[0])

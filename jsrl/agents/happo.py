@@ -32,8 +32,7 @@ from jsrl.agents.mappo import CENTRAL, MAPPOConfig
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores
 from jsrl.agents.seats import as_dict, team_rows, team_size, team_vector
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import PositiveInt
+from jsrl.fields import PositiveInt, suggesting
 from jsrl.networks.model import ActorCritic, actor_critic
 from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree
 
@@ -99,7 +98,7 @@ def happo(config: HAPPOConfig, spec: EnvSpec) -> Agent:
     own = actor_critic(config.network, one)
     critic = actor_critic(config.critic_network, dataclasses.replace(one, observation=state_spec))
     optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
-    policies = ppo.Components(config, own, distribution(one.action), optimizer)
+    policies = ppo.Components(config, own, distribution(one.action), optimizer, config.clip_ratio)
     values = policies._replace(config=with_fields(config, {"target_kl": None}), network=_of_team(critic))
 
     def init(key: Array) -> AgentState:
@@ -123,12 +122,13 @@ def happo(config: HAPPOConfig, spec: EnvSpec) -> Agent:
         weights, value_moments, batch = ppo.rescale_values(values, weights, state.extra, batch, axis_name)
         # 2. One seat's policy after another, in random order.
         order_key, key = jax.random.split(key)
-        rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
+        rate = ac.learning_rate(config, state.updates)
         options: Any = {"learning_rate": rate, "axis_name": axis_name}
         seats = seats_of(state.params.moments, trajectory, rows, batch.masks.policy)
         turns = jax.random.permutation(order_key, n), jax.random.split(key, n)
         states = weights.policy, state.opt_state.policies
-        policy, policy_states, metrics = update_policies(policies, *states, seats, batch, turns, **options)
+        now = ppo.at(policies, state.updates)
+        policy, policy_states, metrics = update_policies(now, *states, seats, batch, turns, **options)
         # 3. The value function.
         steps: Any = {"key": jax.random.fold_in(key, n), "of": value_only, **options}
         columns = ppo.flat(batch)

@@ -25,7 +25,6 @@ from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, value_loss
 from jsrl.agents.returns import Rows, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     FiniteFloat,
     NonNegativeFinite,
@@ -35,6 +34,7 @@ from jsrl.fields import (
     PositiveInt,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
@@ -129,7 +129,7 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
             lambda w, mean: loss(parts, w, batch, mean, axis_name), weights, masks, axis_name
         )
         # 2. One gradient step.
-        rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
+        rate = ac.learning_rate(config, state.updates)
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, rate)
         # 3. The value function moves to the targets' units (PopArt), and the rows enter the observation moments.
         value_moments = state.extra

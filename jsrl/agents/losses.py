@@ -12,7 +12,9 @@ from jsrl.types import Array
 ValueLoss: TypeAlias = Literal["mse", "huber"]
 
 
-def clipped_surrogate(ratio: Array, advantage: Array, *, clip_ratio: float, dual_clip: float | None = None) -> Array:
+def clipped_surrogate(
+    ratio: Array, advantage: Array, *, clip_ratio: Array | float, dual_clip: float | None = None
+) -> Array:
     """Return PPO's policy loss [...]: -min(ratio A, clip(ratio, 1 - e, 1 + e) A).
 
     With `dual_clip` c > 1 the loss of a row with negative advantage is at most -c A, which bounds the effect of a stale

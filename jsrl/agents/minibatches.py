@@ -7,7 +7,7 @@ feed-forward networks every row is a column (`flat`).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,6 @@ import jax.numpy as jnp
 from jsrl.agents.base import Agent, AgentState, UpdateOutput
 from jsrl.errors import ConfigError
 from jsrl.types import Array, Trajectory, map_trajectory
-
-AUTO_ROWS = 64  # rows of a minibatch, at least, where their number is `auto`: SB3's default
 
 
 def flat(batch: Any) -> Any:
@@ -46,16 +44,14 @@ def take(batch: Any, columns: Array) -> Any:
     return rows._replace(core=jax.tree.map(lambda x: jnp.take(x, columns, axis=0, mode="clip"), batch.core))
 
 
-def minibatches_of(wanted: int | Literal["auto"], columns: int, rows: int, axis_name: str | None) -> int:
-    """Return the number of minibatches; `auto`: the most that divide this device's columns and keep 64 rows in each.
+def minibatches_of(size: int, columns: int, rows: int, axis_name: str | None) -> int:
+    """Return the largest number of minibatches that divides this device's columns and leaves `size` rows in each.
 
     Args:
-      columns: of this device. rows: of a column. A minibatch's rows are those of all devices together.
+      size: rows of a minibatch, over all devices. columns: of this device. rows: of a column.
     """
-    if wanted != "auto":
-        return wanted
     devices = 1 if axis_name is None else jax.lax.psum(1, axis_name)
-    most = min(columns, max(1, columns * rows * devices // AUTO_ROWS))
+    most = min(columns, max(1, columns * rows * devices // size))
     return next(number for number in range(most, 0, -1) if columns % number == 0)
 
 

@@ -4,8 +4,8 @@ Read `ppo` first: `update` is the algorithm in four steps. One call runs all epo
 
 Source: Schulman et al., 2017, arXiv 1707.06347; details as in Huang et al., 2022
 (The 37 Implementation Details of PPO).
-Differs: advantages are normalised once per update over the rows of all devices (not per minibatch); the rows after an
-episode's end are masked, never trained on; `target_kl` also skips the step whose minibatch exceeds it.
+Differs: advantages are normalised once per update, unless the config says `minibatch`; the rows after an episode's end are
+masked, never trained on; `target_kl` also skips the step whose minibatch exceeds it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from jsrl.agents.minibatches import chunked, flat, minibatches_of, plan_minibatc
 from jsrl.agents.returns import Rows, gae, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.errors import ConfigError, nearest_divisors
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     FiniteFloat,
     NonNegativeFinite,
@@ -41,6 +40,7 @@ from jsrl.fields import (
     Range,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
@@ -70,6 +70,7 @@ class PPOConfig:
     gae_lambda: UnitFloat = option(0.95, "trace decay of GAE or V-trace.")
     returns: Literal["gae", "vtrace"] = option("gae", "advantages and value targets by `gae` or `vtrace`.")
     clip_ratio: PositiveFloat = option(0.2, "clip range of the probability ratio.")
+    clip_schedule: Any = option("constant", "clip range over time, as `schedule` for the learning rate.")
     dual_clip: Annotated[float, Range(ge=1)] | None = option(None, "bound of the loss for negative advantages (> 1); "
         "None: off.")
     value_clip: NonNegativeFloat | None = option(None, "clip range of the change of the value function, in units of "
@@ -80,9 +81,10 @@ class PPOConfig:
         "error is half as large.")
     entropy_coef: FiniteFloat = option(0.0, "weight of the entropy bonus.")
     num_epochs: PositiveInt = option(4, "passes over the rows of a batch.")
-    num_minibatches: PositiveInt | Literal["auto"] = option(4, "gradient steps per pass, or auto, as many as leave 64 "
-        "rows in each. Feed-forward networks shuffle rows; recurrent ones keep sequences together and shuffle "
-        "environments.")
+    num_minibatches: PositiveInt = option(4, "gradient steps per pass. Feed-forward networks shuffle rows; recurrent "
+        "ones keep sequences together and shuffle environments.")
+    minibatch_size: PositiveInt | None = option(None, "rows of a gradient step, over all devices, in place of "
+        "num_minibatches: as many steps as divide the batch and leave so many rows in each.")
     chunk_length: PositiveInt | None = option(None, "rows of the sequences that recurrent networks learn from; "
         "minibatches shuffle these chunks. Gradients end at the edges; each chunk begins with the state that the core "
         "has there before the first gradient step. It divides the rows of a trajectory. None: whole trajectories.")
@@ -90,8 +92,8 @@ class PPOConfig:
         "computed by the `learner` (a forward pass over the batch), or by `acting` (the actors send them, which saves "
         "that pass; equal where the policy lag is 0). `acting` needs `returns` gae, a feed-forward network and no "
         "normalize_values.")
-    normalize_advantages: bool = option(True, "scale advantages to mean 0 and std 1 over the unmasked rows of all "
-        "devices, once per update.")
+    normalize_advantages: bool | Literal["minibatch"] = option(True, "scale advantages to mean 0 and std 1 over the "
+        "unmasked rows of all devices, once per update or in each `minibatch`.")
     normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments.")
     normalize_values: bool = option(False, "normalise the value function by PopArt.")
     target_kl: NonNegativeFloat | None = option(None, "skip the update's remaining gradient steps once approx_kl "
@@ -113,7 +115,7 @@ class PPOConfig:
                     f"{nearest_divisors(rows, self.chunk_length)}."
                 )
             number, what = columns * rows // self.chunk_length, "chunks"
-        if self.num_minibatches != "auto" and number % self.num_minibatches:
+        if self.minibatch_size is None and number % self.num_minibatches:
             nearest = nearest_divisors(number, self.num_minibatches)
             raise ConfigError(
                 f"agent.num_minibatches={self.num_minibatches} does not divide the {number} {what} of a batch; use {nearest}."
@@ -133,12 +135,13 @@ class PPOConfig:
 
 
 class Components(NamedTuple):
-    """The configuration and modules shared by the agent's functions."""
+    """The configuration and modules shared by the agent's functions. clip_ratio: that of this update."""
 
     config: PPOConfig
     network: ActorCritic
     distribution: Distribution
     optimizer: optax.GradientTransformation
+    clip_ratio: Array | float
 
 
 class Batch(NamedTuple):
@@ -165,7 +168,7 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
     ac.check_action_mask(agent_spec)
     optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
     network = actor_critic(config.network, agent_spec) if network is None else network
-    parts = Components(config, network, distribution(agent_spec.action), optimizer)
+    parts = Components(config, network, distribution(agent_spec.action), optimizer, config.clip_ratio)
     recurrent = bool(jax.tree.leaves(parts.network.initial_core(1)))
 
     def init(key: Array) -> AgentState:
@@ -187,10 +190,10 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
         # 2. The value function moves to the targets' units; its outputs in raw units stay as they are.
         weights, value_moments, batch = rescale_values(parts, weights, state.extra, batch, axis_name)
         # 3. Gradient steps over epochs and minibatches.
-        rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
+        rate = ac.learning_rate(config, state.updates)
         columns = chunked(_without_last_row(batch), config.chunk_length) if recurrent else flat(batch)
         options = {"key": key, "learning_rate": rate, "axis_name": axis_name}
-        weights, opt_state, metrics = optimize(parts, weights, state.opt_state, columns, **options)
+        weights, opt_state, metrics = optimize(at(parts, state.updates), weights, state.opt_state, columns, **options)
         # 4. The rows enter the observation moments, once.
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
         moments = norm.merge_moments(state.params.moments, raw, batch.masks.value, axis_name)
@@ -210,6 +213,13 @@ def pack(
     if parts.config.values == "acting":
         return AgentState(ActParams(weights, moments), (), opt_state, value_moments, updates)
     return AgentState(ActParams(weights.policy, moments), weights.value, opt_state, value_moments, updates)
+
+
+def at(parts: Components, updates: Array) -> Components:
+    """Return the parts with the clip range after `updates` updates."""
+    config = parts.config
+    clip_ratio = ac.scheduled(config.clip_ratio, config.clip_schedule, config.total_updates, updates)
+    return parts._replace(clip_ratio=clip_ratio)
 
 
 def weights_of(parts: Components, state: AgentState) -> Weights:
@@ -262,7 +272,7 @@ def prepare(
     parts: Components, weights: Weights, state: AgentState, trajectory: Trajectory, axis_name: str | None
 ) -> tuple[Batch, dict[str, Array]]:
     """Return the batch with advantages (normalised) and targets and old values (both still in raw units)."""
-    config, _, chosen, _ = parts
+    config, chosen = parts.config, parts.distribution
     observation = norm.normalize(state.params.moments, trajectory.observation)
     outputs, value, core = values_of(parts, weights, observation, trajectory)
     if config.normalize_values:
@@ -283,10 +293,8 @@ def prepare(
         advantage, target = vtrace(rows, log_rho, weight_advantage=False, **options)
 
     metrics = {"explained_variance": ac.explained_variance(target, value[:-1], masks.value, axis_name)}
-    if config.normalize_advantages:
-        mean = masked_mean(advantage, masks.policy, axis_name)
-        variance = masked_mean(jnp.square(advantage - mean), masks.policy, axis_name)
-        advantage = (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)
+    if config.normalize_advantages is True:
+        advantage = standardized(advantage, lambda x: masked_mean(x, masks.policy, axis_name))
     batch = Batch(
         observation,
         played.is_first,
@@ -299,6 +307,12 @@ def prepare(
         core,
     )
     return batch, metrics
+
+
+def standardized(advantage: Array, mean: Mean) -> Array:
+    """Return advantages with mean 0 and standard deviation 1 over the rows of `mean`."""
+    away = advantage - mean(advantage)
+    return away * jax.lax.rsqrt(mean(jnp.square(away)) + 1e-8)
 
 
 def _without_last_row(batch: Batch) -> Batch:
@@ -319,7 +333,7 @@ def rescale_values(
 
 def loss(parts: Components, weights: Weights, batch: Batch, mean: Means) -> tuple[Array, dict[str, Array]]:
     """Return PPO's loss and metrics; `mean`: over the rows of the policy and over those of the value function."""
-    config, network, _, _ = parts
+    config, network = parts.config, parts.network
     outputs, features, _ = network.policy(weights.policy, batch.observation, batch.is_first, batch.core)
     outputs = ac.mask_outputs(outputs, batch.observation)
     value = network.value(weights.value, batch.observation, features)
@@ -331,15 +345,17 @@ def loss(parts: Components, weights: Weights, batch: Batch, mean: Means) -> tupl
 
 def policy_terms(parts: Components, outputs: Any, batch: Batch, mean: Mean) -> dict[str, Array]:
     """Return the policy's terms and metrics; outputs are masked."""
-    config, chosen = parts.config, parts.distribution
+    config, clip_ratio, chosen = parts.config, parts.clip_ratio, parts.distribution
     log_ratio = log_ratio_of(parts, outputs, batch)
     ratio = jnp.exp(log_ratio)
-    surrogate = clipped_surrogate(ratio, batch.advantage, clip_ratio=config.clip_ratio, dual_clip=config.dual_clip)
+    within = config.normalize_advantages == "minibatch"
+    advantage = standardized(batch.advantage, mean) if within else batch.advantage
+    surrogate = clipped_surrogate(ratio, advantage, clip_ratio=clip_ratio, dual_clip=config.dual_clip)
     return {
         "loss_policy": mean(surrogate),
         "entropy": mean(chosen.entropy(outputs)),
         "approx_kl": mean(approximate_kl(log_ratio)),
-        "clip_fraction": mean(jnp.abs(ratio - 1.0) > config.clip_ratio),
+        "clip_fraction": mean(jnp.abs(ratio - 1.0) > clip_ratio),
     }
 
 
@@ -402,7 +418,8 @@ def optimize(
 
     start = (weights, opt_state, jnp.asarray(True))
     rows, columns = batch.target.shape
-    count = minibatches_of(config.num_minibatches, columns, rows, axis_name)
+    size = config.minibatch_size
+    count = config.num_minibatches if size is None else minibatches_of(size, columns, rows, axis_name)
     sizes = {"num_epochs": config.num_epochs, "num_minibatches": count}
     plan = plan_minibatches(columns, **sizes, key=key, axis_name=axis_name)
     (weights, opt_state, _), (metrics, evaluated, applied) = jax.lax.scan(body, start, plan)

@@ -27,7 +27,6 @@ from jsrl.agents.off_policy import ActingWeights
 from jsrl.agents.returns import Rows, n_step_returns
 from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     NonNegativeFinite,
     NonNegativeInt,
@@ -37,6 +36,7 @@ from jsrl.fields import (
     PositiveUnitFloat,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
@@ -55,6 +55,8 @@ class R2D2Config:
     # fmt: off
     optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
     learning_rate: PositiveFinite = option(1e-4, "learning rate.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
+    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     adam_eps: PositiveFinite = option(1e-3, "epsilon of Adam.")
     max_grad_norm: PositiveFloat | None = option(40.0, "clip the gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.997, "discount factor.")
@@ -154,7 +156,8 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
             lambda w, mean: loss(parts, w, target, sequences, mean), weights, sequences.rows.mask, axis_name
         )
         # 3. One gradient step.
-        weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
+        rate = ac.learning_rate(config, state.updates)
+        weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, rate)
         # 4. The target network follows.
         when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
         learned = av.LearnerWeights(off.move_targets(target, weights, **when))

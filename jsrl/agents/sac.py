@@ -27,8 +27,16 @@ from jsrl.agents.distributions import categorical, named, squashed_gaussian
 from jsrl.agents.losses import entropy_excess
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.split import make_split
-from jsrl.field_names import suggesting
-from jsrl.fields import FiniteFloat, PositiveFinite, PositiveFloat, PositiveInt, PositiveUnitFloat, UnitFloat, option
+from jsrl.fields import (
+    FiniteFloat,
+    PositiveFinite,
+    PositiveFloat,
+    PositiveInt,
+    PositiveUnitFloat,
+    UnitFloat,
+    option,
+    suggesting,
+)
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
 from jsrl.types import REPLAY, Array, Discrete, EnvSpec, Trajectory, Tree
@@ -49,6 +57,8 @@ class SACConfig:
     learning_rate: PositiveFinite = option(3e-4, "learning rate of the policy.")
     critic_learning_rate: PositiveFinite | None = option(None, "that of the critics; None: learning_rate.")
     temperature_learning_rate: PositiveFinite | None = option(None, "that of the temperature; None: learning_rate.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
+    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     max_grad_norm: PositiveFloat | None = option(None, "clip each gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")
     tau: PositiveUnitFloat = option(0.005, "share of the critics in each step of the target critics; 1 replaces them.")
@@ -210,7 +220,7 @@ def critic_step(
         return critic_loss(parts, critics, fixed, columns, mean)
 
     gradients, metrics, error = off.gradient(loss, online, (batch, noise), batch.mask, axis_name)
-    rate = config.critic_learning_rate or config.learning_rate
+    rate = ac.learning_rate(config, state.updates, config.critic_learning_rate)
     online, opt_state = ac.apply_gradients(parts.optimizer, gradients, state.opt_state.critics, online, rate)
     learned = {"learner_params": Critics(online, target), "opt_state": state.opt_state._replace(critics=opt_state)}
     return state._replace(**learned), metrics, error
@@ -228,12 +238,12 @@ def policy_step(
         return policy_loss(parts, policy, fixed, columns, mean)
 
     gradients, metrics, _ = off.gradient(loss, weights.network, (batch, noise), batch.acting, axis_name)
-    rate = config.learning_rate
+    rate = ac.learning_rate(config, state.updates)
     policy, policy_opt = ac.apply_gradients(parts.optimizer, gradients, opt_state.policy, weights.network, rate)
     log_temperature, temperature_opt = state.extra.log_temperature, opt_state.temperature
     excess = metrics.pop("entropy_excess")
     if config.learn_temperature:  # the gradient of log alpha (entropy - target entropy)
-        rate = config.temperature_learning_rate or rate
+        rate = ac.learning_rate(config, state.updates, config.temperature_learning_rate)
         log_temperature, temperature_opt = ac.apply_gradients(
             parts.optimizer, excess, temperature_opt, log_temperature, rate
         )

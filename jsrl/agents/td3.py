@@ -23,7 +23,6 @@ from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
 from jsrl.agents.devices import Mean, normal_columns
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.split import make_split
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     NonNegativeFinite,
     NonNegativeFloat,
@@ -33,6 +32,7 @@ from jsrl.fields import (
     PositiveUnitFloat,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
@@ -53,6 +53,8 @@ class TD3Config:
     optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
     learning_rate: PositiveFinite = option(3e-4, "learning rate of the policy.")
     critic_learning_rate: PositiveFinite | None = option(None, "that of the critics; None: learning_rate.")
+    schedule: Any = option("constant", ac.SCHEDULE_HELP)
+    total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     max_grad_norm: PositiveFloat | None = option(None, "clip each gradient to this global norm; None: no clipping.")
     gamma: UnitFloat = option(0.99, "discount factor.")
     tau: PositiveUnitFloat = option(0.005, "share of the online networks in each step of the target networks; 1 "
@@ -60,6 +62,7 @@ class TD3Config:
     target_period: PositiveInt = option(1, "updates of the policy between steps of the target networks.")
     num_critics: PositiveInt = option(2, "number of critics; the smallest value counts in targets.")
     policy_delay: PositiveInt = option(2, "updates of the critics per update of the policy and the targets.")
+    noise_process: off.Process = option("normal", off.PROCESS_HELP)
     exploration_noise: NonNegativeFinite = option(0.1, "standard deviation of the noise on played actions, as a share "
         "of half the action's range.")
     target_noise: NonNegativeFinite = option(0.2, "standard deviation of the noise on the target policy's actions, in "
@@ -136,14 +139,16 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         state = state._replace(params=params, extra=reported, updates=updates)
         return state, UpdateOutput({**metrics, **reported}, priorities)
 
-    options: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
-    act = off.make_act(off.gaussian_around(policy_net, box, **options))
+    noise: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
+    act = off.noisy_act(policy_net, box, process=config.noise_process, **noise)
+    initial_core = off.noise_core(config.noise_process, agent_spec.action.array.shape[0])
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
         learned = state.learner_params._replace(target_policy=params.weights.network)
         return state._replace(params=params, learner_params=learned)
 
-    agent = Agent(init, off.no_core, act, update, split_td3(parts, spec.num_agents), adopt=adopt)
+    split = split_td3(parts, spec.num_agents)
+    agent = Agent(init, initial_core, act, update, split, adopt=adopt, store_core=False)
     return ac.for_agents(agent, spec.num_agents)
 
 
@@ -193,7 +198,7 @@ def critic_step(
         return critic_loss(parts, critics, fixed, columns, mean)
 
     gradients, metrics, error = off.gradient(loss, learned.critics, (batch, noise), batch.mask, axis_name)
-    rate = config.critic_learning_rate or config.learning_rate
+    rate = ac.learning_rate(config, state.updates, config.critic_learning_rate)
     critics, opt_state = ac.apply_gradients(parts.optimizer, gradients, state.opt_state.critics, learned.critics, rate)
     learned = learned._replace(critics=critics)
     return state._replace(learner_params=learned, opt_state=state.opt_state._replace(critics=opt_state)), metrics, error
@@ -209,9 +214,8 @@ def policy_step(
         return policy_loss(parts, policy, critics, columns, mean)
 
     gradients, metrics, _ = off.gradient(loss, weights.network, batch, batch.acting, axis_name)
-    policy, opt_state = ac.apply_gradients(
-        parts.optimizer, gradients, state.opt_state.policy, weights.network, config.learning_rate
-    )
+    rate = ac.learning_rate(config, state.updates)
+    policy, opt_state = ac.apply_gradients(parts.optimizer, gradients, state.opt_state.policy, weights.network, rate)
     state = state._replace(
         params=state.params._replace(weights=weights._replace(network=policy)),
         opt_state=state.opt_state._replace(policy=opt_state),

@@ -160,8 +160,14 @@ def take_name(arguments: list[str]) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    Parser(prog="jsrl list", description=__doc__).parse_args(arguments)
-    print(listing())
+    parser = Parser(prog="jsrl list", description=__doc__)
+    parser.add_argument("--tuned", action="store_true", help="list settings that are known to learn, as commands")
+    if parser.parse_args(arguments).tuned:
+        from jsrl.cli import tuned
+
+        print(tuned.listing())
+    else:
+        print(listing())
     return 0
 
 

@@ -8,7 +8,7 @@ def config() -> Experiment:
     return Experiment(
         name="dqn_cartpole",
         env=EnvConfig("CartPole-v1"),
-        agent=DQNConfig(learning_rate=1e-3, target_period=100, exploration_updates=4_000, epsilon=0.04),
+        agent=DQNConfig(learning_rate=1e-3, target_period=100, exploration_fraction=0.08, epsilon=0.04),
         num_envs=16,
         rollout_length=8,
         max_policy_lag=None,

@@ -11,7 +11,7 @@ def config() -> Experiment:
         agent=DQNConfig(
             learning_rate=1e-4,
             target_period=1_000,
-            exploration_updates=12_500,
+            exploration_fraction=0.025,
             epsilon=0.01,
         ),
         num_envs=16,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, option
+from jsrl.fields import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, option, suggesting
 from jsrl.references.importing import importable_target
 
+SUITES = ("particle", "matrix", "foraging", "hide_and_seek", "pettingzoo", "lbf", "openspiel")  # with seats
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
 # an id that a module registers, as gymnasium.make takes it
 _WITH_MODULE = re.compile(r"(?P<module>(?!envpool:)[\w.]+):(?P<id>(?:[\w.:-]+/)?[\w.:-]+-v\d+)")
@@ -55,8 +55,9 @@ class EnvConfig:
     kwargs: dict[str, Any] = option(help="keyword arguments of the environment.", factory=dict)
     wrappers: tuple[Any, ...] = option((), 'Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": '
         '"module:Class", "kwargs": {...}}.')
-    reward_scale: FiniteFloat = option(1.0, "agents learn from clip(raw * scale, -clip, clip); the learner computes "
-        "it, so that rows, recordings and returns of episodes are raw.")
+    reward_scale: FiniteFloat | Literal["running"] = option(1.0, "agents learn from clip(raw * scale, -clip, clip); the "
+        "learner computes it, so that rows, recordings and returns of episodes are raw. running: 1 / the deviation of the "
+        "discounted return so far; its clip is 10 unless given.")
     reward_clip: PositiveFloat | None = option(None, "agents learn from clip(raw * scale, -clip, clip); the learner "
         "computes it, so that rows, recordings and returns of episodes are raw.")
     episode_metrics: tuple[str, ...] = option((), "keys of the environment's `info` to aggregate per episode: `key` "

@@ -150,8 +150,8 @@ def _with_minibatches(experiment: Experiment, given: Collection[str]) -> Experim
     for name, agent in agents.items():
         if _agent_fits(agent, experiment):
             continue
-        number: int | str = getattr(agent, "num_minibatches", AUTO)
-        if isinstance(number, str) or {f"{name}.num-minibatches", name.partition(".")[0]} & set(given):
+        number: int | None = getattr(agent, "num_minibatches", None)
+        if number is None or {f"{name}.num-minibatches", name.partition(".")[0]} & set(given):
             return None
         ways = (dataclasses.replace(agent, num_minibatches=n) for n in _nearest(number, range(1, 2 * number)))
         fitting = next((way for way in ways if _agent_fits(way, experiment)), None)

@@ -1,48 +1,78 @@
-"""The controller of one machine: starts worker processes, watches them, and always ends them cleanly."""
+"""The controller of a run with processes: it receives messages, executes what the machines decide, and always cleans up.
+
+The decisions are in jsrl/control: supervision.py while the run goes on, ending.py from its end on.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection
-from typing import Any
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
 
+from jsrl.control.ending import BeginTask, EndAction, Files, Interrupted, LookAtFiles, Rescue, ShowLate
+from jsrl.control.supervision import (
+    Died,
+    Ended,
+    Fail,
+    Kill,
+    Killed,
+    Look,
+    Move,
+    NoteEnd,
+    NotStarted,
+    Observe,
+    Observed,
+    Phase,
+    Refused,
+    Send,
+    Show,
+    Start,
+    Started,
+    crash_text,
+)
 from jsrl.errors import RunDeleted, WorkerDied
-from jsrl.graph.graph import ranks_of
 from jsrl.launch.devices import process_environment
 from jsrl.launch.interrupts import interrupts, requests
-from jsrl.launch.launcher import Launcher, Start
+from jsrl.launch.launcher import Launcher
+from jsrl.launch.launcher import Start as StartParameters
 from jsrl.launch.links import tcp
 from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
-from jsrl.launch.session import Session
+from jsrl.launch.session import Forwards, Session
 from jsrl.launch.status_writer import Usage
-from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, crash_text, death_notice, last_seen, loss_notice
-from jsrl.launch.supervision import Restart, budgets_of, lost_text, replacement_job
+from jsrl.launch.supervised import SupervisedWorker, death_notice, last_seen, loss_notice
+from jsrl.launch.supervision import ending_of, kept_files, lost_text, replacement_job, supervision_of
 from jsrl.launch.watchdog import Watchdog
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer, with_texts
-from jsrl.runs.control_bodies import AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stage
+from jsrl.runs.control_bodies import AnyMessage, Bye, Event, Heartbeat, Report, Stage
 from jsrl.runs.door import objection, printable
 from jsrl.runs.process import Pauses
 from jsrl.runs.runs import to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot
 from jsrl.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
-from jsrl.transport.memory.segment import make_folder
-from jsrl.types import version_updates
+from jsrl.transport.memory.locks import make_folder
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import Kind, value_of
+from jsrl.workers.kinds import value_of
 
 POLL_S = 0.05
-CHECK_S = 0.001  # between two checks of all workers, per worker
+END_POLL_S = 0.02  # while the run ends
+CHECK_S = 0.001  # between two looks at all processes, per worker; a tenth of it while the run ends
 PAUSE_S = 0.00005  # before messages are received, per worker: those of hundreds arrive one by one
-QUIET_S = 3.0  # of waiting for the end of a worker, before a line says so
-RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
+
+
+class Machine(Protocol):
+    """What decides now: the supervision, the end of the run, or the rescue of a failed one."""
+
+    def handle(self, message: Any, now: float) -> Sequence[EndAction]: ...
+
+    def tick(self, now: float) -> Sequence[EndAction]: ...
 
 
 class Controller:
@@ -54,22 +84,17 @@ class Controller:
         self._spawn = spawn_environment(source_folders)
         self._gpus, self._forked = accelerators(), plan.forked
         self._workers: dict[str, SupervisedWorker] = {}
-        self._crashes: dict[str, Crash] = {}
         self._interrupted = self._asked = False
-        session.send_command, session.hosts_of_workers = self._pass_on, self._hosts_of_workers
-        session.interrupt = self._interrupt
         self._usage = Usage(launcher.busy_s)
-        self._deadlines = plan.experiment.deadlines
-        self._budgets = budgets_of(plan.experiment, plan.jobs)
-        self._restarts: list[Restart] = []
-        self._finals: dict[str, dict[str, Any]] = {}  # workers with a last task, and the facts of its command
-        self._check_s = 0.0
-        self._absent: dict[str, tuple[int, list[int]]] = {}  # learner -> its incarnation, groups it knows as absent
         self._pauses = Pauses()
-        self._groups = {w.name: [rank.name for rank in ranks_of(plan.graph, w)] for w in plan.graph.workers}
-        self._silence_s = self._silence_limits()
+        self._supervision = supervision_of(plan)
+        self._machine: Machine = self._supervision
+        self._actions: deque[EndAction] = deque()
+        self._look_s = 0.0
+        self._seen: dict[str, str] = {}  # worker that is to be killed -> what was seen of all workers
+        self._files: dict[str, set[tuple[str, int]]] = {}  # worker -> path and bytes of its files
         self._watchdog = Watchdog(
-            session, self._workers, lambda worker: self._send_command(worker.name, "stacks"), self._listen
+            session, self._workers, lambda worker: self._forward([(worker.name, "stacks", {})]), self._listen, self._now
         )
 
     def run(self) -> Result:
@@ -109,12 +134,12 @@ class Controller:
         for job in self._plan.jobs:
             self._start(job)
         try:
-            while self._session.reason is None:
+            while self._session.run.reason is None:
                 self._watch()
-            self._end_in_order()
+            self._end()
         except WorkerDied as error:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: without the snapshots
-                self._save_learners()
+                self._rescue()
             if has_snapshot(folder := self._session.folder.path):
                 raise WorkerDied(f"{error}\n(to continue: {to_resume(folder)})") from None
             raise WorkerDied(f"{error}\n({NO_SNAPSHOT})") from None
@@ -129,7 +154,8 @@ class Controller:
     def _clear(self, failure: BaseException | None) -> None:
         """Remove all processes, shared memory and sockets. Counters are read once all processes have ended."""
         for worker in self._workers.values():
-            if not worker.replaced and (not worker.left or worker.alive):
+            is_over = worker.life.phase in (Phase.REPLACED, Phase.GONE)
+            if not is_over and (not worker.life.left or worker.alive):
                 worker.handle.kill()
         self._launcher.close()
         close_hops(self._folder)
@@ -139,7 +165,7 @@ class Controller:
         self._watchdog.close()
         for folder in (self._plan.memory_folder, self._plan.registry):
             shutil.rmtree(folder, ignore_errors=True)
-        self._session.hub.receive("controller", "controller", self._restart_metrics())  # includes the last moment
+        self._session.hub.receive("controller", "controller", self._restarts())  # includes the last moment
         self._session.close()
 
     def _start(self, job: Job, restarts: int = 0) -> None:
@@ -147,64 +173,88 @@ class Controller:
             return process_environment(self._plan, job, self._gpus if gpus is None else gpus, here)
 
         keys = self._plan.keys if self._plan.hosts.control_over_tcp else None
-        start = Start(
+        start = StartParameters(
             self._folder, self._control.address, self._spawn, variables(), keys, job.name in self._forked, variables
         )
-        self._workers[job.name] = SupervisedWorker(job, self._launcher.start(job, start), restarts)
-        if restarts:
-            self._session.restarts[job.name] = restarts
-        self._session.stage(job.name, NOT_BEGUN)
+        worker = self._workers[job.name] = SupervisedWorker(job, self._launcher.start(job, start))
+        self._session.run.started(job.name, restarts, worker.handle.host)
+        self._tell(Started(job.name, job.incarnation, restarts, worker.handle.host))
+        worker.life = self._supervision.lives[job.name]
 
-    def _restart_metrics(self) -> dict[str, float]:
-        return {f"restarts/{kind}": float(count) for kind, count in self._budgets.counts.items()}
+    # -- turns --------------------------------------------------------------------------------------------------------
 
-    # -- watching -----------------------------------------------------------------------------------------------------
+    def _now(self) -> float:
+        return self._pauses.now()
 
     def _watch(self) -> None:
         time.sleep(min(PAUSE_S * len(self._workers), POLL_S))
         self._listen(POLL_S)
-        for name, why in self._launcher.moves().items():
-            self._move(self._workers[name], why)
-        due = self._due_checks()
-        for worker in due:
-            if self._session.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
-                self._check(worker)
-        self._start_due()
-        if due:
-            self._tell_absent()
+        if self._session.run.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
+            for name, why in self._launcher.moves().items():
+                self._tell(Move(name, why))
+            self._observe_if_due(CHECK_S)
+            self._decide()
         if self._session.line_due:
-            usage = self._usage.sample(self._workers.values()) | self._restart_metrics()
+            usage = self._usage.sample(self._workers.values()) | self._restarts()
             self._session.hub.receive("controller", "controller", usage)
-            self._watchdog.report_standstill(self._deadlines.still_s)
+            self._watchdog.report_standstill()
         self._session.tick()
 
-    def _tell_absent(self) -> None:
-        """Tell learners which groups nobody steps now, so that the others make their rows; in deterministic runs they wait."""
-        if self._plan.experiment.is_deterministic:
-            return
-        away = [w.job for w in self._workers.values() if self._kind(w).plays and w.is_absent]
-        samples = [end for job in away for _, end in job.ends if end.stream.type == "samples"]
-        absent = sorted({group for end in samples for group in end.groups})
-        for worker in self._workers.values():
-            told = (worker.job.incarnation, absent)
-            if self._kind(worker).resources.device == "learns" and worker.is_reachable:
-                if self._absent.get(worker.name, (worker.job.incarnation, [])) != told:
-                    self._send_command(worker.name, "absent", groups=absent)
-                self._absent[worker.name] = told
+    def _end(self) -> None:
+        """End the run in order."""
+        session = self._session
+        ending = self._machine = ending_of(self._plan, self._supervision, session.run.reason or "", session.run.finals)
+        while not ending.is_over:
+            if self._interrupted or session.stop_asked:
+                self._tell(Interrupted())
+            self._end_turn()
+            if not ending.is_stopping:
+                session.tick()
 
-    def _due_checks(self) -> list[SupervisedWorker]:
-        """Return the workers to check now: all, or none if very many were checked just now."""
-        now_s = time.monotonic()
-        if now_s < self._check_s:
-            return []
-        self._check_s = now_s + CHECK_S * len(self._workers)
-        return list(self._workers.values())
+    def _rescue(self) -> None:
+        """Let learners write their snapshots, so that the run can be continued from here."""
+        rescue = self._machine = Rescue(self._supervision)
+        self._actions.clear()
+        while not rescue.is_over:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        self._observe_if_due(CHECK_S / 10)
+        self._decide()
+        self._listen(END_POLL_S)
+
+    def _decide(self) -> None:
+        """Let the machine decide what is due; execute all actions, and first those that answer to an action."""
+        self._actions.extend(self._machine.tick(self._now()))
+        while self._actions:
+            action, later = self._actions.popleft(), self._actions
+            self._actions = deque()
+            self._execute(action)
+            self._actions.extend(later)
+
+    def _tell(self, message: Any) -> None:
+        self._actions.extend(self._machine.handle(message, self._now()))
+
+    def _observe_if_due(self, per_worker_s: float) -> None:
+        if self._now() >= self._look_s:
+            self._observe()
+            self._look_s = self._now() + per_worker_s * len(self._workers)
+
+    def _observe(self) -> None:
+        """Look at all processes."""
+        for worker in self._workers.values():
+            self._look_at(worker)
+        away = [name for name, worker in self._workers.items() if getattr(worker.handle, "is_away", False)]
+        self._tell(Observed(frozenset(away)))
+
+    def _look_at(self, worker: SupervisedWorker) -> None:
+        if worker.life.exit is None and (ended := worker.handle.exit) is not None:
+            self._tell(Ended(worker.name, worker.job.incarnation, ended))
 
     def _listen(self, timeout_s: float) -> None:
         """Receive workers' messages, waiting up to `timeout_s` for the first; write a report of all workers if requested."""
         for message in self._control.poll(timeout_s):
             self._receive(message)
-        self._pauses.look()  # here, because every loop that waits listens
         if self._asked:
             self._asked = False
             report = self._watchdog.write("request", "SIGUSR1 asked for it", self._watchdog.look())
@@ -219,24 +269,20 @@ class Controller:
             line, cut_off = worker.drops.add(worker.name, f"{kind}: {why}", time.monotonic())
             if line:
                 self._session.display.message(line, "warning")
-            worker.cut_off = worker.cut_off or cut_off
-            worker.beat_s = time.monotonic()  # any message shows that it is alive
-            worker.left = worker.left or isinstance(message, Bye)
+            self._tell(Refused(worker.name, message.incarnation, cut_off, isinstance(message, Bye)))
             return
         message = with_texts(message, printable)
-        worker.receive(message)
+        worker.receive(message, self._now())
+        self._tell(message)
         if isinstance(message, Stage):
-            self._session.stage(message.worker, message.stage)
+            self._session.stage(message.worker, message.stage, message.pid)
         elif isinstance(message, Heartbeat):
             self._session.call(message.worker, message.activity, message.activity_s)
         elif isinstance(message, Report):
-            self._session.report(message)
+            self._forward(self._session.report(message))
         elif isinstance(message, Event):
-            self._session.event(message)
-        elif isinstance(message, Crash):
-            self._crashes[message.worker] = message
+            self._forward(self._session.event(message))
         elif isinstance(message, Bye):
-            worker.left = True
             self._session.facts(message.worker, message.facts)
 
     def _objection(self, worker: SupervisedWorker, message: AnyMessage) -> str:
@@ -244,371 +290,98 @@ class Controller:
         is_checked = self._plan.hosts.relayed and worker.handle.host
         if is_checked:
             return ""
-        return objection(message, self._kind(worker).speech, worker.budget, time.monotonic())
+        return objection(message, self._plan.kinds[worker.name].speech, worker.budget, time.monotonic())
 
-    def _check(self, worker: SupervisedWorker) -> None:
-        """Check that a worker is alive, becomes ready in time, sends heartbeats, and no wrong messages."""
-        if worker.replaced:
-            return
-        if worker.cut_off:
-            self._died(worker, f"was cut off: {worker.cut_off}")
-            return
-        limits, running = self._deadlines, self._session.reason is None
-        if not worker.alive and not (worker.left or worker.moves):
-            self._listen(0.1)
-            if running and self._session.reason is not None:
-                return  # the run has just ended, and the end handles those that are gone
-            if not worker.left:
-                self._died(worker, f"ended unexpectedly: {worker.ending}")
-                return  # its silence is no second death
-        if worker.moves:
-            self._follow(worker)
-        elif worker.left and not worker.alive:
-            self._died(worker, "left without being asked to (a SIGTERM from elsewhere?)")
-        elif not worker.ready and self._pauses.since(worker.started_s) > limits.ready_s:
-            self._died(
-                worker, f"was not ready within {limits.ready_s:g} s (deadlines.ready_s); it is still {worker.stage!r}"
-            )
-        elif worker.ready and self._pauses.since(worker.beat_s) > self._silence_s[worker.name]:  # before that: ready_s
-            self._died(worker, self._silent(worker))
+    def _restarts(self) -> dict[str, float]:
+        return {f"restarts/{kind}": float(count) for kind, count in self._supervision.counts.items()}
 
-    def _ranks(self, worker: SupervisedWorker) -> list[SupervisedWorker]:
-        return [self._workers[name] for name in self._groups[worker.name]]
+    def _forward(self, forwards: Forwards) -> None:
+        """Send workers the commands of other workers; lost while they are replaced."""
+        for worker, command, facts in forwards:
+            if worker in self._workers:
+                self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
 
-    def _silence_limits(self) -> dict[str, float]:
-        """Return worker -> seconds without a message after which it counts as hung."""
-        usual_s, of_ranks_s = self._deadlines.silence_s, min(self._deadlines.silence_s, self._deadlines.rank_s)
-        return {worker: of_ranks_s if len(ranks) > 1 else usual_s for worker, ranks in self._groups.items()}
+    # -- actions ------------------------------------------------------------------------------------------------------
 
-    def _silent(self, worker: SupervisedWorker) -> str:
-        silent_s = time.monotonic() - worker.beat_s
-        return f"sent no message for {silent_s:.0f} s (stopped, or stuck in a call that holds the GIL)"
+    def _execute(self, action: EndAction) -> None:
+        display = self._session.display
+        match action:
+            case Send(worker, incarnation, command, facts):
+                self._control.send_command(worker, incarnation, command, dict(facts))
+            case BeginTask(worker, incarnation, facts):
+                facts = {"updates": self._session.run.last_updates, **facts}
+                self._control.send_command(worker, incarnation, "final", facts)
+            case Show(text, level, ""):
+                display.message(text, level)
+            case Show(stage, _, worker):
+                self._session.stage(worker, stage)
+            case NoteEnd(worker, incarnation):
+                self._session.note_end(worker, incarnation)
+            case Look(worker):
+                self._seen[worker] = self._watchdog.look(self._workers[worker])
+            case Kill(worker, incarnation):
+                self._workers[worker].handle.kill()
+                self._look_at(self._workers[worker])
+                self._tell(Killed(worker, incarnation))
+            case Observe():
+                self._observe()
+            case Start(worker, incarnation, restarts):
+                self._restart(self._workers[worker], incarnation, restarts)
+            case Died():
+                self._report_death(action)
+            case Fail(text):
+                raise WorkerDied(text)
+            case LookAtFiles(worker):
+                self._look_at_files(self._workers[worker])
+            case ShowLate(worker, _, what, hangs):
+                if hangs:
+                    seen = self._watchdog.look(self._workers[worker])
+                    what += f" ({self._watchdog.write(worker, what, seen)})"
+                crash = self._workers[worker].life.crash
+                display.message(f"{worker} while stopping: {crash_text(worker, crash) if crash else what}", "warning")
 
-    def _move(self, worker: SupervisedWorker, why: str) -> None:
-        """Ask a worker to leave, so that it restarts on another host; a worker that is just starting is ended."""
-        if worker.moves or worker.replaced:
-            return
-        worker.moves, worker.moves_s = why, time.monotonic()
-        self._session.stage(worker.name, "moving to another host")
-        if worker.is_reachable:
-            self._send_command(worker.name, "stop")
-        else:
-            worker.handle.kill()
+    def _restart(self, worker: SupervisedWorker, incarnation: int, restarts: int) -> None:
+        try:
+            job, warnings = replacement_job(worker.job, incarnation, self._folder)
+            for line in filter(None, (*warnings, lost_text(job, int(worker.known.get("updates", 0))))):
+                self._session.display.message(line, "warning")
+            self._start(job, restarts)
+        except OSError as error:  # a full disk, no memory: it may be temporary
+            self._tell(NotStarted(worker.name, incarnation, str(error)))
 
-    def _follow(self, worker: SupervisedWorker) -> None:
-        """Start the next incarnation of a moving worker, once this one has left. It costs none of its restarts."""
-        if worker.alive and self._pauses.since(worker.moves_s) < self._leave_s(worker):
-            return
-        self._listen(0.1)
-        late = worker.alive and not worker.left
-        if not worker.left:
-            self._session.note_end(worker.name, worker.job.incarnation)
-        worker.handle.kill()
-        worker.replaced = True
-        crash = self._crashes.pop(worker.name, None)
-        what = crash_text(worker.name, crash) if crash else "it did not leave in order" if late else ""
-        text = f"{worker.name} moves, because {worker.moves}" + (f" ({what})" if what else "")
-        self._session.display.message(text, "warning" if what else "info")
-        self._restarts.append(Restart(time.monotonic(), worker.job, worker.restarts))
+    def _report_death(self, death: Died) -> None:
+        """Write a report of a death, show what follows from it, and end the run if it fails.
 
-    def _died(self, worker: SupervisedWorker, what: str) -> None:
-        """Replace a worker while its budget allows it and the run continues; end the run otherwise.
-
-        After the training nothing can replace a worker in its last task: the params' source has left. If it may be restarted
-        at all, the run ends without the result of this task.
+        Raises:
+          WorkerDied: the run fails.
         """
-        running = self._session.reason is None  # messages received meanwhile may end it
-        seen = self._watchdog.look(worker)  # before it is killed
-        worker.handle.kill()
-        worker, what, crash = self._cause(worker, what)
-        self._session.note_end(worker.name, worker.job.incarnation)
-        reason = crash_text(worker.name, crash) if crash else what
-        noticed = f"{worker.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
-        report = self._watchdog.write(worker.name, noticed, seen)
-        kind, ended = self._kind(worker), worker.handle.exit
-        may_live = running and value_of(
-            kind.lifecycle.may_restart, worker.job, ended.status if ended else None, crash.error if crash else None
-        )
-        is_free = ended is not None and ended.with_host
-        if may_live and self._replace(worker, f"{reason.splitlines()[0]} ({report})", is_free=is_free):
+        worker, what = self._workers[death.worker], death.what
+        name, kind, crash, exit = worker.name, self._plan.kinds[worker.name], worker.life.crash, worker.life.exit
+        reason = crash_text(name, crash) if crash else what
+        latest = next(reversed(self._seen.values()), "")  # of another worker's death that this one caused
+        seen = self._seen.pop(name, latest)
+        report = self._watchdog.write(name, f"{name} {reason}" + (f"\n\n{crash.trace}" if crash else ""), seen)
+        if death.outcome == "replaced":
+            self._session.display.message(f"{name} {reason.splitlines()[0]} ({report}); {death.text}", "warning")
             return
         if crash is None:
-            what += value_of(kind.shown.death_hint, worker.job, ended.status if ended else None) + last_seen(worker)
-        notice, spent = (
-            death_notice(worker, what, crash),
-            self._budgets.used_up(self._ranks(worker)[0].name, time.monotonic()),
-        )
-        notice = "\n".join([notice, f"({report})", *([f"({spent})"] if spent else [])])
-        may_miss = not running and worker.name in self._finals and self._budgets.allows(worker.name)
-        if may_miss or not kind.lifecycle.loss_ends_run:
-            worker.replaced = True  # no replacement: nothing waits for it
-            self._session.lose(worker.name, loss_notice(worker.name, notice, crash))
-            return
-        raise WorkerDied(notice)
+            what += value_of(kind.shown.death_hint, worker.job, exit.status if exit else None) + last_seen(worker)
+        notice = death_notice(worker, what, crash)
+        notice = "\n".join([notice, f"({report})", *([f"({death.text})"] if death.text else [])])
+        if death.outcome == "fails":
+            raise WorkerDied(notice)
+        self._session.lose(name, loss_notice(name, notice, crash))
 
-    def _cause(self, worker: SupervisedWorker, what: str) -> tuple[SupervisedWorker, str, Crash | None]:
-        """Return who died first, how, and its last message: a worker whose stream broke is a symptom, not the cause."""
-        crash = self._crashes.pop(worker.name, None)
-        if crash is not None and (witnessed := self._cause_among_ranks(worker)) is not None:
-            return witnessed
-        if crash is not None and crash.error == "StreamClosed":
-            for other in self._workers.values():
-                if other is not worker and not other.left and not other.replaced and not other.alive:
-                    self._listen(0.1)
-                    if not other.left:
-                        ended = f"ended unexpectedly: {other.ending}"
-                        return other, ended, self._crashes.pop(other.name, None)
-        return worker, what, crash
-
-    def _cause_among_ranks(self, worker: SupervisedWorker) -> tuple[SupervisedWorker, str, Crash | None] | None:
-        """Return another rank that ended without a message, or has long been silent: all ranks' updates failed with it."""
-        for other in (rank for rank in self._ranks(worker) if rank.name != worker.name):
-            self._listen(0.1)
-            if not other.alive and not other.left and other.name not in self._crashes:
-                return other, f"ended unexpectedly: {other.ending}", None
-            if other.alive and self._pauses.since(other.beat_s) > self._silence_s[other.name] / 2:
-                return other, self._silent(other), None
-        return None
-
-    def _replace(self, worker: SupervisedWorker, notice: str, *, is_free: bool = False) -> bool:
-        """Plan a worker's next incarnation; return whether it may have one. `notice`: the reason, for the user.
-
-        All ranks of a learner are replaced together, with equal incarnations; that counts as one restart of the learner,
-        or as none if `is_free`.
-        """
-        ranks = self._ranks(worker)
-        first = ranks[0]
-        pause_s = self._budgets.take(first.name, time.monotonic(), is_free=is_free)
-        if pause_s is None:
-            return False
-        text = "started again" if is_free else self._budgets.text(first.name, time.monotonic())
-        count = f"{text}, in {pause_s:.2g} s"
-        with_all = f", with all {len(ranks)} ranks of {first.name}" if len(ranks) > 1 else ""
-        self._session.display.message(f"{worker.name} {notice}; {count}{with_all}", "warning")
-        due_s, incarnation = time.monotonic() + pause_s, max(rank.job.incarnation for rank in ranks)
-        self._restarts = [restart for restart in self._restarts if restart.job.name not in self._groups[worker.name]]
-        for rank in ranks:
-            if rank is not worker:
-                rank.handle.kill()
-            rank.replaced = True
-            self._session.stage(rank.name, "restarting")
-            job = dataclasses.replace(rank.job, incarnation=incarnation)
-            self._restarts.append(Restart(due_s, job, rank.restarts + 1))
-        return True
-
-    def _start_due(self) -> None:
-        """Start the next incarnation of each worker whose pause is over."""
-        now = time.monotonic()
-        for restart in [restart for restart in self._restarts if restart.due_s <= now]:
-            if restart not in self._restarts:
-                continue  # another rank could not be started: all start once more
-            if self._pauses.since(restart.due_s) < self._deadlines.snapshot_s and self._files_travel(restart):
-                continue
-            self._restarts.remove(restart)
-            try:
-                job, warnings = replacement_job(restart.job, self._folder)
-                known = self._workers[job.name].known
-                for line in filter(None, (*warnings, lost_text(job, int(known.get("updates", 0))))):
-                    self._session.display.message(line, "warning")
-                self._start(job, restart.count)
-            except OSError as error:  # a full disk, no memory: it may be temporary
-                if not self._replace(self._workers[restart.job.name], f"could not be restarted: {error}"):
-                    raise WorkerDied(f"{restart.job.name} could not be restarted: {error}") from error
-
-    def _files_travel(self, restart: Restart) -> bool:
-        """Return whether files of the last incarnation, such as its snapshots, are on their way from another host.
-
-        The run folder may lack its newest snapshot until then, and its host may have deleted the one that the run folder has.
-        """
-        ranks = self._ranks(self._workers[restart.job.name])
-        away = [rank for rank in ranks if rank.replaced and rank.handle.host and rank.alive]
-        return any(self._kind(rank).lifecycle.saves and self._keeps_files(rank) for rank in away)
-
-    def _save_learners(self) -> None:
-        """Let working learners write their snapshots, so that the run can be continued from here."""
-        saving = [
-            worker
-            for worker in self._workers.values()
-            if self._kind(worker).lifecycle.must_finish and worker.is_reachable and worker.alive
-        ]
-        for worker in saving:
-            self._send_command(worker.name, "stop")
-        until = time.monotonic() + RESCUE_S
-        while time.monotonic() < until and any(worker.alive for worker in saving):
-            self._listen(0.02)
-
-    # -- ending -------------------------------------------------------------------------------------------------------
-
-    def _end_in_order(self) -> None:
-        """Stop the workers along the data flow; workers with a last task start it before the params' source stops.
-
-        Learners of several policies in deterministic mode make their last updates as they stop, so the tasks start after that.
-        """
-        if self._session.reason == "interrupted":
-            self._drop_unready(self._workers.keys())
-        finals = self._finals = self._wanted_finals()
-        e, left = self._plan.experiment, dict(finals)
-        drains = e.is_deterministic and len(e.policies) > 1
-        for level in self._plan.graph.stop_order:
-            names = {worker.name for worker in level}
-            publishes = any(port.publishes for name in names for port in self._plan.kinds[name].ports)
-            if publishes and not drains:
-                self._begin_finals(left)
-            for name in finals.keys() & names:
-                self._await_final(name)
-            self._stop(names)
-            if publishes:
-                self._begin_finals(left)
-
-    def _drop_unready(self, names: Collection[str]) -> None:
-        """End those of these workers that have nothing to save yet and would react only after compiling or connecting."""
-        for worker in self._workers.values():
-            if worker.name in names and not (worker.ready or worker.left or worker.replaced):
-                worker.handle.kill()
-                worker.left = worker.dropped = True
-                self._session.display.message(
-                    f"{worker.name} was stopped during its start ({worker.stage}), because the run ends"
-                )
-
-    def _wanted_finals(self) -> dict[str, dict[str, Any]]:
-        """Return worker -> the facts of its command `final`, for workers with a last task."""
-        reason, e = self._session.reason or "", self._plan.experiment
-        if reason == "interrupted":
-            return {}
-        finals = {name: value_of(kind.lifecycle.last_task.facts, e, reason) for name, kind in self._plan.kinds.items()}
-        return {name: facts for name, facts in finals.items() if facts is not None and name not in self._session.finals}
-
-    def _kind(self, worker: SupervisedWorker) -> Kind:
-        return self._plan.kinds[worker.name]
-
-    def _keeps_files(self, worker: SupervisedWorker) -> tuple[str, ...]:
-        return tuple(value_of(self._kind(worker).travel.keeps_files, worker.job))
-
-    def _send_command(self, worker: str, command: str, **facts: Any) -> None:
-        self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
-
-    def _hosts_of_workers(self) -> dict[str, tuple[int, str, int]]:
-        return {worker.name: (worker.restarts, worker.handle.host, worker.pid) for worker in self._workers.values()}
-
-    def _pass_on(self, worker: str, command: str, facts: dict[str, Any]) -> None:
-        """Send a worker another worker's command; lost while it is replaced."""
-        if worker in self._workers:
-            self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
-
-    def _stop(self, names: set[str]) -> None:
-        """Stop some workers, all at once; those that save something may take as long as a snapshot."""
-        self._drop_unready(names)
-        found = [worker for name, worker in self._workers.items() if name in names]
-        leaving = [worker for worker in found if not (worker.replaced or worker.dropped)]
-        for worker in leaving:
-            self._send_command(worker.name, "stop")
-        begun_s = time.monotonic()
-        for worker in leaving:
-            self._await_end(worker, begun_s)
-        for worker in leaving:
-            self._listen(0.1) if not worker.left else None
-            late = f"did not leave in order within {self._leave_s(worker):g} s"
-            if not worker.left:
-                self._left_late(worker, late if worker.alive else f"ended: {worker.ending}")
-            elif self._sends_files(worker) and ((end := worker.handle.exit) is None or end.with_host):
-                self._left_late(worker, self._files_missing(worker))
-
-    def _await_end(self, worker: SupervisedWorker, begun_s: float) -> None:
-        """Wait until a worker that was asked to leave has ended; once it has left, as long as more of its files arrive."""
-        limit_s, sends = self._leave_s(worker), self._sends_files(worker)
-        told_s = min(limit_s, QUIET_S)
-        while worker.alive and not (sends and worker.left) and (waited_s := self._pauses.since(begun_s)) < limit_s:
-            if waited_s >= told_s:
-                told_s = limit_s
-                self._session.display.message(
-                    f"waiting for {worker.name} to finish and leave, for at most {limit_s:g} s"
-                )
-            self._listen(0.02)
-        if not (sends and worker.left):
-            return
-        known, begun_s = self._files_of(worker), time.monotonic()
-        while worker.alive:
-            self._listen(0.02)
-            if self._pauses.since(begun_s) >= self._deadlines.snapshot_s:
-                found = self._files_of(worker)
-                if found <= known:
-                    return
-                known, begun_s = known | found, time.monotonic()
-
-    def _sends_files(self, worker: SupervisedWorker) -> bool:
-        """Return whether a worker's files come from another host, which reports its end once they have all arrived."""
-        return bool(worker.handle.host and self._keeps_files(worker))
-
-    def _files_of(self, worker: SupervisedWorker) -> set[tuple[str, int]]:
-        """Return path and bytes of the files that a worker keeps in the run folder, also of one that is arriving."""
+    def _look_at_files(self, worker: SupervisedWorker) -> None:
+        """Look at the files that a worker keeps in the run folder, also at one that is arriving."""
         found: set[tuple[str, int]] = set()
-        for folder in self._keeps_files(worker):
+        for folder in kept_files(self._plan.kinds[worker.name], worker.job):
             for place, _, names in os.walk(self._folder / folder):
                 for path in (os.path.join(place, name) for name in names):
                     with contextlib.suppress(FileNotFoundError):  # it has just arrived completely, or was removed
                         found.add((path, os.stat(path).st_size))
-        return found
-
-    def _files_missing(self, worker: SupervisedWorker) -> str:
-        """Return that files of a worker which has left did not arrive, and the newest snapshot of a learner that did."""
-        limit_s, host = self._deadlines.snapshot_s, worker.handle.host
-        why = f"no part of them came for {limit_s:g} s (deadlines.snapshot_s)" if worker.alive else worker.ending
-        what = f"left, but its last files did not all arrive from host {host}: {why}"
-        if not self._kind(worker).lifecycle.must_finish:
-            return what
+        known = self._files.setdefault(worker.name, set())
+        grew = not found <= known
+        known |= found
         versions = [int(path.parent.name) for path in worker.job.snapshots.glob(f"state/[0-9]*/{MANIFEST}")]
-        if not versions:
-            return f"{what}. No snapshot is in the run folder"
-        return f"{what}. The newest snapshot in the run folder is version {version_updates(max(versions))}"
-
-    def _leave_s(self, worker: SupervisedWorker) -> float:
-        limits = self._deadlines
-        if self._kind(worker).lifecycle.saves:
-            return limits.snapshot_s
-        return limits.leave_s / 10 if self._session.reason == "interrupted" else limits.leave_s
-
-    def _left_late(self, worker: SupervisedWorker, what: str) -> None:
-        """Report a worker that did not leave cleanly, and why; the run fails if the worker is essential."""
-        late = worker.alive
-        if self._kind(worker).lifecycle.must_finish and not self._interrupted:
-            self._died(worker, what)  # without its last snapshot the run is incomplete
-        if late and not self._interrupted:
-            what += f" ({self._watchdog.write(worker.name, what, self._watchdog.look(worker))})"
-        crash = self._crashes.get(worker.name)
-        what = crash_text(worker.name, crash) if crash else what
-        self._session.display.message(f"{worker.name} while stopping: {what}", "warning")
-
-    def _begin_finals(self, left: dict[str, dict[str, Any]]) -> None:
-        for name in list(left):
-            self._begin_final(name, left.pop(name))
-
-    def _begin_final(self, name: str, facts: dict[str, Any]) -> None:
-        """Tell a worker to start its last task, once it receives commands: it may just be restarting."""
-        self._session.stage(name, f"{self._plan.kinds[name].lifecycle.last_task.name} is about to begin")
-        self._wait_with(name, lambda worker: worker.is_reachable)
-        if self._workers[name].is_reachable:
-            self._send_command(name, "final", updates=self._session.last_updates, **facts)
-
-    def _await_final(self, name: str) -> None:
-        task = self._plan.kinds[name].lifecycle.last_task
-        self._session.stage(name, task.name)
-        self._wait_with(name, lambda _: name in self._session.finals)
-        if not (name in self._session.finals or self._workers[name].replaced):
-            limit_s = getattr(self._deadlines, task.deadline)
-            waited = f"within {limit_s:g} s (deadlines.{task.deadline}){task.hint}"
-            why = "because it was interrupted" if self._interrupted else waited
-            self._session.display.message(f"{name}: its {task.name} was not finished {why}", "warning")
-
-    def _wait_with(self, name: str, reached: Callable[[SupervisedWorker], bool]) -> None:
-        """Wait until a worker has reached a state; see `_died` if it dies meanwhile."""
-        limit_s, begun_s = (
-            getattr(self._deadlines, self._plan.kinds[name].lifecycle.last_task.deadline),
-            time.monotonic(),
-        )
-        while not (reached(self._workers[name]) or self._interrupted or self._pauses.since(begun_s) > limit_s):
-            if name in self._session.finals:
-                return
-            self._listen(POLL_S)
-            self._start_due()
-            self._check(self._workers[name])
-            self._session.tick()
+        self._tell(Files(worker.name, worker.job.incarnation, grew, max(versions, default=None)))

@@ -1,15 +1,18 @@
-"""Restarts: the budget of each worker, and the start point of a replacement."""
+"""What the supervision of a run is told about its plan, and the start point of a replaced worker."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Collection
 from pathlib import Path
 
-from jsrl.control.supervision import Budgets, Limits, Rules
+from jsrl.control.ending import Ending, Level, Task
+from jsrl.control.supervision import Rules, Supervision
 from jsrl.errors import counted
 from jsrl.experiment import Experiment
+from jsrl.graph.graph import ranks_of
+from jsrl.launch.plan import Plan
 from jsrl.launch.resume import newest_good
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import ledger_path
@@ -24,27 +27,61 @@ def restarts(e: Experiment, kind: Kind) -> int:
     return max(e.restart, value_of(kind.lifecycle.min_restarts, e)) if own is None else own
 
 
-def budgets_of(e: Experiment, jobs: Sequence[Job]) -> Budgets:
-    """Return the budgets of a run's workers."""
-    rules = {}
-    for job in jobs:
-        kind = find_kind(job.kind)
-        rules[job.name] = Rules(kind.prefix, restarts(e, kind) if job.restart is None else job.restart)
-    return Budgets(rules, Limits(e.supervision.window_s, e.supervision.backoff_s, e.supervision.max_backoff_s))
+def supervision_of(plan: Plan) -> Supervision:
+    e, rules = plan.experiment, {}
+    for job in plan.jobs:
+        kind = plan.kinds[job.name]
+        samples = [end for _, end in job.ends if end.stream.type == "samples"]
+        rules[job.name] = Rules(
+            kind.prefix,
+            restarts(e, kind) if job.restart is None else job.restart,
+            tuple(rank.name for rank in ranks_of(plan.graph, plan.graph.worker(job.name))),
+            saves=kind.lifecycle.saves,
+            keeps_files=bool(kept_files(kind, job)),
+            must_finish=kind.lifecycle.must_finish,
+            loss_ends_run=kind.lifecycle.loss_ends_run,
+            may_restart=functools.partial(value_of, kind.lifecycle.may_restart, job),
+            groups=tuple(group for end in samples for group in end.groups) if kind.plays else (),
+            learns=kind.resources.device == "learns",
+        )
+    return Supervision(rules, e.deadlines, e.supervision, tells_absent=not e.is_deterministic)
 
 
-@dataclass(frozen=True)
-class Restart:
-    """A planned restart: at `due_s` by the monotonic clock, as incarnation `count` + 1 of the job."""
-
-    due_s: float
-    job: Job
-    count: int
+def kept_files(kind: Kind, job: Job) -> tuple[str, ...]:
+    """Return the folders below the run's in which a worker keeps files of its own."""
+    return tuple(value_of(kind.travel.keeps_files, job))
 
 
-def replacement_job(job: Job, folder: Path) -> tuple[Job, list[str]]:
-    """Return the job that replaces a dead worker, and warnings: a higher incarnation; its state is the last good snapshot."""
-    job = dataclasses.replace(job, incarnation=job.incarnation + 1)
+def ending_of(plan: Plan, supervision: Supervision, reason: str, done: Collection[str]) -> Ending:
+    """Return the end of a run. `done`: workers whose last task is finished, or that were lost."""
+    e, levels = plan.experiment, []
+    for level in plan.graph.stop_order:
+        names = frozenset(worker.name for worker in level)
+        levels.append(Level(names, any(port.publishes for name in names for port in plan.kinds[name].ports)))
+    return Ending(
+        supervision,
+        levels,
+        {name: task for name, task in last_tasks(plan, reason).items() if name not in done},
+        interrupted=reason == "interrupted",
+        drains=e.is_deterministic and len(e.policies) > 1,
+    )
+
+
+def last_tasks(plan: Plan, reason: str) -> dict[str, Task]:
+    """Return worker -> its last task, if it has one after a run that ends for this reason."""
+    tasks = {}
+    for name, kind in plan.kinds.items():
+        task = kind.lifecycle.last_task
+        facts = value_of(task.facts, plan.experiment, reason)
+        if facts is not None and reason != "interrupted":
+            limit_s = getattr(plan.experiment.deadlines, task.deadline)
+            tasks[name] = Task(task.name, facts, limit_s, task.deadline, task.hint)
+    return tasks
+
+
+def replacement_job(job: Job, incarnation: int, folder: Path) -> tuple[Job, list[str]]:
+    """Return the job that replaces a dead worker, and warnings; its state is the last good snapshot."""
+    job = dataclasses.replace(job, incarnation=incarnation)
     if find_kind(job.kind).lifecycle.state != "snapshot":
         return job, []
     start_point, broken = last_committed(job.start_point, job.snapshots / "state", page_of(job, folder))

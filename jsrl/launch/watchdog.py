@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from jsrl.control.supervision import NOT_BEGUN, Phase, Standstill
 from jsrl.launch.launcher import STOPPED
 from jsrl.launch.session import Session
-from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker
+from jsrl.launch.supervised import SupervisedWorker
 from jsrl.runs.process import all_stacks
 
 FOLDER = "watchdog"  # of a run
@@ -39,7 +40,7 @@ class Watchdog:
     Args:
       session: the run's. workers: name -> worker, as the controller knows them; read at each report.
       ask: asks a worker for its stacks over the control connection. listen: receives workers' messages, for at most that many
-        seconds.
+        seconds. clock: returns seconds, as in the workers' lives.
     """
 
     def __init__(
@@ -48,22 +49,23 @@ class Watchdog:
         workers: Mapping[str, SupervisedWorker],
         ask: Callable[[SupervisedWorker], None],
         listen: Callable[[float], None],
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._session, self._workers, self._ask, self._listen = session, workers, ask, listen
-        self._run = session.folder.path
+        self._run, self._clock = session.folder.path, clock or time.monotonic
         self._asked_s: dict[str, float] = {}
         self._looked_s = 0.0  # at all workers
         self._look_at_s = self._read_at_s = 0.0  # when the next look at all workers is due, and at the ledgers
         self._ledgers: list[str] = []  # as text
         self._counted: dict[str, list[object]] = {}
-        self._moved_s, self._patience = time.monotonic(), 1
+        self._standstill = Standstill(session.experiment.deadlines.still_s, self._clock())
 
     def look(self, subject: SupervisedWorker | None = None) -> str:
         """Return the state of every worker, `subject` first; takes less than a second.
 
         If many workers die at once, not every look includes all workers: replacements must not wait.
         """
-        now_s = time.monotonic()
+        now_s = self._clock()
         if subject is not None and now_s < self._look_at_s:
             earlier = f"(An earlier report, of {now_s - self._looked_s:.1f} s ago, has the other workers.)\n"
             return "\n".join([*self._sections([subject], subject, now_s), earlier])
@@ -71,8 +73,8 @@ class Watchdog:
         workers, rest = everybody[:MOST_LOOKED_AT], len(everybody) - MOST_LOOKED_AT
         others = [f"({rest} other workers were not looked at.)\n"] if rest > 0 else []
         found = "\n".join([*self._sections(workers, subject, now_s), *others])
-        self._looked_s = time.monotonic()
-        self._look_at_s = due_after(now_s)
+        self._looked_s = self._clock()
+        self._look_at_s = due_after(now_s, self._clock())
         return found
 
     def _sections(self, workers: list[SupervisedWorker], subject: SupervisedWorker | None, now_s: float) -> list[str]:
@@ -82,14 +84,14 @@ class Watchdog:
             self._asked_s[worker.name] = now_s
             self._ask(worker)
         while silent := [worker for worker in asked if worker.stacks_s < now_s and worker.alive]:
-            if time.monotonic() - now_s > ANSWER_S:
+            if self._clock() - now_s > ANSWER_S:
                 self._signal_for_stacks(silent)
                 break
             self._listen(LOOK_S)
         # at once: an agent of another host is asked for each log
         with ThreadPoolExecutor(max(1, len(workers))) as pool:
             tails = list(pool.map(lambda worker: worker.handle.tail(TAIL_LINES), workers))
-        return [section(worker, tail) for worker, tail in zip(workers, tails, strict=True)]
+        return [section(worker, tail, self._clock()) for worker, tail in zip(workers, tails, strict=True)]
 
     def _is_due(self, worker: SupervisedWorker, subject: SupervisedWorker | None, now_s: float) -> bool:
         """Return whether a worker is asked now: the waits for many hanging workers must not add up."""
@@ -101,7 +103,7 @@ class Watchdog:
                 silent, pool.map(lambda worker: worker.handle.stacks(INSIST_S), silent), strict=True
             ):
                 if text:
-                    worker.stacks, worker.stacks_s = text, time.monotonic()
+                    worker.stacks, worker.stacks_s = text, self._clock()
 
     def write(self, name: str, noticed: str, seen: str) -> str:
         """Write a report; return a text with its path.
@@ -122,18 +124,15 @@ class Watchdog:
             return f"no watchdog report: {error}"
         return f"watchdog report: {path}"
 
-    def report_standstill(self, limit_s: float) -> None:
-        """Report it when every worker is ready and no counter has moved for `limit_s`: they may be waiting for each other.
-
-        After the first report only a standstill twice as long is reported: a slow run is not broken.
-        """
-        now_s, workers = time.monotonic(), self._workers.values()
+    def report_standstill(self) -> None:
+        """Report it when every worker is ready and no counter has moved for long: they may be waiting for each other."""
+        workers = self._workers.values()
         counted = {worker.name: [worker.known.get(name) for name in COUNTERS] for worker in workers}
-        if counted != self._counted or not all(worker.ready or worker.replaced for worker in workers):
-            self._counted, self._moved_s = counted, now_s
-        elif now_s - self._moved_s > self._patience * limit_s:
-            noticed = f"nothing was stepped, answered or trained for {now_s - self._moved_s:.0f} s"
-            self._patience *= 2
+        over = (Phase.REPLACED, Phase.GONE)
+        moved = counted != self._counted or not all(w.life.ready or w.life.phase in over for w in workers)
+        self._counted = counted
+        if still_s := self._standstill.tick(self._clock(), moved=moved):
+            noticed = f"nothing was stepped, answered or trained for {still_s:.0f} s"
             report = self.write("standstill", noticed, self.look())
             self._session.display.message(f"{noticed}; the run continues ({report})", "warning")
 
@@ -144,11 +143,11 @@ class Watchdog:
             f"{clock}, {session.elapsed_s:.1f} s after the start of {session.folder.name}",
             f"noticed: {noticed}",
             "",
-            f"updates {session.updates:,}, env steps {session.env_steps:,}",
+            f"updates {session.run.updates:,}, env steps {session.run.env_steps:,}",
         ]
-        if (now_s := time.monotonic()) >= self._read_at_s:  # thousands of pages: not for each of many deaths
+        if (now_s := self._clock()) >= self._read_at_s:  # thousands of pages: not for each of many deaths
             self._ledgers = session.read_ledgers()
-            self._read_at_s = due_after(now_s)
+            self._read_at_s = due_after(now_s, self._clock())
         lines += self._ledgers
         return "\n".join([*lines, *known_lines(session.hub.latest), ""])
 
@@ -161,9 +160,8 @@ class Watchdog:
             path.unlink(missing_ok=True)
 
 
-def due_after(began_s: float) -> float:
+def due_after(began_s: float, now_s: float) -> float:
     """Return when to do again what began then and has just ended, so that it takes only a small share of the time."""
-    now_s = time.monotonic()
     return now_s + max(FRESH_S, (now_s - began_s) / MOST_LOOKING)
 
 
@@ -172,7 +170,7 @@ def due_after(began_s: float) -> float:
 
 def can_answer(worker: SupervisedWorker) -> bool:
     """Return whether a worker can answer: it runs, has become ready, and is not stopped."""
-    return worker.stage != NOT_BEGUN and not worker.left and worker.alive and state(worker)[0] != STOPPED
+    return worker.life.stage != NOT_BEGUN and not worker.life.left and worker.alive and state(worker)[0] != STOPPED
 
 
 def state(worker: SupervisedWorker) -> tuple[str, str]:
@@ -186,12 +184,12 @@ def state(worker: SupervisedWorker) -> tuple[str, str]:
 # -- a worker as text -------------------------------------------------------------------------------------------------
 
 
-def section(worker: SupervisedWorker, log_tail: str) -> str:
-    now_s, job = time.monotonic(), worker.job
+def section(worker: SupervisedWorker, log_tail: str, now_s: float) -> str:
+    job, life = worker.job, worker.life
     found, uses = state(worker)
     lines = [
         f"== {worker.name}: {job.kind} {job.index}, incarnation {job.incarnation}, {worker.handle.where}, {found}",
-        f"  {worker.stage!r} since {now_s - worker.stage_s:.1f} s, last message {now_s - worker.beat_s:.1f} s ago"
+        f"  {life.stage!r} since {now_s - life.stage_s:.1f} s, last message {now_s - life.beat_s:.1f} s ago"
         + (f", {uses}" if uses else ""),
     ]
     if worker.activity:
@@ -212,9 +210,9 @@ def why_silent(worker: SupervisedWorker, found: str) -> str:
         return "the process has ended"
     if found == STOPPED:
         return "a stopped process answers nothing until it is continued (SIGCONT)"
-    if worker.stage == NOT_BEGUN:
+    if worker.life.stage == NOT_BEGUN:
         return "it has not come to work yet"
-    return "it is leaving" if worker.left else "it answered neither on the control connection nor to SIGUSR1"
+    return "it is leaving" if worker.life.left else "it answered neither on the control connection nor to SIGUSR1"
 
 
 def known_lines(known: Mapping[str, object]) -> list[str]:

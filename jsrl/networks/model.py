@@ -8,6 +8,7 @@ core, {value_torso, value_core}, among policy_weights: acting carries the state 
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,20 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import FiniteFloat, PositiveInt, option
-from jsrl.networks.cores import CORES
-from jsrl.networks.entities import EntityConfig, make_entity_torso
+from jsrl.fields import FiniteFloat, PositiveInt, option, suggesting
 from jsrl.networks.kernels.products import Precision
-from jsrl.networks.torsos import (
-    MIN_NATURE_SIDE,
-    ActivationName,
-    Encoder,
-    ImpalaResNet,
-    Leaf,
-    NatureCNN,
-    dense,
-)
+from jsrl.networks.torsos import ActivationName, Encoder, Leaf, dense
 from jsrl.references.importing import import_target
 from jsrl.types import (
     ActionSpec,
@@ -50,8 +40,42 @@ from jsrl.types import (
 TorsoName: TypeAlias = Literal["auto", "mlp", "nature_cnn", "impala_resnet", "entities"]
 CoreName: TypeAlias = Literal["none", "gru", "lstm"]
 ACTION_MASK = "action_mask"
+# imported where a network has such a part
+PARTS = {
+    "nature_cnn": "jsrl.networks.images:NatureCNN",
+    "impala_resnet": "jsrl.networks.images:ImpalaResNet",
+    "entities": "jsrl.networks.entities:make_entity_torso",
+    "gru": "jsrl.networks.cores:GRU",
+    "lstm": "jsrl.networks.cores:LSTM",
+}
+MIN_NATURE_SIDE = 36  # below this the input of the Nature CNN's third convolution is too small
 POLICY_GAIN = 0.01
 VALUE_GAIN = 1.0
+
+
+@suggesting
+@dataclass(frozen=True)
+class EntityConfig:
+    """Inputs and options of the torso `entities`."""
+
+    # fmt: off
+    leaves: tuple[str, ...] = option((), "sets of entities: a leaf [k, F] of the observation, with its mask [k] (1: "
+        "read the entity) if it has one, as in `box_obs:mask_ab_obs`; a mask is bool. Leaves that the observation "
+        "lacks are ignored, but one must exist.")
+    value_leaves: tuple[str, ...] = option((), "the same for a value function with a torso of its own, which may see "
+        "more; (): as `leaves`.")
+    rays: tuple[str, ...] = option((), "leaves [n] around a circle, such as a lidar's. Leaves that the observation "
+        "lacks are ignored.")
+    heads: PositiveInt = option(4, "attention heads. Their number divides the first entry of the network's `hidden`, "
+        "the size of an embedding; the other entries are layers after the pooling.")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for entry in (*self.leaves, *self.value_leaves):
+            if not entry.partition(":")[0] or entry.count(":") > 1:
+                raise ConfigError(
+                    f"entities.leaves has {entry!r}; write LEAF or LEAF:MASK, such as box_obs:mask_ab_obs"
+                )
 
 
 @suggesting
@@ -76,6 +100,8 @@ class NetworkConfig:
     shared: bool | None = option(None, "share torso and core between policy and value. None: share them for images and "
         "recurrent networks. With a core and False each has its own core, and actors compute both.")
     log_std_init: FiniteFloat = option(0.0, "initial log standard deviation of continuous actions.")
+    init: Literal["orthogonal", "uniform"] = option("orthogonal", "first weights: orthogonal, heads of policies small; "
+        "or uniform in +-1/sqrt(inputs) in every layer, biases too, as PyTorch does.")
     precision: Precision = option("float32", "float32, or bfloat16: the torso's layers multiply in bfloat16 and sum in "
         "float32, except the first layer of inputs that are not images. Weights, optimizer, core and heads stay in "
         "float32.")
@@ -170,8 +196,8 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
 
     def initial_core(batch_size: int) -> Tree:
         if both:
-            return {name: CORES[config.core].initial(batch_size, config.core_size) for name in ("policy", "value")}
-        return CORES[config.core].initial(batch_size, config.core_size) if recurrent else ()
+            return {name: core_type(config.core).initial(batch_size, config.core_size) for name in ("policy", "value")}
+        return core_type(config.core).initial(batch_size, config.core_size) if recurrent else ()
 
     @jax.jit
     def init(key: Array) -> tuple[Tree, Tree]:
@@ -179,7 +205,8 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
         observation = jax.tree.map(lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), spec.observation)
         is_first = jnp.zeros((1, 1), bool)
         (_, features, _), variables = policy.init_with_output(policy_key, observation, is_first, initial_core(1))
-        return weights_of(variables), weights_of(value.init(value_key, observation, features))
+        of_policy, of_value = weights_of(variables), weights_of(value.init(value_key, observation, features))
+        return first_weights(config, of_policy, policy_key), first_weights(config, of_value, value_key)
 
     def run_policy(weights: Tree, observation: Tree, is_first: Array, core: Tree) -> tuple[Any, Array, Tree]:
         outputs: Any = policy.apply({"params": weights}, observation, is_first, core)
@@ -191,9 +218,13 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     return ActorCritic(init, initial_core, run_policy, run_value, ("head",), shared)
 
 
+def core_type(name: CoreName) -> Any:
+    return import_target(PARTS[name])
+
+
 def make_core(config: NetworkConfig) -> Any:
     """Return the recurrent core; None: the network is feed-forward."""
-    return CORES[config.core](config.core_size, parent=None) if config.core != "none" else None
+    return core_type(config.core)(config.core_size, parent=None) if config.core != "none" else None
 
 
 def make_core_norm(config: NetworkConfig) -> Any:
@@ -210,6 +241,22 @@ def weights_of(variables: Tree) -> Tree:
             "parameters: use LayerNorm or GroupNorm in place of BatchNorm, and no mutable state"
         )
     return dict(variables["params"])
+
+
+def first_weights(config: NetworkConfig, weights: Tree, key: Array) -> Tree:
+    """Return weights as the modules draw them, or uniform ones, if the config says so."""
+    return weights if config.init == "orthogonal" else _uniform(weights, key)
+
+
+def _uniform(weights: Tree, key: Array) -> Tree:
+    """Return weights with each layer's kernel [..., in, out] and bias drawn from +-1/sqrt(inputs); others unchanged."""
+    if not isinstance(weights, dict):
+        return weights
+    keys = zip(sorted(weights), jax.random.split(key, len(weights)), strict=True)
+    if "kernel" not in weights:
+        return {name: _uniform(weights[name], key) for name, key in keys}
+    bound = math.prod(weights["kernel"].shape[:-1]) ** -0.5
+    return {name: jax.random.uniform(key, weights[name].shape, minval=-bound, maxval=bound) for name, key in keys}
 
 
 # -- torsos -----------------------------------------------------------------------------------------------------------
@@ -238,6 +285,7 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool =
     kind = config.torso
     if kind == "entities":
         hidden, entities = tuple(config.hidden), config.entities
+        make_entity_torso = import_target(PARTS[kind])
         return make_entity_torso(entities, leaves, hidden, config.activation, config.precision, value=value)
     if kind in ("nature_cnn", "impala_resnet") and not images:
         kind_of_image = "images are uint8 [H, W, C]"
@@ -250,8 +298,10 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool =
         )
     if kind == "mlp":
         leaves = tuple(leaf._replace(is_image=False) for leaf in leaves)
-    image_torso = ImpalaResNet if kind == "impala_resnet" or (kind == "auto" and small) else NatureCNN
-    read_image = partial(image_torso, precision=config.precision)
+    read_image = None
+    if any(leaf.is_image for leaf in leaves):
+        image_torso = import_target(PARTS[("impala_resnet" if small else "nature_cnn") if kind == "auto" else kind])
+        read_image = partial(image_torso, precision=config.precision)
     return Encoder(leaves, read_image, tuple(config.hidden), config.activation, config.precision)
 
 

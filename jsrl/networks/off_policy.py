@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.networks.cores import CORES
 from jsrl.networks.kernels.products import Precision
 from jsrl.networks.model import (
     POLICY_GAIN,
@@ -23,6 +22,8 @@ from jsrl.networks.model import (
     LogitsHead,
     NetworkConfig,
     check_features,
+    core_type,
+    first_weights,
     make_core,
     make_core_norm,
     make_torso,
@@ -172,7 +173,7 @@ def policy_network(config: NetworkConfig, spec: EnvSpec, *, deterministic: bool 
 
     @jax.jit
     def init(key: Array) -> Tree:
-        return weights_of(module.init(key, _blank(spec, 1)))
+        return first_weights(config, weights_of(module.init(key, _blank(spec, 1))), key)
 
     return Network(init, lambda weights, observation: module.apply({"params": weights}, observation))
 
@@ -190,7 +191,10 @@ def critic_network(config: NetworkConfig, spec: EnvSpec, *, num_critics: int) ->
 
     @jax.jit
     def init(key: Array) -> Tree:
-        return jax.vmap(lambda k: weights_of(module.init(k, *blank)))(jax.random.split(key, num_critics))
+        def one(key: Array) -> Tree:
+            return first_weights(config, weights_of(module.init(key, *blank)), key)
+
+        return jax.vmap(one)(jax.random.split(key, num_critics))
 
     def apply(weights: Tree, *inputs: Any) -> Array:
         return jax.vmap(lambda w: module.apply({"params": w}, *inputs))(weights)
@@ -227,11 +231,12 @@ def value_network(config: NetworkConfig, spec: EnvSpec, *, dueling: bool = False
     module = _Values(torso, make_core(config), head, make_core_norm(config))
 
     def initial_core(batch_size: int) -> Tree:
-        return CORES[config.core].initial(batch_size, config.core_size) if recurrent else ()
+        return core_type(config.core).initial(batch_size, config.core_size) if recurrent else ()
 
     @jax.jit
     def init(key: Array) -> Tree:
-        return weights_of(module.init(key, _blank(spec, 1, 1), jnp.zeros((1, 1), bool), initial_core(1)))
+        variables = module.init(key, _blank(spec, 1, 1), jnp.zeros((1, 1), bool), initial_core(1))
+        return first_weights(config, weights_of(variables), key)
 
     def apply(weights: Tree, observation: Tree, is_first: Array, core: Tree) -> tuple[Array, Tree]:
         outputs: Any = module.apply({"params": weights}, observation, is_first, core)

@@ -129,7 +129,7 @@ class Pauses:
     ) -> None:
         self._clock, self._cpu_clock = clock, cpu_clock
         self._seen_s, self._seen_cpu_s = clock(), cpu_clock()
-        self._resumed_s = float("-inf")
+        self._resumed_s, self._paused_s = float("-inf"), 0.0
 
     def look(self, wait_s: float = 0.0) -> None:
         """Record that the process runs. `wait_s`: how long the thread may have waited since the last call."""
@@ -137,7 +137,13 @@ class Pauses:
         gap_s = now_s - self._seen_s
         if gap_s > wait_s + PAUSE_S and cpu_s - self._seen_cpu_s < MOST_BUSY * gap_s:
             self._resumed_s = now_s
+            self._paused_s += gap_s
         self._seen_s, self._seen_cpu_s = now_s, cpu_s
+
+    def now(self) -> float:
+        """Return the clock without the pauses, for a thread that never waits long."""
+        self.look()
+        return self._seen_s - self._paused_s
 
     def since(self, began_s: float) -> float:
         """Return the seconds since `began_s`, or since the last pause ended."""

@@ -88,13 +88,13 @@ def test_exploration_follows_its_schedule():
     ladder = DQNConfig(exploration="ladder", epsilon=0.4)
     np.testing.assert_allclose(dqn_file.epsilon_now(ladder, jnp.asarray(0)), 1.0)
     np.testing.assert_allclose(dqn_file.epsilon_now(ladder, jnp.asarray(1)), 0.4**4.5, rtol=1e-6)
-    with pytest.raises(ConfigError, match="exploration_updates"):
+    with pytest.raises(ConfigError, match="total_updates"):
         dqn(DQNConfig(), SPEC)
 
 
 @pytest.mark.parametrize(("updates", "epsilon"), [(0, 1.0), (5, 0.55), (20, 0.1)])
 def test_acting_explores_by_the_updates_of_its_params(updates, epsilon):
-    agent = dqn(DQNConfig(network=NETWORK, epsilon=0.1, exploration_updates=10), SPEC)
+    agent = dqn(DQNConfig(network=NETWORK, epsilon=0.1, total_updates=100), SPEC)
     params = jax.jit(agent.init)(jax.random.key(0)).params
     params = params._replace(weights=params.weights._replace(updates=jnp.asarray(updates)))
     observation = {"x": np.ones((300, 3), np.float32), "action_mask": np.ones((300, 4), np.uint8)}

@@ -35,7 +35,7 @@ SOUND = {
 }
 
 
-DAILY = {("ppo", "recurrent"), ("impala", "agents")}
+SOUND_DAILY = {("ppo", "recurrent"), ("impala", "agents")}
 FACTORIES = {"ppo": (ppo, PPOConfig), "impala": (impala, IMPALAConfig)}
 
 
@@ -43,7 +43,7 @@ FACTORIES = {"ppo": (ppo, PPOConfig), "impala": (impala, IMPALAConfig)}
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
     [
-        pytest.param(algorithm, kind, marks=() if (algorithm, kind) in DAILY else pytest.mark.nightly)
+        pytest.param(algorithm, kind, marks=() if (algorithm, kind) in SOUND_DAILY else pytest.mark.nightly)
         for algorithm in FACTORIES
         for kind in SOUND
     ],
@@ -80,37 +80,30 @@ def test_a_recurrent_agent_passes():
     assert {"act_resets_core", "update_resets_core", "update_bootstraps", "devices_agree"} <= set(report.checks)
 
 
-QUICK = (
-    "counts in a closure",
-    "writes to params",
+QUICK = ("counts in a closure", "writes to params", "raises")
+DAILY = (
+    "draws at another temperature",
+    "auxiliary loss without mask",
     "time limits terminate",
+    "mean over devices",
     "advantages around a local mean",
-    "raises",
 )
-DAILY_ONLY = ("draws at another temperature", "auxiliary loss without mask", "mean over devices")
 
 
-@pytest.mark.parametrize(
-    "mistake", marked(ON_POLICY, slow=DAILY_ONLY, nightly=ON_POLICY.keys() - {*QUICK, *DAILY_ONLY})
-)
+@pytest.mark.parametrize("mistake", marked(ON_POLICY, slow=DAILY, nightly=ON_POLICY.keys() - {*QUICK, *DAILY}))
 def test_mistakes_of_a_recurrent_agent_are_named(mistake):
     with pytest.raises(AgentFault, match=ON_POLICY[mistake]) as caught:
         check_agent(on_policy(mistake), DISCRETE)
     assert len(str(caught.value)) < 400, "no arrays"
 
 
-QUICK_OFF_POLICY = (
-    "the same noise",
-    "weights by the share's largest",
-    "weights by the largest of all columns",
-    "critic stays",
-    "signed priorities",
-)
+QUICK_OFF_POLICY = ("the same noise", "critic stays")
+DAILY_OFF_POLICY = ("weights by the share's largest", "weights by the largest of all columns", "signed priorities")
 
 
 @pytest.mark.parametrize(
     "mistake",
-    marked(OFF_POLICY, nightly=OFF_POLICY.keys() - QUICK_OFF_POLICY),
+    marked(OFF_POLICY, slow=DAILY_OFF_POLICY, nightly=OFF_POLICY.keys() - {*QUICK_OFF_POLICY, *DAILY_OFF_POLICY}),
 )
 def test_mistakes_of_an_off_policy_agent_are_named(mistake):
     with pytest.raises(AgentFault, match=OFF_POLICY[mistake]):

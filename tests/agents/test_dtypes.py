@@ -13,7 +13,7 @@ from tests.agents.test_hyperparameters import CASES, rows_for
 from tests.marks import marked
 
 
-@pytest.mark.parametrize("name", marked(CASES, slow=CASES.keys() - {"ppo", "dqn"}))
+@pytest.mark.parametrize("name", marked(CASES, slow=CASES.keys() - {"ppo"}))
 def test_64_bit_jax_changes_no_dtype_of_a_state(name):
     make, config, spec = CASES[name]
     wanted = {"normalize_observations", "normalize_values"} & {field.name for field in dataclasses.fields(config)}

@@ -39,19 +39,14 @@ from jsrl.types import (
     zeros,
 )
 from tests.agents.compiled import compiled
+from tests.agents.test_happo import PLAIN, STATE, N
+from tests.agents.test_happo import SPECS as TEAMS
 from tests.marks import nightly, slow
 
-N, GAMMA = 3, 0.9
+GAMMA = 0.9
 SMALL = NetworkConfig(hidden=(8,), activation="relu")
 RECURRENT = NetworkConfig(hidden=(8,), activation="relu", core="gru", core_size=4)
-PLAIN = EnvSpec(ArraySpec((N, 4), "float32"), Discrete(5), "game", num_agents=N)
-STATE = {"map": ArraySpec((2, 2), "float32"), "time": ArraySpec((), "int32")}
-MASKED = {"see": ArraySpec((N, 2), "float32"), "action_mask": ArraySpec((N, 5), "bool")}
-SPECS = {
-    "plain": PLAIN,
-    "with-state": dataclasses.replace(PLAIN, state=STATE),
-    "masked": dataclasses.replace(PLAIN, observation=MASKED, state=STATE),
-}
+SPECS = TEAMS | {"masked": dataclasses.replace(TEAMS["masked"], state=STATE)}
 FAST = {"network": SMALL, "gamma": GAMMA, "total_updates": 100}
 SLOW_MEMORY = {"network": RECURRENT, "gamma": GAMMA, "burn_in": 1, "n_step": 2}
 AGENTS = {

@@ -52,7 +52,7 @@ def rows_for(agent, spec):
     return random_trajectory(spec, np.random.default_rng(0), num_rows=8, num_envs=8, extras=(), core=core)
 
 
-@pytest.mark.parametrize("name", marked(CASES, slow=CASES.keys() - {"ppo", "qmix"}))
+@pytest.mark.parametrize("name", marked(CASES, slow=CASES.keys() - {"ppo"}))
 def test_every_explorable_hyperparameter_can_be_traced(name: str) -> None:
     agent, first = explored(name)
     key = jax.random.key(0)

@@ -15,18 +15,10 @@ from jsrl.agents.random_rows import random_trajectory
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Discrete, EnvSpec, spec_of
+from tests.agents.test_happo import PLAIN, SPECS, N
 from tests.marks import nightly
 
-N = 3
 SMALL = NetworkConfig(hidden=(8,))
-PLAIN = EnvSpec(ArraySpec((N, 4), "float32"), Discrete(5), "game", num_agents=N)
-STATE = {"map": ArraySpec((2, 2), "float32"), "time": ArraySpec((), "int32")}
-MASKED = {"see": ArraySpec((N, 2), "float32"), "action_mask": ArraySpec((N, 5), "bool")}
-SPECS = {
-    "plain": PLAIN,
-    "with-state": dataclasses.replace(PLAIN, state=STATE),
-    "masked": dataclasses.replace(PLAIN, observation=MASKED),
-}
 
 
 def config(**changes) -> MAPPOConfig:

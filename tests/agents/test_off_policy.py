@@ -1,5 +1,6 @@
 """The formulas of the off-policy algorithms against slow oracles in numpy, and which state their updates change."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -486,3 +487,23 @@ def test_actions_are_random_until_the_first_update(name):
     greedy = jax.jit(lambda p, k: agent.act(p, k, observation, is_first, (), greedy=True)[0].action)
     np.testing.assert_array_equal(greedy(params, jax.random.key(1)), greedy(learned, jax.random.key(2)))
     assert np.asarray(greedy(params, jax.random.key(1))).std() < 1e-6
+
+
+def test_noise_of_td3_may_be_an_ornstein_uhlenbeck_process():
+    """Noise of several steps, an episode's end among them, against Stable-Baselines3's recursion with the same draws."""
+    config = TD3Config(network=NETWORK, noise_process="ou", exploration_noise=0.5, random_start=False)
+    agent = td3(config, REAL)
+    state, core = agent.init(jax.random.key(0)), agent.initial_core(3)
+    observation, noise = jnp.zeros((3, *REAL.observation.shape)), np.zeros((3, len(REAL.action.low)))
+    act, none = compiled(agent.act), jnp.zeros(3, bool)
+    greedy = jax.jit(partial(agent.act, greedy=True))(state.params, jax.random.key(0), observation, none, core)[
+        0
+    ].action
+    for t in range(40):
+        first = jnp.asarray([t == 0, t in (0, 20), t == 0])
+        key = jax.random.key(t)
+        output, core = act(state.params, key, observation, first, core)
+        noise[np.asarray(first)] = 0.0
+        noise += -0.15 * noise * 0.01 + 0.5 * np.sqrt(0.01) * np.asarray(jax.random.normal(key, noise.shape))
+        np.testing.assert_allclose(output.action, np.clip(greedy + noise, -1.0, 1.0), rtol=1e-4, atol=1e-5)
+    assert not jax.tree.leaves(td3(dataclasses.replace(config, noise_process="normal"), REAL).initial_core(3))

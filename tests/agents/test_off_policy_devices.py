@@ -40,7 +40,7 @@ T, B = 4, 16
 network = NetworkConfig(hidden=(16,), activation="tanh")
 recurrent = NetworkConfig(hidden=(16,), core="gru", core_size=8)
 common = dict(learning_rate=0.3, normalize_observations=True)
-value = dict(common, exploration_updates=10, network=network, target_period=2)
+value = dict(common, total_updates=100, network=network, target_period=2)
 chosen = {
     "sac": (Continuous((-1.0,) * 2, (1.0,) * 2, "squash"), sac, SACConfig(**common, network=network, policy_delay=2)),
     "sac-discrete": (Discrete(3), sac, SACConfig(**common, network=network)),

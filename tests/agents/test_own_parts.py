@@ -51,7 +51,7 @@ def test_steps_are_those_of_optax_with_its_schedule() -> None:
     own = ac.make_optimizer(functools.partial(optax.adamw, weight_decay=0.1), eps=1.0, max_grad_norm=0.5)
     state = own.init(weights)
     for n, gradient in enumerate(gradients):
-        rate = ac.learning_rate_at(0.1, COSINE, 4, jnp.asarray(n))
+        rate = ac.scheduled(0.1, COSINE, 4, jnp.asarray(n))
         weights, state = ac.apply_gradients(own, gradient, state, weights, rate)
 
     rates = optax.cosine_decay_schedule(0.1, 4)
@@ -88,6 +88,7 @@ def test_a_run_with_an_optimizer_and_a_schedule_of_optax_resumes_to_the_bit(tmp_
 
 
 @pytest.mark.parametrize("name", ["sac", "happo", "explored"])
+@pytest.mark.slow
 def test_an_optimizer_of_optax_serves_several_parts_seats_and_changing_rates(name: str) -> None:
     """Traced alone: SAC steps a scalar too, HAPPO all seats at once, and populations put the rate into the state."""
     options = {"network": SMALL, "optimizer": "optax:lamb"}
@@ -108,13 +109,13 @@ def test_what_is_no_factory_is_refused() -> None:
         with pytest.raises(ConfigError, match=rf"unknown optimizer {value!r}; choose one of .*module:NAME of an optax"):
             sac(SACConfig(network=SMALL, optimizer=value), REAL)
         with pytest.raises(ConfigError, match=rf"unknown schedule {value!r}; choose one of constant, linear, or"):
-            ac.learning_rate_at(0.1, value, 5, updates)
+            ac.scheduled(0.1, value, 5, updates)
     with pytest.raises(ConfigError, match="has no 'lam'"):
         ppo(PPOConfig(network=SMALL, optimizer="optax:lam"), SPEC)
     with pytest.raises(ConfigError, match=r"called with \(learning_rate, total_updates\): .*missing"):
-        ac.learning_rate_at(0.1, "optax:linear_schedule", 5, updates)
+        ac.scheduled(0.1, "optax:linear_schedule", 5, updates)
     with pytest.raises(ConfigError, match="needs total_updates"):
-        ac.learning_rate_at(0.1, COSINE, None, updates)
+        ac.scheduled(0.1, COSINE, None, updates)
 
 
 @pytest.mark.slow

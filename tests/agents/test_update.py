@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents import normalization as norm
-from jsrl.agents.actor_critic import Weights, learning_rate_at
+from jsrl.agents.actor_critic import Weights, scheduled
 from jsrl.agents.bc import BCConfig, bc
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
@@ -232,11 +232,9 @@ def test_target_kl_ends_the_update_early():
 
 
 def test_the_learning_rate_falls_to_zero_at_total_updates(factory):
-    rates = [float(learning_rate_at(0.1, "linear", 4, jnp.asarray(n))) for n in range(6)]
+    rates = [float(scheduled(0.1, "linear", 4, jnp.asarray(n))) for n in range(6)]
     np.testing.assert_allclose(rates, [0.1, 0.075, 0.05, 0.025, 0.0, 0.0], atol=1e-7)
-    assert float(learning_rate_at(0.1, "linear", 10**10, jnp.asarray(2))) == pytest.approx(
-        0.1
-    )  # more than an int32 holds
+    assert float(scheduled(0.1, "linear", 10**10, jnp.asarray(2))) == pytest.approx(0.1)  # more than an int32 holds
     with pytest.raises(ConfigError, match=r"needs total_updates .* got None"):
         shapes_of(factory(schedule="linear"), random_trajectory(0))
     agent = factory(schedule="linear", total_updates=2, learning_rate=0.1)

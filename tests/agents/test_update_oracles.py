@@ -165,7 +165,7 @@ def test_impala_descends_the_loss_of_its_paper_and_then_rescales_its_head():
 def test_ppo_with_vtrace_leaves_the_ratio_of_the_advantage_to_its_loss():
     config = PPOConfig(gamma=GAMMA, gae_lambda=LAMBDA, returns="vtrace", normalize_advantages=False, network=NETWORK)
     network, t = actor_critic(NETWORK, SPEC), rows(2)
-    parts = ppo_file.Components(config, network, distribution(SPEC.action), None)
+    parts = ppo_file.Components(config, network, distribution(SPEC.action), None, config.clip_ratio)
     state = ppo(config, SPEC).init(jax.random.key(0))
     weights = ppo_file.weights_of(parts, state)
     batch, _ = jax.jit(lambda: ppo_file.prepare(parts, weights, state, t, None))()
@@ -241,8 +241,30 @@ def test_ppo_bounds_the_loss_of_stale_rows_with_negative_advantages():
     batch = ppo_file.Batch(*[None] * len(ppo_file.Batch._fields))
     batch = batch._replace(**rows, masks=RowMasks(jnp.ones((1, 2)), None))
     for dual_clip, expected in ((None, 10.0), (3.0, 3.0)):
-        parts = ppo_file.Components(PPOConfig(dual_clip=dual_clip), None, chosen, None)
+        parts = ppo_file.Components(PPOConfig(dual_clip=dual_clip), None, chosen, None, 0.2)
         assert ppo_file.policy_terms(parts, None, batch, jnp.mean)["loss_policy"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_ppo_may_normalise_the_advantages_of_each_minibatch():
+    """As Stable-Baselines3 does, but for its division by n - 1."""
+    advantage, ratio = np.array([[3.0, -1.0, 0.5, 9.0]]), np.array([[1.1, 0.7, 1.5, 7.0]])
+    mask = np.array([[1.0, 1.0, 1.0, 0.0]])
+    chosen = SimpleNamespace(log_prob=lambda *given: jnp.log(ratio), entropy=lambda outputs: jnp.zeros((1, 4)))
+    batch = ppo_file.Batch(*[None] * len(ppo_file.Batch._fields))
+    batch = batch._replace(log_prob=jnp.zeros((1, 4)), advantage=advantage, masks=RowMasks(jnp.asarray(mask), None))
+    parts = ppo_file.Components(PPOConfig(normalize_advantages="minibatch"), None, chosen, None, 0.2)
+    kept, r = advantage[mask > 0], ratio[mask > 0]
+    normal = (kept - kept.mean()) / kept.std(ddof=1) * np.sqrt(3 / 2)
+    expected = -np.minimum(r * normal, np.clip(r, 0.8, 1.2) * normal).mean()
+    terms = ppo_file.policy_terms(parts, None, batch, lambda x: jnp.sum(x * mask) / 3)
+    assert terms["loss_policy"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("schedule", "expected"), [("linear", 0.05), ("optax:cosine_decay_schedule", 0.2 * 0.1464466)])
+def test_ppos_clip_range_follows_its_schedule(schedule, expected):
+    config = PPOConfig(clip_ratio=0.2, clip_schedule=schedule, total_updates=40)
+    parts = ppo_file.at(ppo_file.Components(config, None, None, None, config.clip_ratio), jnp.int32(30))
+    assert float(parts.clip_ratio) == pytest.approx(expected, rel=1e-5)
 
 
 # -- policies of off-policy agents ------------------------------------------------------------------------------------
@@ -364,9 +386,9 @@ def test_sacs_temperature_weighs_entropy_in_both_steps_and_rises_where_there_is_
 RECURRENT = NetworkConfig(hidden=(8,), core="gru", core_size=4)
 TEAM = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(A), num_agents=2, state=ArraySpec((4,), "float32"))
 READERS = {
-    "dqn": lambda **options: (dqn(DQNConfig(network=NETWORK, exploration_updates=1, **options), SPEC), SPEC),
+    "dqn": lambda **options: (dqn(DQNConfig(network=NETWORK, total_updates=10, **options), SPEC), SPEC),
     "r2d2": lambda **options: (r2d2(R2D2Config(network=RECURRENT, burn_in=2, **options), SPEC), SPEC),
-    "qmix": lambda **options: (qmix(QMIXConfig(network=NETWORK, exploration_updates=1, **options), TEAM), TEAM),
+    "qmix": lambda **options: (qmix(QMIXConfig(network=NETWORK, total_updates=10, **options), TEAM), TEAM),
     "bc": lambda **options: (bc(BCConfig(network=NETWORK, **options), SPEC), SPEC),
     "happo": lambda **options: (happo(HAPPOConfig(network=NETWORK, **options), TEAM), TEAM),
 }

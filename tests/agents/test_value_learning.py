@@ -72,7 +72,7 @@ LADDER = {"exploration": "ladder", "epsilon": 0.4}
 )
 def test_dqn_finds_the_rewarded_action(probe, options):
     env = make_env(probe, num_envs=16)
-    agent = dqn(DQNConfig(**{**FAST, "epsilon": 0.01, **options}, exploration_updates=100), env.spec)
+    agent = dqn(DQNConfig(**{**FAST, "epsilon": 0.01, **options, "total_updates": 1_000}), env.spec)
     played = play(agent, env, num_updates=400)
     assert played.score > (0.7 if "exploration" in options else 0.9), played.metrics
     observation = env.reset().observation
@@ -93,7 +93,7 @@ def test_r2d2_remembers():
 @pytest.mark.nightly
 def test_dqn_cannot_remember():
     env = make_env("memory", num_envs=16, delay=3)
-    blind = play(dqn(DQNConfig(**{**FAST, "gamma": 0.9}, exploration_updates=50), env.spec), env, num_updates=300)
+    blind = play(dqn(DQNConfig(**{**FAST, "gamma": 0.9}), env.spec), env, num_updates=300)
     assert abs(blind.score) < 0.5
 
 

@@ -14,10 +14,11 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import command_line, evaluate
 from jsrl.cli.command_line import parse
 from jsrl.cli.experiments import experiments, load
+from jsrl.cli.option_help import full_help, short_help
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.experiment.options import RunOptions, differences, full_help, offered_options, options_of, short_help
+from jsrl.experiment.options import RunOptions, differences, offered_options, options_of
 
 
 @dataclass(frozen=True)
@@ -168,15 +169,8 @@ def test_an_agent_by_reference_keeps_its_function():
     ("words", "sentence"),
     [
         (["--agent.gamma", "2"], "gamma must be between 0 and 1, got 2.0"),  # __post_init__ of a nested config
-        (["--agent.gamma", "x"], "--agent.gamma is 'x'; expected a number."),
-        (["--agent.num-epochs", "1.5"], "--agent.num-epochs is 1.5; expected a whole number."),
         (["--num-envs", "1e400"], "--num-envs is 1e400; expected auto or a whole number."),
         (["--num-envs", ""], "--num-envs is ''; expected auto or a whole number."),
-        (["--placement", "servd"], "--placement is 'servd'; expected one of auto, serial, inline, served, apart; did you mean"
-         " served?"),
-        (["--agent.network.core", "grru"], "--agent.network.core is 'grru'; expected one of none, gru, lstm; did you "
-         "mean gru?"),
-        (["--max-minutes", "soon"], "--max-minutes is 'soon'; expected a number or none."),
         (["--agent.network.hidden", '[64, "x"]'], "--agent.network.hidden is '[64, \"x\"]'; expected a list such "
          "as 64,64."),
         (["--env.wrappers", "[{"], "--env.wrappers is '[{'; expected a list such as [\"module:Class\"]."),
@@ -197,7 +191,6 @@ def test_an_agent_by_reference_keeps_its_function():
         # An unreadable value is reported before a conflict between options.
         (["--num-groups", "3", "--num-envs", "12", "--seed", "x"], "--seed is 'x'; expected a whole number."),
         (["--evaluator.env.max_steps", "9"], "evaluator.env has no option 'max_steps'; did you mean max_episode_steps?"),
-        (["--env.atari.frame-skip", "0"], "--env.atari.frame-skip is 0; it must be at least 1."),
     ],
 )  # fmt: skip
 def test_invalid_value_is_reported_in_one_sentence(words, sentence, capfd):

@@ -33,7 +33,7 @@ PAGE = Path(__file__).parents[2] / "docs/coming_from.md"
             "dqn --ent-coef",
             "it would be --agent.entropy-coef or --agent.temperature, which this experiment does not have.",
         ),
-        ("ppo --batch-size", "--agent.num-minibatches (a number, not a size: num-envs x rollout-length / size)."),
+        ("ppo --batch-size", "--agent.minibatch-size."),
         ("sac --batch-size", "--replay.batch-size."),
         ("impala --batch-size", "--batch-envs (in environments)."),
         ("ppo --use-sde", "there is no state-dependent exploration;"),
@@ -49,7 +49,7 @@ PAGE = Path(__file__).parents[2] / "docs/coming_from.md"
         ("dqn --buffer-size", "--replay.capacity."),
         ("ppo --buffer-size", "it would be --replay.capacity, which this experiment does not have."),
         ("dqn --gradient-steps", "--replay.samples-per-insert (batch size x updates per env step)."),
-        ("dqn --exploration-fraction", "--agent.exploration-updates (in updates)."),
+        ("dqn --epsilon-timesteps", "--agent.exploration-fraction (a share of the run)."),
         ("ppo --num-steps", "--rollout-length."),  # CleanRL
         ("ppo --update-epochs", "--agent.num-epochs."),
         ("ppo --env-id", "--env.id."),

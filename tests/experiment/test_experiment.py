@@ -7,7 +7,6 @@ import re
 import types
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jsrl.agents.base import Agent
@@ -204,11 +203,6 @@ def test_streams_over_tcp_are_encrypted(bind: str, address: str, port: int | Non
     assert (e.bind_to, e.encrypted) == ((address, port), encrypted)
     assert experiment(bind=bind, transport="zeromq", encrypt=True).encrypted
     assert not experiment(bind=bind, transport="zeromq", placement="serial").encrypted  # there are no sockets
-
-
-def test_whole_numbers_of_other_types_become_ints() -> None:
-    e = experiment(total_env_steps=1e6, num_envs=np.int64(8), seed=np.uint8(3))
-    assert [repr(number) for number in (e.total_env_steps, e.num_envs, e.seed)] == ["1000000", "8", "3"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from jsrl.experiment.numbers import fits, followed
 from jsrl.experiment.options import with_changes
 from jsrl.launch.plan import make_plan, settle
 from jsrl.networks.model import NetworkConfig
+from tests.marks import slow
 
 VALUES = {"num_actors": (1, 3, 16), "num_envs": (1, 7, 16, 100), "num_groups": (1, 3, 16)}
 
@@ -104,7 +105,9 @@ def test_given_numbers_that_contradict_each_other_are_refused(words, hint):
     assert hint in str(refused.value) and type(refused.value) is ConfigError
 
 
-@pytest.mark.parametrize("words", ["impala --num-actors 16 --num-envs 16", "chase --num-envs 1", "dqn --num-actors 3"])
+@pytest.mark.parametrize(
+    "words", ["impala --num-actors 16 --num-envs 16", slow("chase --num-envs 1"), slow("dqn --num-actors 3")]
+)
 def test_the_numbers_can_be_planned(words):
     name, *arguments = words.split()
     experiment, _ = settle(parse(arguments, load(name)).experiment)

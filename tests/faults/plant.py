@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +62,7 @@ def run_tests(folder: Path, tests: tuple[str, ...], timeout_s: float) -> tuple[i
 def plant(fault: Fault, folder: Path, given: argparse.Namespace) -> bool:
     """Insert a fault, run its tests, remove it again; return whether it was caught."""
     (path,) = places(fault, folder)
-    text, since = path.read_text(), path.stat()
+    text, since, began = path.read_text(), path.stat(), time.monotonic()
     path.write_text(text.replace(fault.old, fault.new))  # with a new mtime, so that no bytecode of the old text is used
     try:
         status, told = run_tests(folder, fault.tests, given.timeout_s)
@@ -69,7 +70,7 @@ def plant(fault: Fault, folder: Path, given: argparse.Namespace) -> bool:
         path.write_text(text)
         os.utime(path, ns=(since.st_atime_ns, since.st_mtime_ns))
     verdict = {PASSED: "SURVIVED", FAILED: "caught"}.get(status, f"not run, status {status}")
-    print(f"{verdict:<10} {fault.name}\n           {told}", flush=True)
+    print(f"{verdict:<10} {time.monotonic() - began:4.0f} s  {fault.name}\n           {told}", flush=True)
     return status == FAILED
 
 

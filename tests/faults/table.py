@@ -26,7 +26,7 @@ ACTOR, ACTING = "tests/workers/test_actor.py", "tests/workers/test_acting.py"
 DEVICE, HOST = "tests/replay/test_device.py", "tests/replay/test_host.py"
 SAMPLES, PARAMS = "tests/transport/test_samples.py", "tests/transport/test_params.py"
 LEDGER, SNAPSHOTS = "tests/transport/test_ledger_page.py", "tests/snapshots/test_snapshots.py"
-SUPERVISION = "tests/launch/test_supervision.py"
+SUPERVISION, RESTARTS = "tests/control/test_supervision.py", "tests/launch/test_supervision.py"
 
 FAULTS = (
     # -- agents
@@ -345,14 +345,14 @@ FAULTS = (
     ),
     Fault(
         "a replaced worker keeps its incarnation",
-        "job = dataclasses.replace(job, incarnation=job.incarnation + 1)",
-        "job = dataclasses.replace(job, incarnation=job.incarnation)",
+        "max(rank.incarnation for rank in ranks) + 1, list[Action]()",
+        "max(rank.incarnation for rank in ranks), list[Action]()",
         (SUPERVISION,),
     ),
     Fault(
         "a restarted learner keeps its epoch",
         "    epoch = max(start_point.epoch, content.epoch if content is not None else 0) + 1\n",
         "    epoch = max(start_point.epoch, content.epoch if content is not None else 0)\n",
-        (SUPERVISION,),
+        (RESTARTS,),
     ),
 )

@@ -14,14 +14,15 @@ from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.games.particle.game import make_particle
 from jsrl.games.particle.tasks import TASKS
 from jsrl.types import Discrete, MultiDiscrete
+from tests.marks import slow
 
 SLOTS, STEPS = 3, 40
 CASES = [
     ("simple_spread_v3", {}),
-    ("simple_spread_v3", {"N": 4, "local_ratio": 0.2}),
+    slow("simple_spread_v3", {"N": 4, "local_ratio": 0.2}),
     ("simple_speaker_listener_v4", {}),
     ("simple_reference_v3", {"local_ratio": 0.3}),
-    ("simple_tag_v3", {}),
+    slow("simple_tag_v3", {}),
     ("simple_tag_v3", {"num_good": 2, "num_adversaries": 2, "num_obstacles": 1}),
 ]
 

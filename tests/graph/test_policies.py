@@ -21,6 +21,7 @@ from jsrl.launch.links import hop_of
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.networks.model import NetworkConfig
+from tests.tiny_agent import STILL
 
 REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)
 
@@ -65,8 +66,8 @@ def test_graphs_per_policy_are_valid_in_every_placement_and_share_no_stream(valu
 def test_actors_belong_to_the_first_policy_wherever_it_acts(first: str, second: str) -> None:
     """Its seed is that of their environments: else bits would depend on the placement."""
     policies = {
-        "chaser": PolicyConfig(PPOConfig(), "chaser", placement=first),
-        "runner": PolicyConfig(PPOConfig(), "runner", placement=second),
+        "chaser": PolicyConfig(STILL, "chaser", placement=first),
+        "runner": PolicyConfig(STILL, "runner", placement=second),
     }
     e = dataclasses.replace(experiment(), agent=None, policies=policies)
     graph = make_graph(e)
@@ -144,6 +145,7 @@ def test_options_that_do_not_fit_policy_groups_are_refused_by_name() -> None:
         with_policy(divided(), "c", (0,))
 
 
+@pytest.mark.slow
 def test_learner_may_train_on_another_policys_rows_with_the_same_leaves(tmp_path: Path) -> None:
     def shared(agent) -> Graph:
         graph = divided({"placement": "inline"}, agent=agent).with_stream(

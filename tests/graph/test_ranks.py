@@ -10,7 +10,6 @@ import pytest
 
 from jsrl.agents.bc import BCConfig
 from jsrl.agents.dqn import DQNConfig
-from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig, ReplayConfig
@@ -24,12 +23,13 @@ from jsrl.launch.devices import process_environment
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
+from tests.tiny_agent import STILL
 
 
 def experiment(ranks: int = 2, **values) -> Experiment:
     given = {"num_envs": 16, "num_actors": 4, "num_groups": 8, "rollout_length": 8, "placement": "served"}
     given["learner"] = LearnerConfig(num_ranks=ranks, num_devices=2)
-    return Experiment(**({"agent": PPOConfig(), "env": EnvConfig("CartPole-v1")} | given | values))
+    return Experiment(**({"agent": STILL, "env": EnvConfig("CartPole-v1")} | given | values))
 
 
 def test_each_rank_reads_the_groups_of_its_own_actors():

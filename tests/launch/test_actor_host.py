@@ -25,7 +25,7 @@ from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.locks import make_folder
 from tests.marks import nightly, slow
 from tests.patience import stretched
 

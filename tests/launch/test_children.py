@@ -8,11 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import zmq
 
-from jsrl.cluster.messages import Begin
 from jsrl.launch.local import actor_host
-from jsrl.launch.local.children import MOST_MEASURED, Children
+from jsrl.launch.local.children import MOST_MEASURED, Children, ChildrenControl
+from jsrl.runs.control import encoded
+from jsrl.runs.control_bodies import Stage
 from jsrl.runs.values import ResourceUsage
+from tests.launch.hosts.agents import await_that
 
 
 def test_of_many_workers_some_are_measured_in_turn_the_new_ones_first(tmp_path: Path) -> None:
@@ -28,26 +31,41 @@ def test_of_many_workers_some_are_measured_in_turn_the_new_ones_first(tmp_path: 
     assert "new" in {one.worker for one in children.usage()}
 
 
-def test_each_incarnation_is_started_once_and_ends_the_earlier_one(tmp_path: Path) -> None:
-    children, begun = Children(tmp_path, ""), list[SimpleNamespace]()
-
-    def begin(kind: str, name: str, incarnation: int, start: object) -> SimpleNamespace:
-        begun.append(SimpleNamespace(incarnation=incarnation, alive=True, kill=lambda: killed.append(incarnation)))
-        return begun[-1]
-
-    killed: list[int] = []
-    children._local = SimpleNamespace(begin=begin)  # type: ignore[assignment]
-    for incarnation in (0, 0, 2, 1, 2):
-        children.begin(Begin(1, "actor", "actor-0", incarnation, b"{}", {}))
-    assert [one.incarnation for one in begun] == [0, 2] and killed == [0]
-
-
 def test_end_of_a_worker_is_reported_after_its_last_messages(tmp_path: Path) -> None:
     children = Children(tmp_path, "")
     children._handles["actor-0", 3] = SimpleNamespace(alive=False, exit=None, tail=lambda lines: "its log")
-    assert children.ended(1) == []
-    (exited,) = children.ended(1)
-    assert (exited.worker, exited.incarnation, exited.tail) == ("actor-0", 3, "its log") and not children.ended(1)
+    assert children.ended() == []
+    (ended,) = children.ended()
+    assert (ended.worker, ended.incarnation, ended.tail) == ("actor-0", 3, "its log") and not children.ended()
+
+
+def test_messages_of_workers_that_have_ended_do_not_reach_a_later_membership(tmp_path: Path) -> None:
+    """The controller would hold this host responsible for them."""
+    control, context = ChildrenControl(zmq.Context(), tmp_path), zmq.Context()
+    children = SimpleNamespace(has=lambda identity: identity == b"actor-0/1")
+    try:
+        sockets = {}
+        for incarnation in (0, 1):
+            socket = sockets[incarnation] = context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.IDENTITY, f"actor-0/{incarnation}".encode())
+            socket.connect(control.address)
+        stages = {number: encoded(Stage("actor-0", number, "ready", 42)) for number in sockets}
+        for number in (0, 1, 1):
+            sockets[number].send(stages[number])
+        heard = list[bytes]()
+
+        def listens() -> bool:
+            control.listen(children)  # type: ignore[arg-type]
+            heard.extend(control.frames(beats=True))
+            return len(heard) == 2
+
+        await_that(listens)
+        assert heard == [stages[1]] * 2 and control.last_words() == [stages[1]]
+        control.forget()
+        assert not control.last_words() and not control.ready
+    finally:
+        context.destroy(linger=0)
+        control.socket.context.destroy(linger=0)
 
 
 def test_a_host_of_many_actors_is_read_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
@@ -33,6 +32,7 @@ from jsrl.workers.actor.journaled import JournaledEnv, exact_obstacle, journaled
 from jsrl.workers.jobs import StartPoint
 from tests.launch import resume_process
 from tests.launch.resume_process import EXPERIMENTS, UPDATES
+from tests.tiny_agent import STILL
 
 slow = pytest.mark.slow
 HEADER = JournalHeader("CartPole-v1", 1, 3, 4, ArraySpec((), "int32"), first=5, epoch=2)
@@ -264,7 +264,7 @@ def test_restarted_environments_end_the_journal(tmp_path: Path) -> None:
 
 def test_replaced_actor_reports_that_its_journals_are_dropped(tmp_path: Path) -> None:
     """Once; not at its first start, nor where no journal was kept."""
-    plan = make_plan(Experiment(PPOConfig(), num_envs=2, deterministic=True, num_actors=1), str(tmp_path), tmp_path)
+    plan = make_plan(Experiment(STILL, num_envs=2, deterministic=True, num_actors=1), str(tmp_path), tmp_path)
     first = plan.job("actor-0")
     reporter, path = Silent(), tmp_path / "journal" / "group-1"
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.base import ActOutput
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.happo import HAPPOConfig
 from jsrl.agents.mappo import MAPPOConfig
@@ -53,6 +53,8 @@ from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
 from jsrl.types import ArraySpec
 from tests.loopback import own_loopback
+from tests.marks import slow
+from tests.tiny_agent import STILL, still
 
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
@@ -60,7 +62,7 @@ SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
 
 def experiment(**values) -> Experiment:
     shape = {"rollout_length": 4, "placement": "served", "num_actors": 1}
-    return Experiment(**({"agent": SMALL} | shape | values))
+    return Experiment(**({"agent": STILL} | shape | values))
 
 
 def plan_of(graph=None, **values):
@@ -70,16 +72,9 @@ def plan_of(graph=None, **values):
 def agent_with(act=None, core=()):
     """Return a factory of an agent whose act may break the contract."""
 
-    def right(params, key, observation, is_first, core, *, greedy=False):
-        rows = is_first.shape[0]
-        return ActOutput(jnp.zeros(rows, jnp.int32), jnp.zeros(rows)), core
-
-    def unchanged(state, trajectory, key, *, axis_name=None):
-        return state, UpdateOutput({})
-
     def factory(spec):
-        state = AgentState(ActParams(jnp.zeros(3)), (), (), (), jnp.int32(0))
-        return Agent(lambda key: state, lambda rows: core, act or right, unchanged)
+        right = still(spec)
+        return right._replace(act=act or right.act, initial_core=lambda rows: core)
 
     return AgentReference(factory)
 
@@ -225,6 +220,7 @@ def test_a_team_of_opposed_sides_is_refused(agent):
         check_team("one", other, {"player_0": 0, "player_1": 1}, duel)
 
 
+@pytest.mark.slow
 def test_a_team_of_opposed_sides_is_refused_before_the_start():
     options = {"env": EnvConfig("matrix:biased_rps"), "evaluator": EvaluatorConfig(enabled=False)}
     with pytest.raises(ConfigError, match=r"HAPPOConfig.*give each side a policy of its own"):
@@ -233,7 +229,7 @@ def test_a_team_of_opposed_sides_is_refused_before_the_start():
     plan_of(agent=None, policies=policies, **options)
 
 
-@pytest.mark.parametrize(("core", "what"), [("none", "16 rows"), ("gru", "4 environments")])
+@pytest.mark.parametrize(("core", "what"), [("none", "16 rows"), slow("gru", "4 environments")])
 def test_minibatches_that_do_not_divide_a_teams_rows_are_refused_before_the_start(core: str, what: str) -> None:
     """HAPPO's minibatches consist of the rows of a team, not of its three seats."""
     agent = HAPPOConfig(num_minibatches=3, network=NetworkConfig(hidden=(4,), core=core))
@@ -467,13 +463,6 @@ def test_replay_on_a_gpu_needs_no_memory_of_the_host(monkeypatch):
 def test_a_serial_run_is_one_process():
     serial, inline = (plan_of(placement=placement) for placement in ("serial", "inline"))
     assert sum(memory_mb(serial, job) for job in serial.jobs) < 400 < sum(memory_mb(inline, job) for job in inline.jobs)
-
-
-def test_invalid_device_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"InferenceConfig\.device is 'cuda'; use auto, cpu, or an index such as gpu:1"
-    ):
-        experiment(inference=InferenceConfig(device="cuda"))
 
 
 def test_fake_devices_are_for_the_learner_only(monkeypatch):

@@ -34,7 +34,6 @@ from jsrl.policy import Policy, load_policy
 from jsrl.recordings.recordings import SEQUENCE, open_recording, read_chunk
 from jsrl.runs.runs import RunFolder
 from jsrl.types import ArraySpec, Discrete, EnvSpec, MultiDiscrete
-from tests.marks import slow
 
 SMALL = NetworkConfig(hidden=(16,))
 ONE_STEP = RecordedEpisode(np.zeros((2, 4)), np.ones(1), np.ones(1))
@@ -159,7 +158,8 @@ def test_a_recorded_policy_is_cloned(recording, tmp_path):
     assert losses[~np.isnan(losses)][-1] < 0.35  # ln 2 = 0.69 is chance level
 
 
-@pytest.mark.parametrize(("first", "shape"), [slow("adversary", (3, 16)), ("agent", (1, 14))])
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "shape"), [("adversary", (3, 16)), ("agent", (1, 14))])
 def test_of_several_policies_only_the_first_ones_rows_are_recorded(tmp_path, monkeypatch, first, shape):
     e = Experiment(PPOConfig(network=SMALL), EnvConfig("particle:simple_tag_v3"), placement="serial")
     game = make_spec(e.env)

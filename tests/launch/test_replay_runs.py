@@ -105,6 +105,7 @@ def test_schedules_count_the_updates_that_will_be_made(kind, changes, total, res
     assert dataclasses.replace(job, start_point=half).total_updates == 76 + rest
 
 
+@pytest.mark.slow
 def test_rows_that_no_window_of_a_recurrent_agent_holds_are_reported(tmp_path):
     small = {"agent": R2D2Config(burn_in=4, network=NetworkConfig(hidden=(4,), core="gru", core_size=4))}
     for length, window, words in (

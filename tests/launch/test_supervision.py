@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jsrl.errors import SnapshotError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
-from jsrl.launch.supervision import budgets_of, last_committed, lost_text, replacement_job
+from jsrl.graph.graph import WorkerNode
+from jsrl.launch.supervision import last_committed, lost_text, replacement_job, supervision_of
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, open_ledger
 from jsrl.workers.jobs import Job, StartPoint
+from jsrl.workers.kinds import find_kind
 
 
 def test_restarts_are_those_of_the_worker_its_kind_or_all() -> None:
@@ -21,15 +25,20 @@ def test_restarts_are_those_of_the_worker_its_kind_or_all() -> None:
     )
     job = Job("actor", "actor-0", 0, e, None, (), "", "")  # type: ignore[arg-type]
     others = [dataclasses.replace(job, kind=kind, name=kind) for kind in ("learner", "parameter-server")]
-    own = dataclasses.replace(job, name="actor-1", restart=5)
-    budgets = budgets_of(e, [job, own, *others])
-    texts = [budgets.text(worker, 0.0) for worker in ("actor-0", "actor-1", "learner", "parameter-server")]
-    assert [text.split()[3] for text in texts] == ["2", "5", "0", "1"]
+    jobs = [job, dataclasses.replace(job, name="actor-1", restart=5), *others]
+    graph = SimpleNamespace(worker=lambda name: WorkerNode(name, name.rstrip("-01")))
+    plan: Any = SimpleNamespace(
+        experiment=e, jobs=jobs, graph=graph, kinds={job.name: find_kind(job.kind) for job in jobs}
+    )
+    rules = supervision_of(plan).rules
+    assert [rules[job.name].restarts for job in jobs] == [2, 5, 0, 1]
+    assert rules["learner"].learns and rules["learner"].must_finish and rules["learner"].saves
+    assert rules["actor-0"].ranks == ("actor-0",)
 
 
 def test_restarted_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
     job = Job("actor", "actor-0", 0, None, None, None, "", registry=None, incarnation=4)  # type: ignore[arg-type]
-    assert replacement_job(job, tmp_path) == (dataclasses.replace(job, incarnation=5), [])
+    assert replacement_job(job, 5, tmp_path) == (dataclasses.replace(job, incarnation=5), [])
 
 
 def test_restarted_learner_resumes_from_the_last_snapshot_in_a_new_epoch(tmp_path: Path) -> None:

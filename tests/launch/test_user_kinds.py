@@ -244,6 +244,7 @@ def test_a_graph_may_be_named_by_the_path_of_its_file(tmp_path: Path, monkeypatc
     assert resolve(small(), f"{'package.' if inside else ''}edits{inside}:four")[0] == graph
 
 
+@pytest.mark.slow
 def test_reader_of_two_policies_with_other_leaves_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ports = tuple(Port(name, "samples", "reads", schemas=("trajectory",)) for name in ("one", "two"))
     spy = Kind("spy", "spies", "nowhere:Spy", ports=ports)

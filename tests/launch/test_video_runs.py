@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from jsrl.agents.ppo import PPOConfig
 from jsrl.envs import rendering
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, MissingExtra
@@ -24,11 +23,12 @@ from jsrl.runs.runs import Run, RunFolder
 from jsrl.workers.video_recorder.worker import VideoRecorder
 from tests.decoded import decode
 from tests.marks import nightly
+from tests.tiny_agent import STILL
 
 
 def experiment(**changes) -> Experiment:
     values = {
-        "agent": PPOConfig(),
+        "agent": STILL,
         "env": EnvConfig("CartPole-v1", max_episode_steps=20),
         "num_envs": 8,
         "rollout_length": 16,

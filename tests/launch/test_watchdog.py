@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jsrl.control.supervision import Life
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig, SupervisionConfig, VideoConfig
@@ -53,8 +54,13 @@ def session_in(folder: Path) -> SimpleNamespace:
     (folder / "logs").mkdir(exist_ok=True)
     run, hub = SimpleNamespace(path=folder, name="tiny/first"), SimpleNamespace(latest={"learner/queue_depth": 3.0})
     display = SimpleNamespace(told=[], message=lambda text, level="info": display.told.append((text, level)))
-    told = {"elapsed_s": 12.5, "updates": 7, "env_steps": 896, "read_ledgers": lambda: ["ledger: balanced"]}
-    return SimpleNamespace(folder=run, hub=hub, display=display, **told)
+    experiment = SimpleNamespace(deadlines=SimpleNamespace(still_s=10.0))
+    told = {
+        "elapsed_s": 12.5,
+        "run": SimpleNamespace(updates=7, env_steps=896),
+        "read_ledgers": lambda: ["ledger: balanced"],
+    }
+    return SimpleNamespace(folder=run, hub=hub, display=display, experiment=experiment, **told)
 
 
 def job(name: str, kind: str = "actor", **env) -> Job:
@@ -78,7 +84,7 @@ def sleeper(tmp_path: Path):
         )
         begun.append(popen)
         assert popen.stdout is not None and popen.stdout.readline() == b"up\n"
-        return SupervisedWorker(job(name), LocalHandle(popen, log, name), stage="ready")
+        return SupervisedWorker(job(name), LocalHandle(popen, log, name), Life(name, stage="ready"))
 
     yield start
     for popen in begun:
@@ -129,12 +135,11 @@ def test_stopped_process_is_not_signalled_or_waited_for(tmp_path: Path, sleeper,
 @pytest.mark.slow
 def test_worker_report_is_shown(tmp_path: Path, sleeper) -> None:
     process = sleeper("catches")
-    process.receive(
-        Report("actor-0", 0, {"actor/wait_block_share": 0.25, "actor/return_mean": 3.0}, {"trajectories": 17})
-    )
+    metrics = {"actor/wait_block_share": 0.25, "actor/return_mean": 3.0}
+    process.receive(Report("actor-0", 0, metrics, {"trajectories": 17}), time.monotonic())
 
     def answer(_: float) -> None:
-        process.receive(Stacks("actor-0", 0, "thread MainThread:\n  in its_own_words"))
+        process.receive(Stacks("actor-0", 0, "thread MainThread:\n  in its_own_words"), time.monotonic())
 
     seen = Watchdog(session_in(tmp_path), {"actor-0": process}, lambda _: None, answer).look()
     assert "actor/wait_block_share 0.25; trajectories 17" in seen and "return_mean" not in seen
@@ -322,15 +327,15 @@ def test_stall_is_reported_once_and_again_only_if_longer(tmp_path: Path, monkeyp
         "alive": False,
     }
     gone = SimpleNamespace(**facts)
-    workers = {name: SupervisedWorker(job(name), gone, stage="ready") for name in ("actor-0", "actor-1")}  # type: ignore[arg-type]
+    workers = {name: SupervisedWorker(job(name), gone, Life(name, stage="ready")) for name in ("actor-0", "actor-1")}  # type: ignore[arg-type]
     session = session_in(tmp_path)
     watchdog = Watchdog(session, workers, lambda _: None, lambda _: None)
 
     def told(seconds: float, **counters: int) -> int:
         """Return how often something was reported by then; `counters`: the first report of actor-0."""
         clock[0] += seconds
-        workers["actor-0"].receive(Report("actor-0", 0, {}, counters))
-        watchdog.report_standstill(10.0)
+        workers["actor-0"].receive(Report("actor-0", 0, {}, counters), clock[0])
+        watchdog.report_standstill()
         return len(session.display.told)
 
     assert [told(0.0, env_steps=8), told(9.0), told(9.0, env_steps=16), told(9.0)] == [0, 0, 0, 0]
@@ -338,5 +343,5 @@ def test_stall_is_reported_once_and_again_only_if_longer(tmp_path: Path, monkeyp
     text, level = session.display.told[0]
     assert "nothing was stepped, answered or trained for 11 s" in text and "0001-standstill.txt" in text
     assert level == "warning" and "== actor-1" in (tmp_path / "watchdog" / "0001-standstill.txt").read_text()
-    workers["actor-1"].stage = "compiling"  # a worker that is not ready yet does not count as stalled
+    workers["actor-1"].life.stage = "compiling"  # a worker that is not ready yet does not count as stalled
     assert told(1000.0) == 2

@@ -43,6 +43,18 @@ def test_orthogonal_initialisation_with_the_usual_gains():
     assert not any(np.any(x) for x in (policy["head"]["logits"]["bias"], value["head"]["bias"]))
 
 
+def test_uniform_initialisation_as_pytorch_does():
+    config = NetworkConfig(hidden=(64, 64), core="gru", core_size=64, init="uniform", log_std_init=-2.0)
+    spec = EnvSpec(ArraySpec((4,), "float32"), Continuous((-1.0,) * 3, (1.0,) * 3))
+    policy, value = actor_critic(config, spec).init(KEY)
+    for layer, inputs in ((policy["torso"]["MLP_0"]["Dense_1"], 64), (policy["head"]["mean"], 64), (value["head"], 64)):
+        bound = inputs**-0.5
+        for weights in (layer["kernel"], layer["bias"]):
+            assert bool(jnp.all(jnp.abs(weights) <= bound)) and bool(jnp.all(weights != 0.0))
+    np.testing.assert_allclose(np.std(policy["torso"]["MLP_0"]["Dense_1"]["kernel"]), 64**-0.5 / 3**0.5, rtol=0.05)
+    np.testing.assert_array_equal(policy["head"]["log_std"], -2.0)
+
+
 @pytest.mark.parametrize(
     ("spec", "config", "shared"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jsrl.control.supervision import Rules, Started, Supervision
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.launch.controller import Controller
@@ -22,9 +24,11 @@ from jsrl.metrics.display import make_display
 from jsrl.runs.control import ControlServer
 from jsrl.runs.control_bodies import MOST, AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage, complaint
 from jsrl.runs.door import TEXT_BYTES
+from jsrl.runs.process import Pauses
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import read_result
 from jsrl.workers.kinds import find_kind
+from tests.control.shell import BACKOFF, DEADLINES
 
 SCORE = {"return_mean": 1.0, "return_ci95": 0.5, "episodes": 3, "return_std": 1.0, "length_mean": 9.0}
 AT = {"updates": 3, "env_steps": 300}
@@ -92,7 +96,11 @@ class Rig:
         self.session = Session(experiment, run, make_display("log-only"), kinds=kinds)
         self.controller = Controller.__new__(Controller)
         self.control = ControlServer(f"ipc://{folder}/control")
-        self.controller._session, self.controller._control, self.controller._crashes = self.session, self.control, {}
+        self.controller._session, self.controller._control = self.session, self.control
+        self.controller._supervision = self.controller._machine = Supervision(
+            {name: Rules(kind, 0, (name,)) for name, kind in WORKERS.items()}, DEADLINES, BACKOFF, tells_absent=True
+        )
+        self.controller._pauses, self.controller._actions = Pauses(), deque()
         self.controller._plan = SimpleNamespace(kinds=kinds, hosts=ALONE)  # type: ignore[assignment]
         self.told: list[str] = []
         self.session.display.message = lambda text, level="info": self.told.append(text)  # type: ignore[method-assign]
@@ -100,7 +108,8 @@ class Rig:
 
     def _life(self, name: str) -> SupervisedWorker:
         job: Any = type("job", (), {"name": name, "incarnation": 0, "kind": WORKERS[name]})
-        return SupervisedWorker(job, SimpleNamespace(host="", exit=None))  # type: ignore[arg-type]
+        self.controller._tell(Started(name, 0))
+        return SupervisedWorker(job, SimpleNamespace(host="", exit=None), self.controller._supervision.lives[name])  # type: ignore[arg-type]
 
     def receive(self, message: AnyMessage) -> None:
         """Read a message as if it came from the socket."""
@@ -130,18 +139,18 @@ def test_invalid_messages_are_named_counted_and_shown_ever_more_rarely(rig, mess
         rig.receive(message)
     worker = rig.controller._workers[message.worker]
     text, again = [line for line in rig.told if "dropped" in line]
-    assert worker.drops.count == 3 and "was dropped (2 so far)" in again and not worker.cut_off
+    assert worker.drops.count == 3 and "was dropped (2 so far)" in again and not worker.life.cut_off
     assert re.search(why, text), text
-    assert message.worker in text and (rig.session.updates, rig.session.env_steps) == (0, 0)
-    assert rig.session.reason is None
-    assert worker.left == isinstance(message, Bye)
+    assert message.worker in text and (rig.session.run.updates, rig.session.run.env_steps) == (0, 0)
+    assert rig.session.run.reason is None
+    assert worker.life.left == isinstance(message, Bye)
 
 
 def test_refused_message_still_counts_as_a_heartbeat(rig) -> None:
     process = rig.controller._workers["learner"]
-    process.beat_s = 0.0
+    process.life.beat_s = 0.0
     rig.receive(Report("learner", 0, {}, {"updates": "x"}))
-    assert process.beat_s > 0 and process.known == {}
+    assert process.life.beat_s > 0 and process.known == {}
 
 
 OTHER_KINDS: list[AnyMessage] = [
@@ -161,25 +170,20 @@ def test_a_worker_says_and_measures_only_what_its_kind_does(rig, message) -> Non
     (line,) = rig.told
     assert f"a worker of kind {WORKERS[message.worker]} does not" in line
     assert rig.session.result().final == rig.session.result().evaluation == {}
-    assert not rig.session.finals and not rig.session.hub.tick(0, 0).keys() - {"env_steps", "updates", "wall_s"}
+    assert not rig.session.run.finals and not rig.session.hub.tick(0, 0).keys() - {"env_steps", "updates", "wall_s"}
 
 
-def test_own_worker_with_too_much_text_is_cut_off_with_a_sentence(rig, monkeypatch) -> None:
-    died = list[str]()
-    monkeypatch.setattr(rig.controller, "_died", lambda worker, what: died.append(f"{worker.name} {what}"))
+def test_own_worker_with_too_much_text_is_cut_off_with_a_sentence(rig) -> None:
     worker = rig.controller._workers["actor-0"]
     worker.job.incarnation, note = 0, Event("actor-0", 0, "note", "x" * (TEXT_BYTES // 2 - 200))
     for number in range(12):
         rig.receive(note)
         rig.receive(Heartbeat("actor-0", 0, number, "env"))  # its other messages are read
-        assert bool(worker.cut_off) is (number >= 11)
+        assert bool(worker.life.cut_off) is (number >= 11)
     assert sum("actor-0: x" in line for line in rig.told) == 2  # as its budget allows
-    rig.controller._check(worker)
-    (line,) = died
-    assert line.startswith(
-        "actor-0 was cut off: 10 of its messages were dropped within 60 s, the last because event note:"
-    )
-    assert "more text than its sender may still say: 1 MiB, and 1024 bytes a second" in line
+    why = worker.life.cut_off
+    assert why.startswith("10 of its messages were dropped within 60 s, the last because event note:")
+    assert "more text than its sender may still say: 1 MiB, and 1024 bytes a second" in why
 
 
 def test_error_of_a_failed_run_is_kept_with_escapes(rig) -> None:
@@ -218,9 +222,9 @@ MESSAGES = st.one_of(
 @given(message=MESSAGES)
 def test_no_message_ends_a_run(rig, message) -> None:
     rig.receive(message)
-    rig.session.hub.tick(rig.session.env_steps, rig.session.updates)
-    assert rig.session.reason is None
-    assert 0 <= rig.session.updates <= MOST and 0 <= rig.session.env_steps <= MOST
+    rig.session.hub.tick(rig.session.run.env_steps, rig.session.run.updates)
+    assert rig.session.run.reason is None
+    assert 0 <= rig.session.run.updates <= MOST and 0 <= rig.session.run.env_steps <= MOST
     assert rig.session.result().ended == "interrupted"  # it can be written as JSON
 
 

@@ -26,3 +26,4 @@ def test_deadlines_begin_after_the_last_pause(gap_s, cpu_s, wait_s, since_s):
     pauses.look()
     assert pauses.since(began_s) == pytest.approx(since_s)
     assert pauses.since(now[0]) == 0.0
+    assert pauses.now() - began_s == pytest.approx(min(since_s, 1.0) + 10.0 if since_s == 1.0 else since_s)

@@ -1,251 +1,294 @@
-"""The agent of a host: a stand-in for jsrl.launch.local.agent, and a host that lies."""
+"""The agent of a host: executes what HostAgent decides, as jsrl.launch.local.agent does; and a host that lies."""
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from jsrl.cluster.agent import (
+    KEYS,
+    Action,
+    Arrived,
+    Ask,
+    Barred,
+    BeginMembership,
+    Connected,
+    End,
+    Ended,
+    Execute,
+    ExtendLease,
+    FilesSent,
+    HostAgent,
+    KillAll,
+    Message,
+    Notify,
+    Ready,
+    Received,
+    Repeat,
+    Send,
+    SendBeat,
+    SendFiles,
+    SignalWorker,
+    StartWorker,
+    ToldToEnd,
+    UseOwnKey,
+)
 from jsrl.cluster.messages import (
-    BEAT_S,
-    CLOSED_LEASE_S,
-    PROMPT_S,
-    Admitted,
+    REPLACED,
     Beat,
     BeatReceived,
     Begin,
-    Exited,
-    Farewell,
     Hello,
     Join,
+    KeptFile,
     Keys,
-    Leaving,
-    Order,
     Refused,
-    Signal,
+    Stored,
     Usage,
-    Welcome,
     WorkerCommand,
     WorkerMessages,
 )
-from jsrl.runs.control_bodies import AnyMessage, Heartbeat, Stage
+from jsrl.runs.control_bodies import AnyMessage, Bye, Crash, Heartbeat, Stage
+from jsrl.runs.values import Registration
 from tests.launch.hosts.hostile import attacks
-from tests.simulated.network import Connection, Link, Server
+from tests.simulated.network import Connection, Link
 from tests.simulated.workers import Worker
 from tests.simulated.world import Host, Process
 
 if TYPE_CHECKING:
     from tests.simulated.checks import Checks
+    from tests.simulated.port import Port
 
 PATIENCE_S, DRAIN_S, TURN_S = 120.0, 10.0, 0.1
+MAX_STARTS = 2  # of forked workers, at once
+KEPT_AGAIN_S = 1.0  # until a file that was not confirmed is sent again
+CONNECTION_S = 10.0  # without heartbeats, after which the controller's end closes a connection
+HEX_KEY = "ab" * 32  # of the streams that workers of a host bind
 UNUSED = ("a huge stage", "another key")  # slow to make; random
+Life = tuple[str, int]
 
 
 class Agent(Process):
-    """Joins the run, starts workers, and ends them with its lease.
+    """An agent's process.
 
     Attributes:
-      end: why it ended by itself; empty: it has not. may_return: an engine starts it again.
+      may_return: an engine starts it again, if it has ended. lies: it says what is not its to say.
     """
 
-    def __init__(self, host: Host, link: Link, server: Server, join_key: str, hello: Hello, checks: Checks) -> None:
+    def __init__(self, host: Host, link: Link, port: Port, hello: Hello, checks: Checks) -> None:
         super().__init__(host, f"agent-{host.name}")
-        self._link, self._server, self._hello, self.checks = link, server, hello, checks
-        self._join_key, self._own_key = join_key, checks.new_key()
-        self.end, self.may_return, self.lies = "", True, False
-        self._epoch = self._executed = 0
-        self._lease_s, self._lease_from_s, self._lease_until = 0.0, host.now, 0.0
-        self._closed_s, self._is_connected = math.inf, False
-        self._leave_by_s: float | None = None
-        self._has_keys = False
-        self._queue: dict[tuple[str, int], Begin] = {}
-        self._newest: dict[str, int] = {}
-        self._workers: dict[tuple[str, int], Worker] = {}
-        self._beats: dict[tuple[str, int], bytes] = {}
-        self._stages: dict[tuple[str, int], bytes] = {}  # the last one of each
+        self._link, self._port, self._hello, self.checks = link, port, hello, checks
+        self._own_key, self.may_return, self.lies = checks.new_key(), True, False
+        self._machine = HostAgent(host.name, "here:7", "key", MAX_STARTS, host.now, PATIENCE_S, DRAIN_S)
+        self._lease_until = 0.0
+        self._pending: deque[Any] = deque()
+        self._workers: dict[Life, Worker] = {}
+        self._ending: set[Life] = set()
+        self._beats: dict[Life, bytes] = {}
         self._frames: list[bytes] = []
-        self._sent_exits: list[Exited] = []
-        self._connect(join_key)
-        self.every(BEAT_S, self._beat)
+        self._last_words: dict[Life, dict[type, bytes]] = {}
+        self._unsent: dict[str, tuple[FilesSent, int]] = {}  # name of a file -> what to report, the file's content
+        self._connect(port.join_key)
         self.every(TURN_S, self._turn)
+        self.every(KEPT_AGAIN_S, self._send_kept)
+
+    @property
+    def _epoch(self) -> int:
+        return self._machine.epoch
 
     def _connect(self, key: str) -> None:
         identity = f"{self.world.random.getrandbits(64):016x}".encode()
-        self._connection = Connection(
-            self._link, self._server, self, self._receive, self._note_connection, key, identity
-        )
+        self._connection = Connection(self._link, self._port, self, self._deliver, self._note, key, identity)
 
-    def _send(self, message: Any) -> None:
-        self._connection.send_up(message)
+    def _deliver(self, message: Any) -> None:
+        if isinstance(message, BeatReceived):
+            self._tell(Received(message))
+        else:
+            self._pending.append(message)
+
+    def _note(self, is_open: bool | None) -> None:
+        self._tell(Barred() if is_open is None else Connected(is_open))
 
     def ended(self) -> None:
         self._connection.end()
 
     def thawed(self) -> None:
-        if self.world.now - self.frozen_s > 10.0:
-            self._connection.shut()  # its end lacked heartbeats
+        if self.world.now - self.frozen_s > CONNECTION_S:
+            self._connection.shut()
 
-    def _finish(self, why: str, *, may_return: bool) -> None:
-        self.end, self.may_return = why, may_return
-        self.die(0)
-
-    def _note_connection(self, is_open: bool | None) -> None:
-        if is_open is None:
-            self._finish("its key is not accepted", may_return=True)
-            return
-        self._is_connected = is_open
-        if is_open:
-            for exited in self._sent_exits:
-                self._send(exited)
-            self._frames += [self._stages[key] for key in self._workers if key in self._stages]
-        prompt = not is_open and self.host.now - self._lease_from_s < PROMPT_S
-        self._closed_s = self.host.now if prompt else math.inf
+    def terminate(self) -> None:
+        """Get a SIGTERM."""
+        self._tell(ToldToEnd(hangs_up=False, may_repeat=False))
 
     # -- its loop
 
     def _turn(self) -> None:
-        self._check_lease()
-        if self._epoch:
-            self._start_queued()
-            if self._frames:
-                self._send(WorkerMessages(self._epoch, self._frames))
-                self._frames = []
-            for key, worker in list(self._workers.items()):
-                if not worker.alive:
-                    del self._workers[key]
-                    self._send_exit(Exited(self._epoch, *key, worker.status, f"status {worker.status}", ""))
-        if self._leave_by_s is not None and (not self._epoch or self.host.now >= self._leave_by_s):
-            self._send(Leaving(self._epoch, "its agent was told to end"))
-            self._kill_all()
-            self._finish("left", may_return=False)
+        self._do_all(self._machine.tick(self.host.now))
+        while self._pending and self.alive:
+            self._tell(Received(self._pending.popleft()))
+        if self.alive and self._epoch:
+            self._report()
 
-    def _send_exit(self, exited: Exited) -> None:
-        self._sent_exits.append(exited)
-        self._send(exited)
+    def _tell(self, message: Message) -> None:
+        if isinstance(message, Received) and isinstance(message.message, Refused) and self.lies:
+            self._take_another_name()
+        elif self.alive:
+            self._do_all(self._machine.handle(message, self.host.now))
 
-    def _check_lease(self) -> None:
-        silent_s, closed_s = self.host.now - self._lease_from_s, self.host.now - self._closed_s
-        if self._epoch and min(self._lease_s - silent_s, CLOSED_LEASE_S - closed_s) < 0.0:
-            self.world.note(self.name, "its lease of epoch", self._epoch, "has ended")
-            self._kill_all()
-            self._epoch, self._lease_from_s = 0, self.host.now
-        elif not self._epoch and silent_s > PATIENCE_S:
-            self._finish("no answer", may_return=True)
+    def _do_all(self, actions: list[Action]) -> None:
+        reports = [report for action in actions for report in self._do(action)]
+        for report in reports:
+            self._tell(report)
 
-    def _kill_all(self) -> None:
-        for worker in self._workers.values():
-            worker.die(-9)
-        for kept in (self._workers, self._queue, self._newest, self._beats, self._stages):
-            kept.clear()
-        self._frames = []
+    def _report(self) -> None:
+        if self._frames:
+            self._send(WorkerMessages(self._epoch, self._frames))
+            self._frames = []
+        gone = {life for life, worker in self._workers.items() if not worker.alive}
+        known, self._ending = (
+            gone & self._ending,
+            gone - self._ending,
+        )  # their last messages have arrived at the second look
+        for life in sorted(known):
+            worker = self._workers.pop(life)
+            self._tell(Ended(*life, worker.status, f"status {worker.status}", ""))
 
-    def _beat(self) -> None:
-        if not self._epoch:
-            if self._is_connected:
-                admitted = self._connection.key == self._own_key
-                self._send(self._hello if admitted else Join(0, self._own_key))
-            return
-        usage = [Usage(*key, worker.pid) for key, worker in self._workers.items() if worker.alive]
+    # -- actions
+
+    def _do(self, action: Action) -> list[Message]:
+        match action:
+            case Send(message):
+                self._send(message)
+            case SendBeat():
+                self._beat(action)
+            case Ask(is_admitted):
+                if self._connection.is_open:
+                    self._send(self._hello if is_admitted else Join(0, self._own_key))
+            case UseOwnKey():
+                self._connection.end()
+                self._connect(self._own_key)
+            case Repeat():
+                if words := [frame for said in self._last_words.values() for frame in said.values()]:
+                    self._send(WorkerMessages(self._epoch, words))
+            case BeginMembership():
+                for kept in (self._beats, self._frames, self._last_words, self._unsent):
+                    kept.clear()
+                self.checks.welcomed(self, self._epoch)
+            case ExtendLease(until_s):
+                self._lease_until = until_s
+            case StartWorker(begin):
+                self._start(begin)
+            case SignalWorker(worker, incarnation, what):
+                if (process := self._workers.get((worker, incarnation))) is not None:
+                    {"kill": lambda: process.die(-9), "pause": process.freeze, "resume": process.thaw}[what]()
+            case KillAll():
+                for process in self._workers.values():
+                    process.die(-9)
+                self._workers.clear()
+            case SendFiles():
+                self._send_files(action)
+            case Execute(message):
+                return self._execute(message)
+            case Notify(line):
+                self.world.note(self.name, "says:", line)
+            case End(status, why):
+                self.world.note(self.name, "ends:", why)
+                self.may_return = status not in (0, REPLACED)
+                self.die(status)
+        return []
+
+    def _send(self, message: Any) -> None:
+        self._connection.send_up(message)
+
+    def _beat(self, beat: SendBeat) -> None:
+        usage = [Usage(*life, worker.pid) for life, worker in self._workers.items() if worker.alive]
+        names = [
+            Registration(f"inference.{worker}", f"tcp://{HEX_KEY}@10.0.0.9:7", number, 1, self.host.name)
+            for (worker, number), process in self._workers.items()
+            if worker.startswith("inference") and process.ready
+        ]
         frames, self._frames = [*self._frames, *self._beats.values()], []
         self._beats.clear()
-        leaves = "" if self._leave_by_s is None else "its agent was told to end"
-        lacks = bool(self._queue) and not self._has_keys
-        self._send(Beat(self._epoch, self.host.now, frames, usage, leaves=leaves, lacks=lacks, executed=self._executed))
+        now, executed = self.host.now, beat.executed
+        self.checks.confirmed(self, self._epoch, executed)
+        self._send(
+            Beat(self._epoch, now, frames, usage, names, leaves=beat.leaves, lacks=beat.lacks, executed=executed)
+        )
         if self.lies:
             self._lie()
 
-    def terminate(self) -> None:
-        """Get a SIGTERM; the second one ends it at once."""
-        self._leave_by_s = self.host.now + DRAIN_S if self._leave_by_s is None else 0.0
+    def _start(self, begin: Begin) -> None:
+        life = (begin.worker, begin.incarnation)
+        self.checks.executed(self, begin)
+        self._workers[life] = Worker(self.host, *life, self, self._listen, self.checks, lambda: self._lease_until)
 
-    # -- messages of the controller
+    def _execute(self, message: Any) -> list[Message]:
+        match message:
+            case WorkerCommand(worker=worker, incarnation=incarnation, frame=frame):
+                if (process := self._workers.get((worker, incarnation))) is not None:
+                    process.after(0.001, process.obey, frame)
+            case Keys():
+                return [Arrived(KEYS)]
+            case Stored(name=name, size=size):
+                if name in self._unsent and self._unsent[name][1] == size:
+                    return [self._unsent.pop(name)[0]]
+        return []
 
-    def _receive(self, message: Any) -> None:
-        if isinstance(message, Welcome):
-            self._join(message)
-        elif isinstance(message, Admitted):
-            if self._connection.key != self._own_key:
-                self._connection.end()
-                self._connect(self._own_key)
-        elif isinstance(message, Refused):
-            self._finish(message.text, may_return=not message.epoch)
-        elif message.epoch != self._epoch or not self._epoch:
-            return
-        elif isinstance(message, Order):
-            self._obey(message)
-        elif isinstance(message, BeatReceived):
-            self._lease_from_s = max(self._lease_from_s, min(message.sent_s, self.host.now))
-            self._lease_until = self._lease_from_s + self._lease_s
-        elif isinstance(message, Keys):
-            self._has_keys = True
-        elif isinstance(message, Farewell):
-            self._kill_all()
-            self._finish(message.text, may_return=False)
-
-    def _join(self, message: Welcome) -> None:
-        if message.epoch > self._epoch:
-            self.checks.welcomed(self, message.epoch)
-            self._kill_all()
-            self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, self.host.now
-            self._lease_until = self._lease_from_s + self._lease_s
-            self._executed, self._has_keys = 0, False
-            self._sent_exits.clear()
-
-    def _start_queued(self) -> None:
-        for key, begin in list(self._queue.items()) if self._has_keys else ():
-            del self._queue[key]
-            earlier = self._newest.get(begin.worker, -1)
-            if begin.incarnation <= earlier:
-                continue
-            if (old := self._workers.get((begin.worker, earlier))) is not None:
-                old.die(-9)
-            self._newest[begin.worker] = begin.incarnation
-            self._workers[key] = Worker(self.host, *key, self, self._listen, self.checks, lambda: self._lease_until)
-
-    def _obey(self, order: Order) -> None:
-        if order.number != self._executed + 1:
-            return
-        self._executed += 1
-        self.checks.executed(self, self._epoch, order)
-        if isinstance(order, Begin):
-            self._queue[order.worker, order.incarnation] = order
-        elif isinstance(order, WorkerCommand):
-            worker = self._workers.get((order.worker, order.incarnation))
-            if worker is not None:
-                worker.after(0.001, worker.obey, order.frame)
-        elif isinstance(order, Signal):
-            key = (order.worker, order.incarnation)
-            begun = self._newest.get(order.worker, -1) >= order.incarnation
-            if self._queue.pop(key, None) is not None or (order.what == "kill" and not begun):
-                self._newest[order.worker] = order.incarnation  # its start may still be on its way
-                self._send_exit(Exited(self._epoch, *key, None, "ended before its start", ""))
-            if (worker := self._workers.get(key)) is not None:
-                {"kill": lambda: worker.die(-9), "pause": worker.freeze, "resume": worker.thaw}[order.what]()
+    # -- what workers say and keep
 
     def _listen(self, frame: bytes) -> None:
-        """Keep a message of a worker; it comes after a moment, as through a socket."""
         self.after(0.001, self._keep, frame, self._epoch)
 
     def _keep(self, frame: bytes, epoch: int) -> None:
         message = msgspec.msgpack.decode(frame, type=AnyMessage)
-        key = (message.worker, message.incarnation)
+        life = (message.worker, message.incarnation)
+        if epoch != self._epoch:
+            return
         if isinstance(message, Heartbeat):
-            self._beats[key] = frame
-        elif epoch == self._epoch:
-            self._frames.append(frame)
-            if isinstance(message, Stage):
-                self._stages[key] = frame
+            self._beats[life] = frame
+            return
+        if isinstance(message, Stage | Crash | Bye):
+            self._last_words.setdefault(life, {})[type(message)] = frame
+        if isinstance(message, Stage) and message.stage == "ready":
+            self._tell(Ready(*life))
+        self._frames.append(frame)
+
+    def _send_files(self, action: SendFiles) -> None:
+        """Send the snapshot of a worker, whose content is its number."""
+        worker = self.checks.processes[action.worker, action.incarnation]
+        for folder in action.folders:
+            sent = FilesSent(action.worker, action.incarnation, action.folders)
+            self._unsent[f"{folder}/{action.incarnation}"] = (sent, worker.saved)
+        self._send_kept()
+
+    def _send_kept(self) -> None:
+        for name, (_, number) in self._unsent.items() if self._epoch else ():
+            self._send(KeptFile(self._epoch, name, 0, b"x" * number, True))
 
     # -- a host that lies
 
     def _lie(self) -> None:
         """Say what is not this host's to say, with its own key."""
-        own = [key for key in self._workers] or [("actor-0", 0)]
-        others = [worker for worker in self.checks.workers if worker not in {key[0] for key in own}] or ["nobody"]
+        own = [life[0] for life in self._workers] or ["actor-0"]
+        others = [worker for worker in self.checks.workers if worker not in own] or ["nobody"]
         epoch = self._epoch if self.world.happens(0.7) else self.world.random.randint(1, self._epoch + 1)
-        found = [(title, said) for title, said in attacks(epoch, own[0][0], others, 3) if title not in UNUSED]
+        found = [(title, said) for title, said in attacks(epoch, own[0], others, 3) if title not in UNUSED]
         for _ in range(self.world.random.randint(0, 3)):
             title, message = self.world.random.choice(found)
             self.world.note(self.name, "lies:", title, "of epoch", epoch)
             self._send(message)
+
+    def _take_another_name(self) -> None:
+        """Join again with the same key under another name, after it was sent away."""
+        for process in self._workers.values():
+            process.die(-9)
+        self._workers.clear()
+        name = f"{self.host.name}-{self.world.new_id()}"
+        self._hello = msgspec.structs.replace(self._hello, name=name, session=name, boot=name)
+        self._send(self._hello)
+
+    def be_honest(self) -> None:
+        """Stop lying."""
+        self.lies = False

@@ -1,63 +1,82 @@
 """What must hold at every step, from a record of its own: nothing here asks a machine what it believes.
 
 * At most one living incarnation of a worker acts.
-* Each incarnation is started, and each order, ticket and command is executed, at most once.
+* Each incarnation is started, and each order and command is executed, at most once; each death is reported once.
 * Nothing of a fenced membership or incarnation is accepted, and nothing in another host's name.
 * A message changes only what its sender was given.
-* At the end all workers run, or the run has ended with a sentence that says why.
+* A worker is ended for what it did: nobody is called silent who was heard, and an end is reported as what it was.
+* Workers are stopped along the data flow, each after those before it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from zmq.utils import z85
 
-from jsrl.cluster.members import JOIN
-from jsrl.cluster.messages import LEASE_S, Exited, Hello, Order, Part
-from jsrl.runs.control_bodies import AnyMessage, Command
+from jsrl.cluster.members import JOIN, Received, Revoke
+from jsrl.cluster.messages import LEASE_S, Exited, Hello, Leaving, Order
+from jsrl.runs.control_bodies import AnyMessage, Command, Crash
 from tests.simulated.world import Process, Violation, World
 
 if TYPE_CHECKING:
     from jsrl.cluster.members import JoinedHost, Members
+    from jsrl.cluster.messages import Part
+    from jsrl.control.ending import Level
+    from jsrl.control.supervision import Died, Rules
+    from jsrl.experiment.settings import DeadlineConfig
+    from jsrl.runs.values import Registration
     from tests.simulated.workers import Worker
 
-
 TOLD_S = 1.5  # after the lease: for the turns of agent and worker, and a beat on its way
-
-
-def kind_name(worker: str) -> str:
-    return worker.rpartition("-")[0] or worker
+SLACK_S = 1.0  # of a limit, for turns and messages on their way
+Life = tuple[str, int]  # worker, incarnation
 
 
 class Checks:
     """The invariants, and the record that they are judged by.
 
     Attributes:
-      workers: names of the run's workers. liars: names of hosts that lie, whose own workers nobody can vouch for.
-      is_told: a membership that ends now ends by a message or by the user, not by silence or a closed connection.
+      liars: names of hosts that lie, whose own workers nobody can vouch for. acted_s: worker -> when it last acted.
+      ending: the end of the run has begun. processes: all that ever were, by worker and incarnation.
     """
 
-    def __init__(self, world: World, workers: tuple[str, ...]) -> None:
-        self.world, self.workers = world, workers
+    def __init__(self, world: World, rules: dict[str, Rules], levels: list[Level], limits: DeadlineConfig) -> None:
+        self.world, self.rules, self.levels, self.limits = world, rules, levels, limits
         self.liars: set[str] = set()
-        self.is_told = False
-        self._placed: dict[tuple[str, int], int] = {}  # (worker, incarnation) -> epoch of its host
-        self._epochs: dict[str, int] = {}  # key of a host -> its present epoch
-        self._sender_epoch: int | None = None  # of the message that is handled
+        self.acted_s: dict[str, float] = {}
+        self.processes: dict[Life, Worker] = {}
         self._newest: dict[str, int] = {}  # worker -> its newest incarnation that was ever started
-        self._started: set[tuple[str, int]] = set()
-        self._living: dict[str, list[Worker]] = {worker: [] for worker in workers}
-        self._executed: dict[tuple[int, int], int] = {}  # (agent, epoch) -> number of its last order
-        self._orders: dict[tuple[int, int], Order] = {}  # (epoch, number) -> the order
-        self._tickets: set[int] = set()
+        self._living: dict[str, list[Worker]] = {worker: [] for worker in rules}
+        self._saved: dict[str, int] = {}  # worker -> snapshots that it wrote
+        # of hosts
+        self._placed: dict[Life, int] = {}  # -> epoch of its host
+        self._epochs: dict[str, int] = {}  # key of a host -> its present epoch
+        self._happened: Any = None  # what is handled
+        self._sender_epoch: int | None = None  # of the host that sent it
         self._heard_s: dict[int, float] = {}  # epoch -> when its host was heard
         self._agents: dict[int, Process] = {}  # epoch -> the agent with this membership
         self._excused_until: dict[int, float] = {}  # epoch that ended within its lease -> the end of that
-        self.acted_s: dict[str, float] = {}
+        self._expelled: set[str] = set()  # keys of hosts
+        self._stored: dict[str, int] = {}  # worker -> the newest of its snapshots that is in the run folder
+        self._orders: dict[tuple[int, int], Order] = {}  # (epoch, number) -> the order
+        self._executed: set[tuple[int, int]] = set()  # (epoch, number) of orders
+        # of the controller
+        self._tickets: set[int] = set()
+        self._worker_heard_s: dict[Life, float] = {}
+        self._began_s: dict[Life, float] = {}
+        self._killed: set[Life] = set()  # by the controller
+        self._judged_s: dict[Life, float] = {}  # when the controller began to end it,
+        self._silent_s: dict[Life, float] = {}  # and for how long it was silent then
+        self._reported: set[Life] = set()  # deaths
+        self._stopped_s: dict[str, float] = {}  # worker -> when it was told to stop, as the run ends
+
+    @property
+    def workers(self) -> list[str]:
+        return list(self.rules)
 
     def new_key(self) -> str:
         return z85.encode(self.world.random.randbytes(32)).decode()
@@ -70,17 +89,19 @@ class Checks:
     def started(self, worker: Worker) -> None:
         name, number = worker.worker, worker.incarnation
         self.world.note(worker.host.name, "starts", worker.name, "pid", worker.pid)
-        if (name, number) in self._started:
+        if (name, number) in self.processes:
             self.fail(f"{worker.name} is started twice, now on {worker.host.name}")
-        if number < self._newest.get(name, -1) and not self._is_excused(worker):
-            self.fail(f"{worker.name} is started on {worker.host.name}, after incarnation {self._newest[name]}")
-        self._started.add((name, number))
-        self._newest[name] = max(number, self._newest.get(name, -1))
-        self._living[name] = [other for other in self._living[name] if other.alive]
-        for other in self._living[name] if number == self._newest[name] else ():
-            if other.acts and not self._is_excused(other):
-                self.fail(f"{worker.name} is started on {worker.host.name}; {other.name} lives on {other.host.name}")
-        self._living[name].append(worker)
+        self.processes[name, number] = worker
+        if number < self._newest.get(name, -1):
+            if not self._is_excused(worker):
+                self.fail(f"{worker.name} is started on {worker.host.name}, after incarnation {self._newest[name]}")
+        else:
+            self._newest[name] = number
+            for other in self.living(name):
+                if other.acts and not self._is_excused(other):
+                    where = f"{other.name} lives on {other.host.name}"
+                    self.fail(f"{worker.name} is started on {worker.host.name}; {where}")
+        self._living[name] = [*self.living(name), worker]
 
     def living(self, name: str) -> list[Worker]:
         return [worker for worker in self._living[name] if worker.alive]
@@ -95,57 +116,85 @@ class Checks:
         return worker.host.name in self.liars or self.world.now < self._excused_until.get(epoch, 0.0)
 
     def acted(self, worker: Worker) -> None:
-        if worker.incarnation == self._newest[worker.worker]:
+        newest = self._newest[worker.worker]
+        if worker.incarnation == newest:
             self.acted_s[worker.worker] = self.world.now
         elif not self._is_excused(worker):
-            self.fail(
-                f"{worker.name} acts on {worker.host.name}, after incarnation {self._newest[worker.worker]} was started"
-            )
+            self.fail(f"{worker.name} acts on {worker.host.name}, after incarnation {newest} was started")
+
+    def next_snapshot(self, worker: str) -> int:
+        """Return the number of a snapshot that a worker writes."""
+        self._saved[worker] = self._saved.get(worker, 0) + 1
+        return self._saved[worker]
 
     def obeyed(self, worker: Worker, command: Command) -> None:
+        if command.name == "snapshot":
+            return  # its agent says so, before the end of a lease
         ticket = command.facts["ticket"]
         self.world.note(worker.name, "obeys", command.name, ticket)
         if ticket in self._tickets:
-            self.fail(f"{worker.name} executes ticket {ticket} ({command.name}) twice")
+            self.fail(f"{worker.name} executes command {ticket} ({command.name}) twice")
         self._tickets.add(ticket)
 
-    # -- orders
+    # -- orders to agents
 
-    def ordered(self, order: Order) -> None:
-        self._orders[order.epoch, order.number] = order
+    def sent(self, message: Any) -> None:
+        if isinstance(message, Order):
+            known = self._orders.setdefault((message.epoch, message.number), message)
+            if known != message:
+                self.fail(f"order {message.number} of epoch {message.epoch} is {message}, and was {known}")
 
-    def executed(self, agent: Process, epoch: int, order: Order) -> None:
-        last = self._executed.get((agent.pid, epoch), 0)
-        if order.number != last + 1:
-            self.fail(f"{agent.name} executes order {order.number} of epoch {epoch} after order {last}")
-        if self._orders[epoch, order.number] != order:
-            self.fail(f"{agent.name} executes order {order.number} of epoch {epoch}, which is another: {order}")
-        self._executed[agent.pid, epoch] = order.number
+    def executed(self, agent: Process, order: Order) -> None:
+        """Check that an agent executes an order once, and none of another membership."""
+        if (order.epoch, order.number) in self._executed or order.epoch not in self._agents:
+            self.fail(f"{agent.name} executes order {order.number} of epoch {order.epoch}, again or uninvited: {order}")
+        self._executed.add((order.epoch, order.number))
+
+    def confirmed(self, agent: Process, epoch: int, number: int) -> None:
+        """Check that an agent confirms only orders that were given to it."""
+        if number and (epoch, number) not in self._orders:
+            self.fail(f"{agent.name} confirms order {number} of epoch {epoch}, which was never given")
 
     # -- members
 
     def placed(self, host: JoinedHost, worker: str, incarnation: int) -> None:
         self._placed[worker, incarnation] = host.epoch
 
-    def lost(self, host: JoinedHost) -> None:
+    def lost(self, host: JoinedHost, *, is_told: bool) -> None:
+        """Record the end of a membership; `is_told`: by a message or the user, not by silence or a closed connection."""
+        self.world.note("controller", "loses", host.name, "epoch", host.epoch)
         self._epochs = {key: epoch for key, epoch in self._epochs.items() if epoch != host.epoch}
+        if is_told and self._is_sent_away(host):
+            self._expelled.add(host.key)
         heard_s, agent = self._heard_s[host.epoch], self._agents.get(host.epoch)
         was_stopped = agent is not None and (agent.frozen or agent.thawed_s > heard_s)
-        if self.is_told or was_stopped:
+        if is_told or was_stopped:
             self._excused_until[host.epoch] = heard_s + LEASE_S + TOLD_S
+
+    def _is_sent_away(self, host: JoinedHost) -> bool:
+        """Return whether a membership ends because the user or the controller wants it."""
+        if not isinstance(self._happened, Received):
+            return isinstance(self._happened, Revoke)
+        message = self._happened.message
+        wants_to_leave = isinstance(message, Hello | Leaving) or bool(getattr(message, "leaves", ""))
+        return host.name in self.liars and not wants_to_leave
 
     def welcomed(self, agent: Process, epoch: int) -> None:
         self.world.note(agent.name, "is welcome, epoch", epoch)
         self._agents[epoch] = agent
 
     @contextlib.contextmanager
-    def taking(self, members: Members, key: str, message: Any) -> Iterator[None]:
-        """Check what Members does with a message that was sent with a key."""
+    def taking(self, members: Members, happened: Any) -> Iterator[None]:
+        """Check what Members does with a message."""
+        self._happened = happened
+        if not isinstance(happened, Received):
+            self._sender_epoch = None
+            yield
+            return
+        key, message = happened.key, happened.message
         before = {host.key: fingerprint(host) for host in members.hosts}
         self._sender_epoch = self._epochs.get(key)  # it may be lost by its message
-        self.is_told = True
         yield
-        self.is_told = False
         if self._sender_epoch is not None:
             self._heard_s[self._sender_epoch] = self.world.now
         after = {host.key: fingerprint(host) for host in members.hosts}
@@ -156,46 +205,158 @@ class Checks:
             if other != key and other not in after and not isinstance(message, Hello):
                 self.fail(f"a {kind} of one host removed another")
         for host in members.hosts:
-            if host.key not in self._epochs:
+            if self._epochs.get(host.key) != host.epoch:
                 if not isinstance(message, Hello) or host.key != key or key == JOIN:
                     self.fail(f"{host.name} became a member by a {kind} of another")
-                if host.epoch in self._epochs.values():
-                    self.fail(f"two members have the epoch {host.epoch}")
+                if key in self._expelled:
+                    self.fail(f"{host.name} becomes a member with a key that was dropped")
+                if host.epoch in self._heard_s:
+                    self.fail(f"{host.name} becomes a member with epoch {host.epoch}, which was before")
                 self._epochs[host.key] = host.epoch
                 self._heard_s[host.epoch] = self.world.now
         is_of_member = isinstance(message, Hello) or message.epoch == self._sender_epoch
         if not is_of_member and before.get(key) != after.get(key):
             self.fail(f"a {kind} of epoch {message.epoch} changed {key} of epoch {self._sender_epoch}")
-        for host in members.hosts:
-            if isinstance(message, Exited) and host.key == key:
-                self._check_exit(host, message)
+        if isinstance(message, Exited):
+            self._check_exit(next((host for host in members.hosts if host.key == key), None), message)
 
-    def _check_exit(self, host: JoinedHost, message: Exited) -> None:
-        remote = host.workers.get((message.worker, message.incarnation))
-        if remote is None or remote.exit is None or host.name in self.liars:
+    def _check_exit(self, host: JoinedHost | None, message: Exited) -> None:
+        if host is None or host.name in self.liars:
             return
-        if any(worker.acts and worker.incarnation == message.incarnation for worker in self._living[message.worker]):
-            self.fail(f"{message.worker}.{message.incarnation} lives on {host.name}, and its end was accepted")
+        remote = host.workers.get((message.worker, message.incarnation))
+        process = self.processes.get((message.worker, message.incarnation))
+        if remote is not None and remote.exit is not None and process is not None and process.alive:
+            self.fail(f"{process.name} lives on {host.name}, and its end was accepted")
 
     def accepted(self, frame: bytes) -> None:
-        """Check that a worker's message, which Members passed on, is one of the host with this key."""
+        """Check that a worker's message, which Members passes on, is one of the host that sent it."""
         message = msgspec.msgpack.decode(frame, type=AnyMessage)
         placed = self._placed.get((message.worker, message.incarnation))
         if placed is None or placed != self._sender_epoch:
-            self.fail(
-                f"a {type(message).__name__} of {message.worker}.{message.incarnation}, of epoch {placed}, was accepted from "
-                f"a host of epoch {self._sender_epoch}"
-            )
+            who = f"a {type(message).__name__} of {message.worker}.{message.incarnation}, of epoch {placed}"
+            self.fail(f"{who}, was accepted from a host of epoch {self._sender_epoch}")
 
     def kept(self, host: JoinedHost, part: Part) -> None:
-        if self._epochs.get(host.key) != host.epoch:
-            self.fail(f"the file {part.name} was kept of {host.name}, epoch {host.epoch}")
+        """Record that a file of a host's worker is kept in the run folder."""
         if part.name.startswith("logs/"):
-            worker = part.name.removeprefix("logs/").removesuffix(".log")
-            if not any(name == worker and epoch == host.epoch for (name, _), epoch in self._placed.items()):
-                self.fail(f"the log of {worker} was kept of {host.name}, where it never ran")
+            workers = {part.name.removeprefix("logs/").removesuffix(".log")}
         else:
-            self.fail(f"the file {part.name} was kept of {host.name}")
+            workers = {worker for worker in self.rules if part.name.startswith(f"snapshots/{worker}/")}
+        if not any(name in workers and epoch == host.epoch for (name, _), epoch in self._placed.items()):
+            self.fail(f"the file {part.name} was kept of {host.name}, epoch {host.epoch}, where no such worker ran")
+        for worker in workers:
+            self._stored[worker] = max(self._stored.get(worker, 0), len(part.part))
+
+    def _check_files(self, worker: str) -> None:
+        """Check that the snapshot of an incarnation that left in order is there before the next one starts."""
+        before = self.processes.get((worker, self._newest.get(worker, -1)))
+        epoch = self._placed.get((worker, self._newest.get(worker, -1)))
+        if before is None or before.status != 0 or before.host.name in self.liars:
+            return
+        if epoch in self._epochs.values() and self._stored.get(worker, 0) < before.saved:
+            self.fail(f"{worker} starts again, and the last snapshot of {before.name} has not arrived")
+
+    def named(self, names: Iterable[Registration]) -> None:
+        """Check that names belong to incarnations that run on members."""
+        for entry in names:
+            life = (entry.name.partition(".")[2], entry.incarnation)
+            if self._placed.get(life) not in self._epochs.values():
+                self.fail(f"the name {entry.name} is that of incarnation {entry.incarnation}, which runs on no member")
+            if entry.name not in (f"inference.{worker}" for worker in self.rules if worker.startswith("inference")):
+                self.fail(f"the name {entry.name} was registered")
+
+    # -- the controller
+
+    def heard(self, message: Any) -> None:
+        self._worker_heard_s[message.worker, message.incarnation] = self.world.now
+
+    def starts(self, worker: str, incarnation: int) -> None:
+        """Check that the controller may start an incarnation."""
+        if worker in self._stopped_s:
+            self.fail(f"{worker}.{incarnation} is started after {worker} was told to stop")
+        if self.rules[worker].keeps_files:
+            self._check_files(worker)
+        self._began_s[worker, incarnation] = self.world.now
+
+    def judged(self, worker: str, incarnation: int, *, kills: bool = False) -> None:
+        """Record that the controller begins to end an incarnation; `kills`: it does so now."""
+        life = (worker, incarnation)
+        heard_s = max(self._worker_heard_s.get(life, 0.0), self._began_s[life])
+        self._silent_s.setdefault(life, self.world.now - heard_s)
+        self._judged_s.setdefault(life, self.world.now)
+        if kills:
+            self._killed.add(life)
+
+    def commands(self, worker: str, incarnation: int, command: str, *, ends: bool) -> None:
+        """Check a command that the controller sends; `ends`: the run's end has begun, and it did not fail."""
+        self.world.note("controller", "sends", command, f"to {worker}.{incarnation}")
+        if not ends:
+            return
+        now = self.world.now
+        if command == "final" and "learner" in self._stopped_s:
+            self.fail(f"{worker} begins its last task after the learner was told to stop")
+        if command != "stop":
+            return
+        for level in self.levels:
+            if worker in level.workers:
+                break
+            for earlier in level.workers:
+                process = self.processes.get((earlier, self._newest.get(earlier, -1)))
+                limit_s = self.limits.snapshot_s if self.rules[earlier].saves else self.limits.leave_s / 10
+                told_s = self._stopped_s.get(earlier, now)
+                reachable = process is not None and process.acts and self._placed.get((earlier, process.incarnation)) in (
+                    None, *self._epochs.values()
+                )  # fmt: skip
+                if reachable and now - told_s < limit_s:
+                    self.fail(f"{worker} is told to stop {now - told_s:.2f} s after {earlier}, which still runs")
+        self._stopped_s.setdefault(worker, now)
+
+    def died(self, death: Died, crash: Crash | None) -> None:
+        """Check that a death is reported once, and as what it was."""
+        life = (death.worker, death.incarnation)
+        process = self.processes.get(life)
+        if life in self._reported:
+            self.fail(f"the death of {death.worker}.{death.incarnation} is reported twice")
+        self._reported.add(life)
+        group = self.rules[death.worker].ranks
+        charged = len([one for one, _ in self._reported if one in group])
+        if "has used its" in death.text and charged <= self.rules[group[0]].restarts:
+            self.fail(f"{death.worker} has had {charged} deaths, and: {death.text}")
+        if process is None or process.host.name in self.liars:
+            return
+        self._check_cause(death, crash, process)
+
+    def _check_cause(self, death: Died, crash: Crash | None, process: Worker) -> None:
+        life, now = (death.worker, death.incarnation), self.world.now
+        what = f"{process.name} {death.what} ({crash.error if crash else 'no error'})"
+        is_here = process.parent is not None and process.parent.name == "controller"
+        if death.what.startswith("sent no message"):
+            limit_s = self.limits.rank_s / 2 if len(self.rules[death.worker].ranks) > 1 else self.limits.silence_s
+            if self._silent_s[life] < limit_s - SLACK_S:
+                self.fail(f"{what}, and was heard {self._silent_s[life]:.1f} s before")
+            if is_here and not process.was_frozen and not process.error:
+                self.fail(f"{what}, and was never stopped")
+        if "status" in death.what and process.ended_s > self._judged_s.get(life, now):
+            self.fail(f"{what}, and was alive")
+        if death.what.startswith("was not ready") and now - self._began_s[life] < self.limits.ready_s - SLACK_S:
+            self.fail(f"{what}, and was started {now - self._began_s[life]:.1f} s ago")
+        if is_here and process.error and (crash is None or crash.error != process.error):
+            self.fail(f"{what}, and said {process.error}")
+        if is_here and process.status == -9 and life not in self._killed and "status -9" not in death.what:
+            self.fail(f"{what}, and was killed")
+        if process.error == "StreamClosed" and is_here:
+            self._check_symptom(death, process)
+
+    def _check_symptom(self, death: Died, process: Worker) -> None:
+        """Check that the death that a worker noticed is reported before that of the worker."""
+        cause = process.peer
+        if cause is None or cause.alive or cause.error or not cause.ended_s < process.ended_s - SLACK_S:
+            return
+        is_known = (cause.worker, cause.incarnation) in self._reported | self._killed
+        if not is_known and cause.parent is not None and cause.parent.name == "controller" and cause.status != 0:
+            self.fail(
+                f"{process.name} is reported as dead ({death.what}) before {cause.name}, because of which it ended"
+            )
 
 
 def fingerprint(host: JoinedHost) -> tuple[Any, ...]:
@@ -204,5 +365,5 @@ def fingerprint(host: JoinedHost) -> tuple[Any, ...]:
     return (
         host.epoch, host.session, host.identity, host.heard_s, host.closed_s, host.lost, host.leaves, host.silent,
         host.has_answered, host.num_pages, host.num_orders, len(host.orders), tuple(host.names), tuple(host.relays.items()),
-        tuple(host.wanted), frozenset(host.placed), remotes,
+        tuple(host.wanted), frozenset(host.asked), frozenset(host.placed), remotes,
     )  # fmt: skip

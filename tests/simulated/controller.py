@@ -1,247 +1,347 @@
-"""The controller's process: a shell around Members, as jsrl.launch.hosts.port is, and a stand-in for supervision."""
+"""The controller's process: executes what Supervision and Ending decide, as jsrl.launch.controller does."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jsrl.cluster.members import (
-    JOIN,
-    Action,
-    Admit,
-    Closed,
-    Expel,
-    Forward,
-    GiveKeys,
-    KeepPart,
-    Lost,
-    Members,
-    Message,
-    Notify,
-    Place,
-    Received,
-    Relay,
-    RemoteWorker,
-    ReplaceJoinKey,
-    Revoke,
-    RunEnded,
-    Send,
-    Tell,
-)
+from jsrl.cluster.members import Forward, GiveKeys, JoinedHost, Place, RemoteWorker, Tell
 from jsrl.cluster.members import Start as StartRemote
-from jsrl.cluster.messages import Begin, Keys, Order, Signal
-from jsrl.launch.hosts.facts import code_digest, versions
-from jsrl.launch.hosts.port import LOOK_S
-from jsrl.runs.control_bodies import AnyMessage, Bye, Command, Stage
+from jsrl.cluster.messages import Begin, Keys, Signal
+from jsrl.control.ending import BeginTask, Ending, Files, Interrupted, Level, LookAtFiles, Rescue, ShowLate, Task
+from jsrl.control.supervision import (
+    Died,
+    Ended,
+    Fail,
+    Kill,
+    Killed,
+    Look,
+    Move,
+    NotStarted,
+    Observe,
+    Observed,
+    Phase,
+    Refused,
+    Rules,
+    Send,
+    Show,
+    Start,
+    Started,
+    Supervision,
+)
+from jsrl.experiment.settings import DeadlineConfig, SupervisionConfig
+from jsrl.launch.hosts.handle import GONE_S
+from jsrl.launch.launcher import Exit
+from jsrl.runs.control_bodies import AnyMessage, Bye, Command, Event, Report
+from jsrl.runs.door import Drops, TextBudget, objection
+from jsrl.runs.process import Pauses
 from jsrl.workers.kinds import find_kind
-from tests.simulated.checks import Checks, kind_name
-from tests.simulated.network import Connection
+from tests.simulated.port import Port
 from tests.simulated.workers import Worker
 from tests.simulated.world import Host, Process
 
-WATCH_S, PAUSE_S, GONE_S, LEAVE_S = 0.1, 0.25, 25.0, 10.0
-READY_S, SILENCE_S = 20.0, 30.0
-FIRST_S = 1.5  # until the workers start: hosts join before that, or later
+if TYPE_CHECKING:
+    from tests.simulated.checks import Checks
+
+POLL_S, END_POLL_S, OBSERVE_S, SETTLE_S, ECHO_S = 0.1, 0.05, 0.02, 2.0, 6.0
+DEADLINES = DeadlineConfig(ready_s=12.0, silence_s=22.0, rank_s=10.0, leave_s=4.0, snapshot_s=25.0)
+RESTARTS = SupervisionConfig(max_backoff_s=4.0)
+TASK = Task("final evaluation", {}, 6.0, "evaluation_s")
+HEX_KEY = "ab" * 32
 
 
-class Task:
-    """A worker of the run: its present incarnation, as the controller knows it."""
+class RunFailed(Exception):
+    """The run fails, with a sentence."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.incarnation = name, -1
-        self.kind = find_kind(kind_name(name))
-        self.remote: RemoteWorker | None = None  # its handle, on another host,
-        self.local: Worker | None = None  # or here
-        self.ready = self.left = False
-        self.moves_s: float | None = None
-        self.began_s = self.heard_s = 0.0
-        self.killed_s: float | None = None
-        self.due_s: float | None = 0.0  # of its next start; None: it has started
+
+class Handle:
+    """An incarnation of a worker: a process here, or one under the agent of a host."""
+
+    def __init__(self, controller: Controller, local: Worker | None, remote: RemoteWorker | None) -> None:
+        self._controller, self.local, self.remote = controller, local, remote
+        self.drops, self.budget, self.cut_off = Drops(), TextBudget(), ""
 
     @property
-    def alive(self) -> bool:
-        return self.local.alive if self.local is not None else self.remote is not None and self.remote.exit is None
+    def host(self) -> str:
+        return self.remote.host.name if self.remote is not None else ""
+
+    @property
+    def exit(self) -> Exit | None:
+        if self.remote is not None:
+            return self.remote.exit
+        assert self.local is not None
+        return None if self.local.alive else Exit(self.local.status, f"status {self.local.status}")
+
+    @property
+    def is_away(self) -> bool:
+        return self.remote is not None and self.remote.host.is_away(self._controller.host.now)
+
+    def kill(self) -> Iterator[float]:
+        """End it; the controller waits for its end, for a while."""
+        if self.local is not None:
+            self.local.die(-9)
+        elif self.exit is None:
+            assert self.remote is not None
+            host, until_s = self.remote.host, self._controller.world.now + GONE_S
+            self._controller.port.tell(
+                Tell(host.epoch, Signal(host.epoch, self.remote.worker, self.remote.incarnation, "kill"))
+            )
+            while self.exit is None and self._controller.world.now < until_s:
+                yield END_POLL_S
 
 
 class Controller(Process):
-    """Serves agents, and keeps all workers running until the run ends.
+    """Keeps the workers of a run running until the run ends, and ends them in order.
+
+    Args:
+      levels: workers that stop together, in this order. rules: of the workers.
 
     Attributes:
-      end: the sentence with which the run ended; empty: it goes on.
+      end: the sentence with which the run ended, at `ended_s`; empty: it goes on. lacks_space: nothing can be started here.
+      echoes: probability that a message comes again, late.
     """
 
-    def __init__(self, host: Host, checks: Checks) -> None:
+    def __init__(self, host: Host, checks: Checks, rules: dict[str, Rules], levels: list[Level]) -> None:
         super().__init__(host, "controller")
-        self.process, self.checks, self.end = self, checks, ""
-        self.join_key, self._admitted = checks.new_key(), set[str]()
-        self.members = Members("here", versions(), code_digest())
-        self.revoked: set[str] = set()
-        self.tasks = [Task(name) for name in checks.workers]
-        for task in self.tasks:
-            task.due_s = host.now + FIRST_S
-        self._connections: dict[bytes, Connection] = {}
-        self._interrupted_s: float | None = None
-        self._sent_keys: set[int] = set()
-        self.every(LOOK_S, self._look)
-        self.every(WATCH_S, self._watch)
+        self.checks, self.rules, self.levels = checks, rules, levels
+        self.reason, self.end, self.ended_s = "", "", 0.0
+        self.lacks_space = self._interrupted = False
+        self.echoes = 0.0
+        self.port = Port(self, checks, lambda frame: self.after(0.001, self._inbox.append, frame))
+        self.supervision = Supervision(rules, DEADLINES, RESTARTS, tells_absent=True)
+        self._machine: Any = self.supervision
+        self._pauses = Pauses(lambda: host.now, lambda: 0.0)
+        self._inbox: deque[bytes] = deque()
+        self._actions: deque[Any] = deque()
+        self.handles: dict[str, Handle] = {}
+        self._look_s = 0.0
+        self._finals: set[str] = set()
+        self._has_keys: set[int] = set()  # epochs
+        self._shared: set[int] = set()  # epochs of hosts that have their share
+        self._targets: dict[str, str] = {}
+        self.run(self._main())
 
-    # -- the port
-
-    def admits(self, key: str) -> str:
-        return JOIN if key == self.join_key else key if key in self._admitted else ""
-
-    def opened(self, connection: Connection) -> None:
-        self._connections[connection.identity] = connection
-
-    def closed(self, connection: Connection) -> None:
-        self._tell(Closed(connection.identity))
-
-    def receive(self, connection: Connection, message: Any) -> None:
-        with self.checks.taking(self.members, connection.name, message):
-            actions = self.members.handle(Received(connection.name, connection.identity, message), self.host.now)
-            for action in actions:
-                if isinstance(action, Lost):
-                    self._do(action)
-        for action in actions:
-            if not isinstance(action, Lost):
-                self._do(action)
-
-    def _tell(self, message: Message) -> None:
-        for action in self.members.handle(message, self.host.now):
-            self._do(action)
-
-    def _do(self, action: Action) -> None:
-        match action:
-            case Send(identity, message):
-                if isinstance(message, Order):
-                    self.checks.ordered(message)
-                if (connection := self._connections.get(identity)) is not None:
-                    connection.send_down(message)
-            case Relay(frames):
-                for frame in frames:
-                    self.checks.accepted(frame)
-                    self._take(frame)
-            case KeepPart(host, part):
-                self.checks.kept(host, part)
-            case Notify(line):
-                self.world.note(self.name, "says:", line)
-            case Admit(key):
-                self._admitted.add(key)
-            case Expel(key):
-                self._admitted.discard(key)
-            case ReplaceJoinKey():
-                self.join_key = self.checks.new_key()
-            case Lost(host):
-                self.world.note(self.name, "loses", host.name, "epoch", host.epoch)
-                self.checks.lost(host)
-
-    def _look(self) -> None:
-        for action in self.members.tick(self.host.now):
-            self._do(action)
-        self.checks.is_told = True
-        self._tell(Revoke(self.revoked))
-        self.checks.is_told = False
-
-    # -- a stand-in for supervision: whatever ends is started again
-
-    def _take(self, frame: bytes) -> None:
-        message = msgspec.msgpack.decode(frame, type=AnyMessage)
-        task = next(task for task in self.tasks if task.name == message.worker)
-        if message.incarnation != task.incarnation:
-            return
-        task.heard_s = self.host.now
-        if isinstance(message, Stage) and message.stage == "ready":
-            task.ready = True
-        elif isinstance(message, Bye):
-            task.left = True
-
-    def _watch(self) -> None:
-        if self._interrupted_s is not None:
-            self._finish()
-            return
-        for task in self.tasks:
-            if task.due_s is None:
-                self._check(task)
-            elif self.host.now >= task.due_s:
-                self._start(task)
-
-    def _check(self, task: Task) -> None:
-        now = self.host.now
-        leaves = task.remote is not None and bool(task.remote.host.leaves)
-        if not task.alive:
-            task.due_s = now + (0.0 if task.moves_s is not None else PAUSE_S)
-        elif task.killed_s is not None:
-            if now - task.killed_s > GONE_S:  # longer than a host takes to be lost
-                task.due_s = now
-        elif leaves and task.moves_s is None:
-            task.moves_s = now
-            if task.ready:
-                self._command(task, "stop")
-            else:
-                self._kill(task)
-        else:
-            leaves_late = task.moves_s is not None and now - task.moves_s > LEAVE_S
-            is_late = not task.ready and now - task.began_s > READY_S
-            is_silent = task.ready and now - task.heard_s > SILENCE_S
-            if leaves_late or is_late or is_silent:
-                self._kill(task)
-
-    def _kill(self, task: Task) -> None:
-        task.killed_s = self.host.now
-        if task.local is not None:
-            task.local.die(-9)
-        elif task.remote is not None and task.remote.exit is None:
-            host = task.remote.host
-            self._tell(Tell(host.epoch, Signal(host.epoch, task.name, task.incarnation, "kill")))
-
-    def _command(self, task: Task, name: str, **facts: Any) -> None:
-        frame = msgspec.msgpack.encode(Command(name, {"ticket": self.world.new_id(), **facts}))
-        if task.local is not None:
-            task.local.after(0.001, task.local.obey, frame)
-        elif task.remote is not None and not task.remote.host.lost:
-            self._tell(Forward(task.name, task.incarnation, frame))
-
-    def _start(self, task: Task) -> None:
-        now = self.host.now
-        task.incarnation += 1
-        task.ready = task.left = False
-        task.moves_s = task.due_s = task.killed_s = task.remote = task.local = None
-        task.began_s = task.heard_s = now
-        staying = self.members.staying
-        if not staying:
-            task.local = Worker(
-                self.host,
-                task.name,
-                task.incarnation,
-                self,
-                lambda frame: self.after(0.001, self._take, frame),
-                self.checks,
-            )
-            return
-        host = min(staying, key=lambda host: host.num_living)
-        self.checks.placed(host, task.name, task.incarnation)
-        self._tell(Place(host.epoch, task.name, task.incarnation, task.kind.speech))
-        task.remote = host.workers[task.name, task.incarnation]
-        if host.epoch not in self._sent_keys:
-            self._sent_keys.add(host.epoch)
-            self._tell(GiveKeys(host.epoch, Keys(host.epoch, b"c", b"s"), "ab" * 32))
-        self._tell(StartRemote(host.epoch, Begin(host.epoch, task.kind.name, task.name, task.incarnation, b"{}", {})))
-
-    # -- the end
+    def _main(self) -> Iterator[float]:
+        yield self.world.between(0.5, 2.5)  # hosts join before that, or later
+        self._shared = {host.epoch for host in self.port.members.staying}
+        for worker in self.rules:
+            self._start(worker, 0, 0)
+        try:
+            while not self.reason:
+                yield from self._watch()
+            self.world.note(self.name, "ends the run:", self.reason)
+            yield from self._end()
+            self.end = self.reason
+        except RunFailed as error:
+            self.world.note(self.name, "fails:", error)
+            yield from self._rescue()
+            self.end = str(error)
+        for worker, handle in self.handles.items():
+            life = self.supervision.lives[worker]
+            if life.phase not in (Phase.REPLACED, Phase.GONE) and (not life.left or handle.exit is None):
+                yield from handle.kill()
+        self.ended_s = self.world.now
+        self.port.close()
+        yield 0.5
+        self.die(0)
 
     def interrupt(self) -> None:
         """Get a Ctrl-C."""
-        if self._interrupted_s is None:
-            self.world.note(self.name, "is interrupted")
-            self._interrupted_s = self.host.now
-            for task in self.tasks:
-                self._command(task, "stop")
+        self._interrupted = True
+        self.reason = self.reason or "interrupted"
 
-    def _finish(self) -> None:
-        assert self._interrupted_s is not None
-        if any(task.alive for task in self.tasks) and self.host.now - self._interrupted_s < LEAVE_S:
+    # -- turns
+
+    def _now(self) -> float:
+        return self._pauses.now()
+
+    def _watch(self) -> Iterator[float]:
+        yield from self._listen(POLL_S)
+        if not self.reason:
+            for worker, why in self._moves().items():
+                self._tell(Move(worker, why))
+            self._observe_if_due()
+            yield from self._decide()
+
+    def _end(self) -> Iterator[float]:
+        has_tasks = self.reason != "interrupted"
+        tasks = {"evaluator": TASK} if has_tasks and "evaluator" not in self._finals else {}
+        ending = self._machine = Ending(
+            self.supervision, self.levels, tasks, interrupted=self.reason == "interrupted", drains=False
+        )
+        while not ending.is_over:
+            if self._interrupted:
+                self._tell(Interrupted())
+            yield from self._end_turn()
+
+    def _rescue(self) -> Iterator[float]:
+        rescue = self._machine = Rescue(self.supervision)
+        self._actions.clear()
+        while not rescue.is_over:
+            yield from self._end_turn()
+
+    def _end_turn(self) -> Iterator[float]:
+        self._observe_if_due()
+        yield from self._decide()
+        yield from self._listen(END_POLL_S)
+
+    def _listen(self, wait_s: float) -> Iterator[float]:
+        yield wait_s
+        while self._inbox:
+            self._receive(self._inbox.popleft())
+
+    def _decide(self) -> Iterator[float]:
+        self._actions.extend(self._machine.tick(self._now()))
+        while self._actions:
+            action, later = self._actions.popleft(), self._actions
+            self._actions = deque()
+            yield from self._execute(action)
+            self._actions.extend(later)
+
+    def _tell(self, message: Any) -> None:
+        self._actions.extend(self._machine.handle(message, self._now()))
+        if self.echoes and not isinstance(message, Observed | Move | Interrupted) and self.world.happens(self.echoes):
+            self.after(self.world.between(0.0, ECHO_S), self._echo, message)
+
+    def _echo(self, message: Any) -> None:
+        """Say again what happened to an incarnation that has been replaced."""
+        if message.incarnation < self.supervision.lives[message.worker].incarnation and not self.end:
+            self.world.note(self.name, "says again:", message)
+            self._actions.extend(self._machine.handle(message, self._now()))
+
+    def _observe_if_due(self) -> None:
+        if self._now() >= self._look_s:
+            self._observe()
+            self._look_s = self._now() + OBSERVE_S
+
+    def _observe(self) -> None:
+        for worker in self.handles:
+            self._look_at(worker)
+        self._tell(Observed(frozenset(name for name, handle in self.handles.items() if handle.is_away)))
+
+    def _look_at(self, worker: str) -> None:
+        life, ended = self.supervision.lives[worker], self.handles[worker].exit
+        if life.exit is None and ended is not None:
+            self._tell(Ended(worker, life.incarnation, ended))
+
+    # -- messages of workers
+
+    def _receive(self, frame: bytes) -> None:
+        message = msgspec.msgpack.decode(frame, type=AnyMessage)
+        life, handle = self.supervision.lives[message.worker], self.handles[message.worker]
+        if message.incarnation != life.incarnation:
+            self._tell(message)  # the real shell drops it here; the machine must do so itself
             return
-        self._tell(RunEnded("the run has ended"))
-        self.end = "interrupted"
-        self.after(0.5, self.die, 0)
+        self.checks.heard(message)
+        speech = find_kind(self.rules[message.worker].kind).speech
+        if not handle.host and (why := objection(message, speech, handle.budget, self.host.now)):
+            _, cut_off = handle.drops.add(message.worker, why, self.host.now)
+            handle.cut_off = handle.cut_off or cut_off
+            self._tell(Refused(message.worker, message.incarnation, cut_off, isinstance(message, Bye)))
+            return
+        self._tell(message)
+        if isinstance(message, Event) and message.name.endswith(" finally"):
+            self._finals.add(message.worker)
+        is_event = isinstance(message, Event) and message.name == "finished"
+        if is_event or (isinstance(message, Report | Bye) and message.facts.get("finished")):
+            self.reason = self.reason or "total_env_steps"
+
+    # -- actions
+
+    def _execute(self, action: Any) -> Iterator[float]:
+        match action:
+            case Send(worker, incarnation, command, facts):
+                self._send(worker, incarnation, command, dict(facts))
+            case BeginTask(worker, incarnation, facts):
+                self._send(worker, incarnation, "final", dict(facts))
+            case Look(worker, incarnation):
+                self.checks.judged(worker, incarnation)
+                yield from self._listen(0.4)
+            case Kill(worker, incarnation):
+                self.checks.judged(worker, incarnation, kills=True)
+                yield from self.handles[worker].kill()
+                self._look_at(worker)
+                self._tell(Killed(worker, incarnation))
+            case Observe():
+                self._observe()
+            case Start(worker, incarnation, restarts):
+                if self.lacks_space and not self._host_for(worker):
+                    self._tell(NotStarted(worker, incarnation, "no space left on device"))
+                else:
+                    self._start(worker, incarnation, restarts)
+            case Died():
+                crash = self.supervision.lives[action.worker].crash
+                why = f"{action.worker} {crash.error if crash else action.what} ({action.text})"
+                self.world.note(self.name, "reports:", why, action.outcome)
+                self.checks.died(action, crash)
+                if action.outcome == "fails":
+                    raise RunFailed(why)
+                if action.outcome == "lost":
+                    self._finals.add(action.worker)
+            case Fail(text):
+                raise RunFailed(text)
+            case LookAtFiles(worker, incarnation):
+                self._tell(Files(worker, incarnation, grew=False, newest=None))
+            case Show(text) | ShowLate(what=text):
+                self.world.note(self.name, "shows:", text)
+
+    def _send(self, worker: str, incarnation: int, command: str, facts: dict[str, Any]) -> None:
+        self.checks.commands(worker, incarnation, command, ends=isinstance(self._machine, Ending))
+        frame = msgspec.msgpack.encode(Command(command, facts | {"ticket": self.world.new_id()}))
+        handle = self.handles[worker]
+        if handle.local is not None:
+            handle.local.after(0.001, handle.local.obey, frame)
+        else:
+            self.port.tell(Forward(worker, incarnation, frame))
+
+    # -- hosts, as jsrl.launch.hosts.launcher
+
+    def _moves(self) -> dict[str, str]:
+        members = self.port.members
+        leaving = {r.worker: "its host leaves" for host in members.hosts if host.leaves for r in host.living_workers}
+        new = [host for host in members.staying if host.epoch not in self._shared]
+        if new and self.host.now - new[-1].joined_s > SETTLE_S:
+            self._shared |= {host.epoch for host in new}
+            movable = [name for name in self.rules if name.startswith("actor")]
+            self._targets = {movable[host.epoch % len(movable)]: host.name for host in new}
+        names = {host.name for host in members.staying}
+        self._targets = {worker: name for worker, name in self._targets.items() if name in names}
+        return leaving | {worker: f"host {name} has room" for worker, name in self._targets.items()}
+
+    def _host_for(self, worker: str) -> JoinedHost | None:
+        target = self._targets.get(worker)
+        return min(self.port.members.staying, key=lambda host: (host.name != target, host.num_living), default=None)
+
+    def _start(self, worker: str, incarnation: int, restarts: int) -> None:
+        self.checks.starts(worker, incarnation)
+        host = self._host_for(worker)
+        self._targets.pop(worker, None)
+        if host is None:
+            local = Worker(
+                self.host,
+                worker,
+                incarnation,
+                self,
+                lambda frame: self.after(0.001, self._inbox.append, frame),
+                self.checks,
+            )
+            self.handles[worker] = Handle(self, local, None)
+        else:
+            self.checks.placed(host, worker, incarnation)
+            speech = find_kind(self.rules[worker].kind).speech
+            binds = frozenset({f"inference.{worker}"}) if worker.startswith("inference") else frozenset()
+            self.port.tell(Place(host.epoch, worker, incarnation, speech, (), binds))
+            remote = host.workers[worker, incarnation]
+            if host.epoch not in self._has_keys:
+                self._has_keys.add(host.epoch)
+                self.port.tell(GiveKeys(host.epoch, Keys(host.epoch, b"c", b"s"), HEX_KEY))
+            begin = Begin(
+                host.epoch, self.rules[worker].kind, worker, incarnation, b"{}", {}, forks=worker.startswith("actor")
+            )
+            begin.keeps = [f"snapshots/{worker}"] if self.rules[worker].keeps_files else []
+            self.port.tell(StartRemote(host.epoch, begin))
+            self.handles[worker] = Handle(self, None, remote)
+        self._tell(Started(worker, incarnation, restarts, self.handles[worker].host))

@@ -1,28 +1,38 @@
-"""Histories of runs on several hosts under simulated time; see `python -m tests.simulated --help`."""
+"""Histories of runs, of a director and of a learner's ranks under simulated time; see `python -m tests.simulated --help`."""
 
 import pytest
 
-from tests.simulated.__main__ import report
-from tests.simulated.histories import tell
+from tests.simulated.__main__ import TELL, report
+from tests.simulated.planted import FAULTS, ROOT
 
-QUICK, DAILY = 20, 300
+QUICK = {"runs": 12, "games": 6, "ranks": 6}
+DAILY = {"runs": 300, "games": 100, "ranks": 100}
 
 
-def check(seeds: range) -> None:
-    failed = next((outcome for outcome in map(tell, seeds) if outcome.why), None)
+def check(of: str, seeds: range) -> None:
+    failed = next((result for result in (TELL[of](seed) for seed in seeds) if result.why), None)
     if failed is not None:
-        pytest.fail(report(failed), pytrace=False)
+        pytest.fail(report(of, failed), pytrace=False)
 
 
-def test_nothing_goes_wrong_in_some_histories():
-    check(range(QUICK))
+@pytest.mark.parametrize("of", TELL)
+def test_nothing_goes_wrong_in_some_histories(of):
+    check(of, range(QUICK[of]))
 
 
 @pytest.mark.slow
-def test_nothing_goes_wrong_in_many_histories():
-    check(range(QUICK, QUICK + DAILY))
+@pytest.mark.parametrize("of", TELL)
+def test_nothing_goes_wrong_in_many_histories(of):
+    check(of, range(QUICK[of], QUICK[of] + DAILY[of]))
 
 
 def test_a_seed_repeats_its_history():
-    first, second = tell(3), tell(3)
+    first, second = TELL["runs"](3), TELL["runs"](3)
     assert first.history == second.history and first.history
+
+
+def test_every_fault_can_be_planted_in_one_place():
+    wrong = [fault.name for fault in FAULTS if (ROOT / "jsrl" / fault.file).read_text().count(fault.old) != 1]
+    assert not wrong, (
+        f"the text of these faults does not occur exactly once; update tests/simulated/planted.py: {wrong}"
+    )

@@ -8,14 +8,48 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
-from typing import Any
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 JITTER = 0.2  # share by which the time between two turns of a process varies
 
 
 class Violation(Exception):
     """An invariant does not hold."""
+
+
+class Fault(NamedTuple):
+    """What happens at `at_s`: to a host, or a worker, of these numbers, for `for_s`."""
+
+    at_s: float
+    name: str
+    host: int
+    worker: int
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a history went: `why` it failed (empty: it did not), how its run ended, and its events."""
+
+    seed: int
+    faults: tuple[Fault, ...]
+    why: str
+    end: str
+    history: list[tuple[float, str, tuple[Any, ...]]]
+
+
+def judged(history: Callable[[], None]) -> str:
+    """Run a history; return why it failed."""
+    try:
+        history()
+    except Violation as violation:
+        return str(violation)
+    except Exception:
+        return f"a machine raised an error: {traceback.format_exc()}"
+    return ""
 
 
 class World:
@@ -120,6 +154,15 @@ class Process:
             self.after(period_s * self.world.between(1.0 - JITTER, 1.0 + JITTER), turn)
 
         self.after(period_s * self.world.random.random(), turn)
+
+    def run(self, turns: Iterator[float]) -> None:
+        """Run a loop that yields the seconds for which it waits or is busy."""
+
+        def turn() -> None:
+            if (wait_s := next(turns, None)) is not None:
+                self.after(wait_s, turn)
+
+        self.after(0.0, turn)
 
     def die(self, status: int) -> None:
         if not self.alive:

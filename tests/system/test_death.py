@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jsrl.control import ending
 from jsrl.errors import WorkerDied
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig
-from jsrl.launch import controller
 from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.run import run as run_experiment
 from jsrl.launch.run_log import LOG
@@ -81,7 +81,7 @@ class StopLearner:
 
 
 def test_learner_stopped_at_the_end_fails_the_run_at_the_deadline_of_its_snapshot(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(controller, "QUIET_S", 0.5)
+    monkeypatch.setattr(ending, "QUIET_S", 0.5)
     experiment = endless(deadlines=DeadlineConfig(snapshot_s=2.0), evaluator=EvaluatorConfig())
     with pytest.raises(WorkerDied, match="learner did not leave in order within 2 s"):
         run_experiment(experiment, runs_dir=tmp_path, name="x", display="log-only", hooks=[StopLearner()])

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import resource
 import socket
@@ -19,7 +18,8 @@ from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import zmq as zmq_server
 from jsrl.transport.inference.area import AreaLayout
-from jsrl.transport.meeting.handshake import WELCOME, Hello, read_answer
+from jsrl.transport.meeting.admission import Hello
+from jsrl.transport.meeting.handshake import WELCOME, hello_frames, read_answer
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.meeting.unix_socket import connect_socket
 from jsrl.transport.transports import bind_inference, connect_inference
@@ -36,30 +36,17 @@ from tests.contracts.inference_contract import (
     make_request,
     wait_until,
 )
-from tests.loopback import own_loopback
-
-_numbers = itertools.count()
+from tests.transport.addresses import new_addresses
 
 
 @pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
 def transport(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Transport:
     scheme = request.param
-    folder = tmp_path / "run"
     if scheme == "tcp":
         keys = make_keys(tmp_path / "keys")
         monkeypatch.setattr(inference_contract, "bind_inference", functools.partial(bind_inference, keys=keys))
         monkeypatch.setattr(inference_contract, "connect_inference", functools.partial(connect_inference, keys=keys))
-
-    def new_address() -> str:
-        name = f"inference-{next(_numbers)}"
-        return {
-            "local": f"local:{name}",
-            "shm": f"shm:{folder}/{name}",
-            "tcp": f"tcp://{own_loopback()}:0",  # some bind the same port again
-            "ipc": f"ipc://{tmp_path}/{name}",
-        }[scheme]
-
-    return Transport(new_address)
+    return Transport(new_addresses(scheme, tmp_path))
 
 
 def test_unknown_scheme() -> None:
@@ -102,7 +89,7 @@ def test_many_clients_at_once_are_all_welcome(tmp_path) -> None:
     for number in range(80):
         clients.append(connect_socket(tmp_path / "run" / "inference", 1.0, lambda: None))
         hello = Hello(ProducerId(f"actor-{number}", 0), {0: 1}, flatten_schema(SPEC))
-        clients[-1].send(hello.frames()[0])
+        clients[-1].send(hello_frames(hello)[0])
     for _ in range(3):
         server.collect(1, 0.0)
     assert {read_answer([client.recv(1 << 16)]).kind for client in clients} == {WELCOME}
@@ -143,7 +130,7 @@ def test_a_thousand_late_requests_of_a_replaced_client_are_refused(tmp_path: Pat
     with zmq.Context() as context, context.socket(zmq.DEALER) as old:
         old.setsockopt(zmq.LINGER, 0)
         old.connect(server.address)
-        old.send_multipart(Hello(ProducerId("actor-0", 0), {0: 5}, flatten_schema(SPEC)).frames())
+        old.send_multipart(hello_frames(Hello(ProducerId("actor-0", 0), {0: 5}, flatten_schema(SPEC))))
         wait_until(lambda: server.collect(5, 0.05) == [] and bool(server._peers), "the hello")
         with ThreadPoolExecutor(1) as pool:
             joining = pool.submit(connect, server.address, incarnation=1)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 
 import pytest
@@ -15,9 +14,7 @@ from tests.contracts import params_contract
 from tests.contracts.params_contract import *  # noqa: F403
 from tests.contracts.params_contract import Transport
 from tests.contracts.sample_contract import wait_for
-from tests.loopback import own_loopback
-
-_numbers = itertools.count()
+from tests.transport.addresses import new_addresses
 
 
 @pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
@@ -27,17 +24,7 @@ def transport(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.Monk
         keys = make_keys(tmp_path / "keys")
         monkeypatch.setattr(params_contract, "bind_params", functools.partial(bind_params, keys=keys))
         monkeypatch.setattr(params_contract, "connect_params", functools.partial(connect_params, keys=keys))
-
-    def new_address() -> str:
-        name = f"params-{next(_numbers)}"
-        return {
-            "local": f"local:{name}",
-            "shm": f"shm:{tmp_path}/run/{name}",
-            "tcp": f"tcp://{own_loopback()}:0",  # some bind the same port again
-            "ipc": f"ipc://{tmp_path}/{name}",
-        }[scheme]
-
-    return Transport(new_address)
+    return Transport(new_addresses(scheme, tmp_path))
 
 
 def test_unknown_scheme() -> None:

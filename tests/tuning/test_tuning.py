@@ -33,7 +33,8 @@ from jsrl.references.reference import to_json
 from jsrl.runs.files import file_lock
 from jsrl.tuning import profiles
 from jsrl.tuning import trial as trials
-from jsrl.tuning.advice import Measurements, advise, label, load, save
+from jsrl.tuning.advice import Measurements, advise, label
+from jsrl.tuning.profiles import load, save
 from jsrl.tuning.search import Budget, fit, leaders, openings, propose, search
 from jsrl.tuning.space import (
     Knob,
@@ -642,6 +643,7 @@ def test_requested_profile_must_be_readable_and_match(kept, tmp_path):
         profiles.use_profile(PPO, kept.path)
 
 
+@pytest.mark.slow
 def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(profiles.VARIABLE, str(tmp_path))
     experiment = experiments.load("ppo_cartpole")

@@ -30,7 +30,7 @@ from jsrl.workers.base import NullReporter
 from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.learner.build import restore_state
 from jsrl.workers.relay.worker import ParameterServer
-from tests.marks import marked
+from tests.marks import marked, slow
 
 FLAT = NetworkConfig(hidden=(8,), activation="relu")
 CHOICE = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
@@ -38,12 +38,12 @@ REAL = EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,), (1.0,), "rescale"
 TEAM = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(4), num_agents=2)
 RECURRENT = NetworkConfig(hidden=(8,), core="gru", core_size=4)
 AGENTS = {
-    "dqn": lambda: dqn(DQNConfig(network=FLAT, exploration_updates=100), CHOICE),
+    "dqn": lambda: dqn(DQNConfig(network=FLAT, total_updates=1_000), CHOICE),
     "ladder": lambda: dqn(DQNConfig(network=FLAT, exploration="ladder", epsilon=0.0), CHOICE),
     "r2d2": lambda: r2d2(R2D2Config(network=RECURRENT, epsilon=0.0), CHOICE),
     "td3": lambda: td3(TD3Config(network=FLAT, exploration_noise=0.0), REAL),
     "ddpg": lambda: ddpg(DDPGConfig(network=FLAT, exploration_noise=0.0), REAL),
-    "qmix": lambda: qmix(QMIXConfig(network=FLAT, exploration_updates=100), TEAM),
+    "qmix": lambda: qmix(QMIXConfig(network=FLAT, total_updates=1_000), TEAM),
 }
 TARGETS = {
     "dqn": lambda learned: learned.target,
@@ -159,7 +159,7 @@ def test_a_run_is_not_deleted_before_its_params_are_found_elsewhere(tmp_path: Pa
     assert SnapshotStore(folder.snapshots / "params").versions() == [10]
 
 
-@pytest.mark.parametrize("saved", [{"params": np.zeros(1)}, {"state": {"params": {"weights": np.zeros(1)}}}])
+@pytest.mark.parametrize("saved", [{"params": np.zeros(1)}, slow({"state": {"params": {"weights": np.zeros(1)}}})])
 def test_params_of_another_network_are_refused_before_the_start(tmp_path: Path, saved: dict) -> None:
     store = SnapshotStore(RunFolder.create(tmp_path, "experiment", "one").snapshots / next(iter(saved)))
     store.save(10, saved, tags=("best",), wait=True)

@@ -19,6 +19,7 @@ from jsrl.workers.actor.policies import ActingPolicy, Pace, PolicyRows, PolicySe
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan
+from tests.marks import slow
 from tests.workers.test_actor import SPEC as ACTOR_SPEC
 from tests.workers.test_actor import B, Counted
 from tests.workers.test_actor import T as ROWS
@@ -234,7 +235,7 @@ class World:
         raise AssertionError(f"stands still at update {self.version} with {sorted(self.rows)}")
 
 
-@pytest.mark.parametrize(("max_lag", "prefetched"), [(0, 0), (1, 0), (1, 1), (3, 1)])
+@pytest.mark.parametrize(("max_lag", "prefetched"), [(0, 0), slow(1, 0), (1, 1), slow(3, 1)])
 def test_training_goes_on_whoever_is_lost_and_comes_back_at_any_moment(max_lag: int, prefetched: int) -> None:
     for seed in range(8):
         world = World(seed, 4, max_lag, prefetched)

@@ -11,17 +11,19 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from jsrl.cluster.messages import MAX_TAIL_CHARS, Begin, Exited, Usage
+from jsrl.cluster.agent import Ended
+from jsrl.cluster.messages import MAX_TAIL_CHARS, MOST_LOG_BYTES, Begin, Usage
 from jsrl.launch.compilation import cache_variables
 from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import Local, write_job
-from jsrl.launch.local.processes import LocalHandle
+from jsrl.launch.local.processes import LocalHandle, size_of
 from jsrl.launch.machine import accelerators
 from jsrl.rate_limit import is_reported
 from jsrl.references.importing import SpawnEnvironment, own_paths
 from jsrl.runs.control import identity_of
-from jsrl.runs.control_bodies import AnyMessage, Command, Heartbeat, Report, Stage
+from jsrl.runs.control_bodies import AnyMessage, Bye, Crash, Heartbeat, Report, Stage
 from jsrl.runs.door import MAX_MESSAGE_BYTES
+from jsrl.runs.values import log_name
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.sockets import bind
 
@@ -33,7 +35,7 @@ _MOST_AT_ONCE = 4_096
 
 
 class Children:
-    """Workers of this host. Each incarnation of a worker is started once, even if the request is repeated.
+    """Workers of this host.
 
     Args:
       folder: for their files. control: address of the agent for them.
@@ -43,20 +45,13 @@ class Children:
         self._folder, self._control = folder, control
         self._local = Local()
         self._handles: dict[tuple[str, int], LocalHandle] = {}
-        self._newest: dict[str, int] = {}
+        self._identities: set[bytes] = set()  # of their connections
         self._ending: set[tuple[str, int]] = set()
         self._measured: dict[tuple[str, int], int] = {}  # the turn of the last measurement
         self._turn = 0
 
     def begin(self, message: Begin) -> None:
-        """Start an incarnation of a worker, and end earlier ones; nothing if this or a later one was started before."""
         name, incarnation = message.worker, message.incarnation
-        earlier = self._newest.get(name, -1)
-        if incarnation <= earlier:
-            return
-        if (handle := self._handles.get((name, earlier))) is not None and handle.alive:
-            handle.kill()
-        self._newest[name] = incarnation
         code = [str(self._folder / "code" / message.code)] if message.code else []
         spawn = SpawnEnvironment({"PYTHONPATH": os.pathsep.join([*code, *own_paths()])}, os.getcwd())
         variables = cache_variables() | message.variables
@@ -66,33 +61,36 @@ class Children:
         write_job(message.job.decode(), name, self._folder)
         nice = ACTORS_NICE if message.forks else 0
         start = Start(self._folder, self._control, spawn, variables, None, message.forks, nice=nice)
+        self._identities.add(identity_of(name, incarnation))
         self._handles[name, incarnation] = self._local.begin(message.worker_kind, name, incarnation, start)
 
     def find(self, worker: str, incarnation: int) -> LocalHandle | None:
         """Return the handle of a worker's incarnation; None: it was not started here, or its end was reported."""
         return self._handles.get((worker, incarnation))
 
-    def send_command(self, control: ChildrenControl, worker: str, name: str) -> None:
-        """Send a command of this agent to the newest incarnation of a worker."""
-        control.send_command(worker, self._newest.get(worker, 0), msgspec.msgpack.encode(Command(name)))
+    def has(self, identity: bytes) -> bool:
+        """Return whether a connection is that of a worker that was started here, and whose end was not reported."""
+        return identity in self._identities
 
     @property
     def count(self) -> int:
         """Return how many workers are alive, or have ended without a report."""
         return len(self._handles)
 
-    def ended(self, epoch: int) -> list[Exited]:
-        """Return reports of ended workers, at the second call: their last messages have arrived by then."""
+    def ended(self) -> list[Ended]:
+        """Return the workers that have ended, at the second call: their last messages have arrived by then."""
         gone = {key for key, handle in self._handles.items() if not handle.alive}
         known, self._ending = gone & self._ending, gone - self._ending
-        return [self._exited(key, epoch) for key in sorted(known)]
+        return [self._ended(key) for key in sorted(known)]
 
-    def _exited(self, key: tuple[str, int], epoch: int) -> Exited:
+    def _ended(self, key: tuple[str, int]) -> Ended:
         handle = self._handles.pop(key)
+        self._identities.discard(identity_of(*key))
         self._measured.pop(key, None)
-        ended = handle.exit
+        ended, log = handle.exit, log_name(key[0])
         status, text = (ended.status, ended.text) if ended is not None else (None, "ended")
-        return Exited(epoch, *key, status, text, handle.tail(TAIL_LINES)[-MAX_TAIL_CHARS:])
+        is_sent = status != 0 and 0 < size_of(self._folder / log) <= MOST_LOG_BYTES
+        return Ended(*key, status, text, handle.tail(TAIL_LINES)[-MAX_TAIL_CHARS:], log if is_sent else "")
 
     def usage(self) -> list[Usage]:
         """Return the resources that running workers use on this host: of all, or, if there are many, of some in turn.
@@ -110,12 +108,10 @@ class Children:
                 found.append(Usage(*key, handle.pid, **(dataclasses.asdict(used) if used is not None else {})))
         return found
 
-    def kill_all(self) -> int:
-        """End all workers at once; return how many there were. They may be started again."""
-        count = self.count
+    def kill_all(self) -> None:
+        """End all workers at once. They may be started again."""
         self._local.close()
-        self._handles, self._newest, self._ending, self._measured = {}, {}, set(), {}
-        return count
+        self._handles, self._identities, self._ending, self._measured = {}, set(), set(), {}
 
 
 class ChildrenControl:
@@ -139,13 +135,15 @@ class ChildrenControl:
         self.dropped = 0
         self.urgent = False  # something must not wait for the next beat
         self.ready: list[tuple[str, int]] = []  # incarnations of workers that have become ready, since this was cleared
+        # Worker -> its newest incarnation, and the last word of each type about its life: none of these is said again.
+        self._last_words: dict[str, tuple[int, dict[type, bytes]]] = {}
 
-    def listen(self) -> None:
+    def listen(self, children: Children) -> None:
         for _ in range(_MOST_AT_ONCE):
             if not self.socket.poll(0):
                 return
             identity, *frames = self.socket.recv_multipart()
-            for frame in frames:
+            for frame in frames if children.has(identity) else ():  # else its end was reported
                 self._note(identity, frame)
 
     def _note(self, identity: bytes, frame: bytes) -> None:
@@ -163,6 +161,10 @@ class ChildrenControl:
             return
         if isinstance(message, Stage) and message.stage == "ready":
             self.ready.append((message.worker, message.incarnation))
+        if isinstance(message, Stage | Crash | Bye):
+            number, words = self._last_words.get(message.worker, (-1, {}))
+            words = words if number == message.incarnation else {}
+            self._last_words[message.worker] = message.incarnation, words | {type(message): frame}
         self._waiting.append(frame)
         self.urgent = self.urgent or not isinstance(message, Report)
 
@@ -173,6 +175,15 @@ class ChildrenControl:
             found += self._beats.values()
             self._beats = {}
         return found
+
+    def last_words(self) -> list[bytes]:
+        """Return what was said last about the lives of workers, to be sent again over a new connection."""
+        return [frame for _, words in self._last_words.values() for frame in words.values()]
+
+    def forget(self) -> None:
+        """Forget the messages of earlier workers: the controller would hold this host responsible for them."""
+        self._waiting, self._beats, self._last_words, self.urgent = [], {}, {}, False
+        self.ready.clear()
 
     def send_command(self, worker: str, incarnation: int, frame: bytes) -> None:
         self.socket.send_multipart([identity_of(worker, incarnation), frame])

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import functools
-import math
 import os
 import shutil
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,14 +23,9 @@ from jsrl.cluster.members import Start as StartWorker
 from jsrl.cluster.messages import (
     REPLACED,
     Beat,
-    BeatReceived,
     Begin,
-    CodePart,
     Exited,
     Keys,
-    Signal,
-    Welcome,
-    WorkerCommand,
 )
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -46,7 +37,6 @@ from jsrl.launch.hosts.join_key import JoinKey
 from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need, Start
-from jsrl.launch.local import agent as local_agent
 from jsrl.launch.local import children
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
@@ -56,7 +46,7 @@ from jsrl.runs.control import ControlServer
 from jsrl.runs.control_bodies import Heartbeat, Stacks, Stage
 from jsrl.runs.values import Registration
 from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make_keys
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.locks import make_folder
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import find_kind, value_of
 from tests.cluster.test_members import place
@@ -221,39 +211,6 @@ def test_worker_waits_for_lost_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(port, "_send", send_lossy)
         world.await_workers(world.start("actor-0"))
         assert lost and load_client_keys(Path(world.launcher.members.hosts[0].folder, "keys"))
-
-
-def test_modules_sent_in_part_before_a_host_joined_again_are_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "sent_in_part.py").write_text("VALUE = 1")
-    monkeypatch.syspath_prepend(tmp_path / "mine")
-    digest, content = archive({"sent_in_part"})
-    begin, half = Begin(2, "actor", "actor-0", 0, b"", {}, digest), len(content) // 2
-    told = list[str]()
-    agent = SimpleNamespace(
-        _folder=tmp_path, _code_parts={}, _kept_folders={}, _epoch=1, _queue={}, _unsent_exits=[], _sent_exits=deque(),
-        _notify=told.append, _lease=SimpleNamespace(extend=lambda until_s: None),
-        _address="", _name="a", _children=SimpleNamespace(kill_all=lambda: 0), _pages=SimpleNamespace(discard=lambda: None),
-        _kept=SimpleNamespace(forget=lambda: None),
-    )  # fmt: skip
-    keep, lacks = (
-        functools.partial(method, agent) for method in (local_agent.Agent._keep_code, local_agent.Agent._lacks)
-    )
-    local_agent.Agent._keep_keys(agent, Keys(1, b"c", b"s"))  # type: ignore[arg-type]
-    keep(CodePart(1, digest, content[:half], False))
-    local_agent.Agent._join(agent, Welcome(2, 15.0))  # type: ignore[arg-type]
-    parts = [CodePart(2, digest, content[:half], False), CodePart(2, digest, content[half:], True)]
-    keep(parts[0])
-    keep(parts[1])
-    assert len(told) == 1 and lacks(begin)  # its earlier keys are revoked
-    local_agent.Agent._keep_keys(agent, Keys(2, b"c", b"s"))  # type: ignore[arg-type]
-    assert not lacks(begin)
-    other = Begin(2, "actor", "actor-0", 0, b"", {}, "0" * 64)
-    assert lacks(other)
-    keep(CodePart(2, "0" * 64, b"its first part was lost", True))
-    assert "did not arrive completely" in told[1] and lacks(other)
 
 
 def assert_nothing_secret(world: World, processes) -> None:
@@ -515,185 +472,3 @@ def test_missing_hosts_are_reported_in_one_sentence(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="min_hosts is 3, expected 1 to 2"):
         JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join.key", print, least=3)
-
-
-def test_agent_reads_heartbeat_replies_while_starting_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each start takes a second here, and a lease lasts 15 s: 100 starts in one turn would end a healthy host's workers."""
-    clock, obeyed = [0.0], list[object]()
-    begins = [Begin(1, "actor", f"actor-{number}", 0, b"", {}, number=number + 1) for number in range(100)]
-    come: deque[object] = deque([*begins, BeatReceived(1, 7.0)])
-    monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
-    monkeypatch.setattr(local_agent, "incoming", lambda frames, *_: frames)
-    monkeypatch.setattr(local_agent, "decode", lambda body, _: body)
-
-    def obey(message: object) -> None:
-        obeyed.append(message)
-        clock[0] += isinstance(message, Begin)
-
-    transport = SimpleNamespace(poll=lambda _: bool(come), recv_multipart=lambda: [come.popleft()])
-    agent = SimpleNamespace(_end=None, _socket=transport, _keys=None, _pending=deque(), _execute=obey)
-    local_agent.Agent._receive(agent)  # type: ignore[arg-type]
-    assert obeyed == [BeatReceived(1, 7.0), begins[0]]
-    for _ in range(99):
-        local_agent.Agent._receive(agent)  # type: ignore[arg-type]
-    assert obeyed[1:] == begins and not agent._pending
-
-
-def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, begun, said = [100.0], list[str](), list[object]()
-    monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
-    control = SimpleNamespace(ready=[])
-    agent = SimpleNamespace(
-        _control=control, _queue={}, _starting={}, _most_starts=3, _epoch=1, _executed=0,
-        _begin=lambda one: begun.append(one.worker), _children=SimpleNamespace(find=lambda *key: None), _send_exit=said.append,
-        _lacks=lambda begin: False,
-    )  # fmt: skip
-    for number in range(9):
-        agent._queue[f"actor-{number}", 0] = Begin(1, "actor", f"actor-{number}", 0, b"", {}, forks=True)
-    agent._queue["inference-0", 0] = Begin(1, "inference", "inference-0", 0, b"", {})  # actors may wait for it
-    start = functools.partial(local_agent.Agent._start_queued, agent)  # type: ignore[arg-type]
-    start()
-    start()
-    assert begun == ["actor-0", "actor-1", "actor-2", "inference-0"]
-    control.ready += [("actor-1", 0), ("inference-0", 0)]
-    start()
-    assert begun[4:] == ["actor-3"]
-    clock[0] += 10.0  # those that are not ready wait for something else
-    start()
-    assert begun[5:] == ["actor-4", "actor-5", "actor-6"]
-    local_agent.Agent._obey(agent, Signal(1, "actor-8", 0, "kill", number=1))  # type: ignore[arg-type]
-    assert said == [Exited(1, "actor-8", 0, None, "ended before its start", "")] and list(agent._queue) == [
-        ("actor-7", 0)
-    ]
-
-
-@pytest.mark.parametrize(("number", "leaves"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.ENOMEM, False)])
-def test_host_without_disk_space_for_a_worker_leaves(number: int, leaves: bool) -> None:
-    """The worker then starts on another host, and its restarts are not used up."""
-
-    def fail(_: Begin) -> None:
-        raise OSError(number, os.strerror(number))
-
-    said, ended = list[str](), list[str]()
-    agent = SimpleNamespace(
-        _epoch=1, _name="a", _kept_folders={}, _run="", _children=SimpleNamespace(begin=fail),
-        _leave=lambda status, why: said.append(why), _send_exit=lambda exited: ended.append(exited.text),
-    )  # fmt: skip
-    local_agent.Agent._begin(agent, Begin(1, "actor", "actor-0", 0, b"{}", {}))  # type: ignore[arg-type]
-    assert bool(said) is leaves and bool(ended) is not leaves
-    assert os.strerror(number) in (said + ended)[0]
-
-
-def test_agent_executes_orders_once_and_in_order() -> None:
-    sent: list[bytes] = []
-    control = SimpleNamespace(send_command=lambda worker, incarnation, frame: sent.append(frame))
-    agent = SimpleNamespace(_executed=0, _control=control)
-    for number in (1, 3, 1, 2, 3, 3, 2, 4):  # 2 is lost at first, and all that is not confirmed is sent again
-        command = WorkerCommand(1, "actor-0", 0, b"%d" % number, number=number)
-        local_agent.Agent._obey(agent, command)  # type: ignore[arg-type]
-    assert sent == [b"1", b"2", b"3", b"4"] and agent._executed == 4
-
-
-@pytest.mark.parametrize("keeps", [[], ["snapshots/state"]])
-def test_agent_whose_starter_is_gone_ends_at_once_or_after_the_snapshot_of_a_learner(
-    keeps: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_agent, "now_s", lambda: 100.0)
-    agent = SimpleNamespace(
-        _leave_by_s=None, _kept_folders={"w": keeps}, _drain_s=30.0, _must_save=False, _was_lost=False
-    )
-    local_agent.Agent._on_signal(agent, signal.SIGHUP, None)  # type: ignore[arg-type]
-    assert agent._leave_by_s == (104.0 if keeps else 100.0) and agent._must_save and agent._was_lost
-    local_agent.Agent._on_signal(agent, signal.SIGTERM, None)  # type: ignore[arg-type]
-    assert agent._leave_by_s == 0.0
-
-
-def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(host: str, port: int) -> str:
-        raise OSError(101, "Network is unreachable")
-
-    monkeypatch.setattr(local_agent, "address_towards", unreachable)
-    said: list[object] = []
-    agent = SimpleNamespace(
-        _epoch=0,
-        _connection=SimpleNamespace(made=True),
-        _address="10.0.0.5:7000",
-        _send=said.append,
-        _key=Path(__file__),
-        _keys=1,
-        _own_keys=1,
-    )
-    agent._hello = functools.partial(local_agent.Agent._hello, agent)  # type: ignore[arg-type]
-    local_agent.Agent._beat(agent)  # type: ignore[arg-type]
-    assert not said
-
-
-def test_agent_ends_once_the_run_of_its_key_has_begun_again(tmp_path: Path) -> None:
-    """It would wait for the old address as long as its patience allows."""
-    first, second = JoinKey(tmp_path / "join.key"), JoinKey(tmp_path / "join.key")
-    first.publish("10.0.0.5:7000")
-    agent = SimpleNamespace(
-        _epoch=0,
-        _connection=SimpleNamespace(made=False),
-        _address="10.0.0.5:7000",
-        _key=first.path,
-        _keys=load_client_keys(first.path),
-        _end=None,
-    )
-    local_agent.Agent._beat(agent)  # type: ignore[arg-type]
-    assert agent._end is None
-    first.close()
-    for begin in (lambda: None, lambda: second.publish("10.0.0.6:7000")):
-        begin()
-        agent._end = None
-        local_agent.Agent._beat(agent)  # type: ignore[arg-type]
-        assert agent._end == (1, "the run at 10.0.0.5:7000 has ended or has begun again elsewhere; join again")
-    second.close()
-
-
-@pytest.mark.parametrize(
-    ("last_reply_s", "returns_s", "saves_s", "ends_s"),
-    [
-        (9.5, None, [12.0], 16.0),  # the controller's process was killed
-        (9.5, 13.0, [12.0, 21.0], 25.0),  # the connection was made again, and then nobody answers
-        (3.0, None, [14.5], 18.5),  # ZeroMQ closed it, because the link is down
-    ],
-)
-def test_closed_connection_ends_the_lease_sooner_unless_it_is_made_again(
-    last_reply_s: float, returns_s: float | None, saves_s: list[float], ends_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
-    connection = SimpleNamespace(there=True)
-    agent = SimpleNamespace(
-        _epoch=1, _end=None, _lease_s=15.0, _lease_from_s=last_reply_s, _queue={}, _notify=lambda line: None,
-        _children=SimpleNamespace(kill_all=lambda: 1), _relays=SimpleNamespace(close=lambda: None),
-        _connection=connection, _is_connected=True, _closed_s=math.inf, _ends_soon=False, _must_save=False,
-        _was_lost=False, _pages=SimpleNamespace(forget=lambda: None), _sent_exits=(),
-    )  # fmt: skip
-    saved_s = list[float]()
-    for clock[0] in (half / 2 for half in range(20, 80)):
-        connection.there = clock[0] < 10.5 or (returns_s is not None and clock[0] >= returns_s)
-        local_agent.Agent._note_connection(agent)  # type: ignore[arg-type]
-        local_agent.Agent._check_lease(agent)  # type: ignore[arg-type]
-        if agent._must_save:
-            saved_s.append(clock[0])
-            agent._must_save = False
-        if not agent._epoch:
-            break
-    assert clock[0] == ends_s and saved_s == saves_s  # a learner has 4 s to write a snapshot
-
-
-def test_agent_that_was_stopped_for_long_still_tries_to_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has not looked for the controller in that time."""
-    clock, told = [0.0], list[str]()
-    monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
-    agent = SimpleNamespace(
-        _epoch=1, _end=None, _lease_s=15.0, _lease_from_s=0.0, _patience_s=120.0, _address="10.0.0.5:7000", _queue={},
-        _children=SimpleNamespace(kill_all=lambda: 3), _relays=SimpleNamespace(close=lambda: None), _notify=told.append,
-        _closed_s=math.inf, _ends_soon=False,
-    )  # fmt: skip
-    for clock[0], ends in ((600.0, False), (719.0, False), (721.0, True)):
-        local_agent.Agent._check_lease(agent)  # type: ignore[arg-type]
-        assert agent._epoch == 0 and bool(agent._end) is ends
-    assert told == ["no message from the controller for 600 s: 3 workers ended; joining again"]

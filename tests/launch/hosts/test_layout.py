@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from jsrl.agents.dqn import DQNConfig
-from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import run as command
 from jsrl.cluster.facts import HostFacts
 from jsrl.envs.config import EnvConfig
@@ -26,11 +24,10 @@ from jsrl.launch.hosts.layout import Layout, evened_out, lay_out, layout_text, r
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Hosts, Need
 from jsrl.launch.plan import Plan, make_plan
-from jsrl.networks.model import NetworkConfig
 from jsrl.workers.kinds import Travel, find_kind, value_of
+from tests.tiny_agent import STILL
 
 WORLD = Path(__file__).parents[2] / "system" / "world"
-SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
 LEARNER = Need("learner", "learns", cores=None, memory_mb=1000)
 SERVER = Need("inference-0", "serves", memory_mb=500, answers=True)
 RELAY = Need("parameter-server", memory_mb=300, beside="learner", stays="it keeps copies")
@@ -178,7 +175,7 @@ def test_on_cpu_each_server_is_placed_with_its_actors(alone: bool):
 
 def test_each_host_without_gpus_that_has_actors_gets_its_own_server():
     """Else the loss of the only server's host stops the actors on all others."""
-    e = Experiment(agent=SMALL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=8, num_groups=8)
+    e = Experiment(agent=STILL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=8, num_groups=8)
     hosts = [replace(host(name, cores), address=f"10.0.0.{cores}") for name, cores in (("a", 4), ("b", 6), ("c", 2))]
 
     def laid(hosts: list[HostFacts], keep: tuple[str, ...] = (), **changes) -> tuple[Layout, Plan]:
@@ -216,7 +213,7 @@ def test_servers_prefer_gpus_after_the_learners():
 
 def test_actors_name_their_rank():
     e = Experiment(
-        agent=SMALL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=4, num_envs=8,
+        agent=STILL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=4, num_envs=8,
         learner=LearnerConfig(num_ranks=2),
     )  # fmt: skip
     feeds = {need.worker: need.feeds for need in needs_of(plan_of(e))}
@@ -329,7 +326,7 @@ def plan_of(e: Experiment, graph: str | None = None) -> Plan:
 
 def test_plan_lists_the_needs_of_its_workers():
     e = Experiment(
-        agent=SMALL, env=EnvConfig("CartPole-v1"), placement="apart", num_actors=4, num_envs=8, transport="zeromq",
+        agent=STILL, env=EnvConfig("CartPole-v1"), placement="apart", num_actors=4, num_envs=8, transport="zeromq",
         learner=LearnerConfig(num_devices=2), num_inference_servers=2,
     )  # fmt: skip
     needs = {need.worker: need for need in needs_of(plan_of(e))}
@@ -349,7 +346,7 @@ def test_plan_lists_the_needs_of_its_workers():
 def test_replay_workers_are_placed_with_the_learner_if_memory_allows(monkeypatch):
     replay = ReplayConfig(kind="host", capacity=10_000, min_size=100, num_replays=2)
     e = Experiment(
-        agent=DQNConfig(network=NetworkConfig(hidden=(8,))), env=EnvConfig("CartPole-v1"), placement="served",
+        agent=STILL, env=EnvConfig("CartPole-v1"), placement="served",
         num_actors=2, num_envs=4, replay=replay,
     )  # fmt: skip
     needs = needs_of(plan_of(e))
@@ -368,7 +365,7 @@ def test_replay_workers_are_placed_with_the_learner_if_memory_allows(monkeypatch
 def test_workers_that_count_rows_stay_with_the_run_folder(monkeypatch):
     monkeypatch.syspath_prepend(str(WORLD))
     monkeypatch.delitem(sys.modules, "my_workers", raising=False)
-    e = Experiment(agent=SMALL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=2, num_envs=4)
+    e = Experiment(agent=STILL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=2, num_envs=4)
     needs = {need.worker: need for need in needs_of(plan_of(e, "my_workers:augmented"))}
     assert needs["augment-0"].stays == "its kind does not say that it may leave the run folder"
     kind = find_kind("my_workers:AUGMENT")

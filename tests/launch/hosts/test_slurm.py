@@ -17,6 +17,7 @@ import pytest
 from jsrl.cli import run as command
 from jsrl.cli.command_line import without
 from jsrl.cli.slurm import OWN
+from jsrl.cluster.agent import ToldToEnd
 from jsrl.cluster.messages import REPLACED
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
@@ -198,14 +199,17 @@ def test_signal_during_the_last_snapshot_does_not_end_the_script(slurm: SlurmRun
     assert asked(slurm)[1:] == ["TERM", "ended"]
 
 
-def test_host_in_a_slurm_job_leaves_in_order_though_sigterm_is_repeated(monkeypatch: pytest.MonkeyPatch):
-    agent: Any = SimpleNamespace(_leave_by_s=None, _drain_s=1e9, _beat_at_s=1.0)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    for _ in range(2):
-        Agent._on_signal(agent, signal.SIGTERM, None)
-    assert agent._leave_by_s > 1e8
-    Agent._on_signal(agent, signal.SIGINT, None)
-    assert agent._leave_by_s == 0.0
+def test_host_in_a_slurm_job_may_get_sigterm_twice(monkeypatch: pytest.MonkeyPatch):
+    agent: Any = SimpleNamespace(_signals=[])
+    for job in ("", "7"):
+        if job:
+            monkeypatch.setenv("SLURM_JOB_ID", job)
+        else:
+            monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            Agent._on_signal(agent, number, None)
+    terms, hups = [ToldToEnd(False, False), ToldToEnd(False, True)], [ToldToEnd(True, False)] * 2
+    assert agent._signals == [terms[0], hups[0], terms[1], hups[1]]
 
 
 def test_run_ended_by_jsrl_stop_is_not_waited_for(slurm: SlurmRun):

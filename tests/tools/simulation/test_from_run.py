@@ -18,6 +18,7 @@ from jsrl.tools.simulation.calibration import from_run
 from jsrl.tools.simulation.outcome import ENVIRONMENTS, simulate
 from jsrl.tools.simulation.system import lay_out_on
 from jsrl.tools.simulation.times import read_times
+from tests.tiny_agent import STILL
 from tests.tools.simulation.test_times import EXPERIMENT
 
 ALONE = EvaluatorConfig(enabled=False)
@@ -33,7 +34,7 @@ SHARES = {
 def test_times_of_a_run_predict_it_and_one_with_more_actors(tmp_path: Path) -> None:
     env = EnvConfig("benchmarks.scale.sleeping:Sleeping", kwargs={"step_s": STEP_S * 0.9 / 2, "size": 8})
     inline = dataclasses.replace(
-        EXPERIMENT, env=env, num_envs=4, batch_envs=4, num_actors=2, placement="inline", evaluator=ALONE
+        EXPERIMENT, agent=STILL, env=env, num_envs=4, batch_envs=4, num_actors=2, placement="inline", evaluator=ALONE
     )
     folder = RunFolder.create(tmp_path, "experiment", "seen", config=to_json(inline))
     line = SHARES | {"learner/wait_batch_share": 0.95, "actor/env_steps_per_s": RATE}
@@ -72,7 +73,7 @@ def test_of_stacks_only_the_newest_frames_are_sent() -> None:
     pytest.importorskip("ale_py")
     env, hosts = EnvConfig("ALE/Breakout-v5"), [HostFacts("one", 64, 64_000)]
     e = dataclasses.replace(
-        EXPERIMENT, env=env, num_envs=4, batch_envs=4, num_actors=2, placement="served", evaluator=ALONE
+        EXPERIMENT, agent=STILL, env=env, num_envs=4, batch_envs=4, num_actors=2, placement="served", evaluator=ALONE
     )
     sent = lay_out_on(e, hosts)[1].bytes
     frame, rows, steps = 84 * 84, 1, e.rollout_length  # four groups of one game

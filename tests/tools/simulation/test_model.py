@@ -23,6 +23,7 @@ from jsrl.tools.simulation.outcome import (
 from jsrl.tools.simulation.outcome import simulate as simulate_long
 from jsrl.tools.simulation.system import ActorPart, Sizes, System, lay_out_on
 from jsrl.tools.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ParamsTimes, ServerTimes, ServiceTimes
+from tests.tiny_agent import STILL
 from tests.tools.simulation.test_times import EXPERIMENT
 
 ROWS, SIZE = 10, 4
@@ -137,7 +138,7 @@ def test_accelerators_of_a_learner_share_its_batches():
     [({}, 4), ({"placement": "apart", "num_groups": 8}, 2), ({"learner": LearnerConfig(num_devices=2)}, 2)],
 )
 def test_learner_uses_the_accelerators_of_its_host(fields, devices: int):
-    run = dataclasses.replace(EXPERIMENT, **{"placement": "inline", "num_actors": 4} | fields)
+    run = dataclasses.replace(EXPERIMENT, agent=STILL, **{"placement": "inline", "num_actors": 4} | fields)
     hosts = [HostFacts("one", 64, 64_000, gpus=4), HostFacts("two", 64, 64_000)]
     assert lay_out_on(run, hosts)[1].devices == devices  # apart: the server has one, and 32 environments are not 3 x n
 

@@ -2,65 +2,62 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import msgspec
 
 from jsrl.cluster.messages import Hello
+from jsrl.control.ending import Level
+from jsrl.control.supervision import Phase, Rules
 from jsrl.launch.hosts.facts import code_digest, versions
 from tests.simulated.agents import Agent
 from tests.simulated.checks import Checks
-from tests.simulated.controller import Controller
+from tests.simulated.controller import DEADLINES, Controller
 from tests.simulated.network import Link
-from tests.simulated.world import Host, Process, Violation, World
+from tests.simulated.workers import Worker
+from tests.simulated.world import Fault, Host, Process, Result, Violation, World, judged
 
 TROUBLE_S, QUIET_S = 30.0, 30.0  # in which faults happen; after which all workers must run
-WORKERS = ("actor-0", "actor-1", "actor-2", "actor-3", "inference-0", "learner")
+LEVELS = [
+    Level(frozenset({"actor-0", "actor-1", "actor-2"}), publishes=False),
+    Level(frozenset({"inference-0"}), publishes=False),
+    Level(frozenset({"learner", "learner-1"}), publishes=True),
+    Level(frozenset({"evaluator"}), publishes=False),
+]
 ACTED_S = 3.0  # a worker that runs has acted this long ago at most
+LEFT_S = 25.0  # after the end of a run, until which the lease of a host that was not told is over
 MAX_FAULTS = 12
 
 
-class Fault(NamedTuple):
-    """What happens at `at_s`: to a host, or a worker, of these numbers, for `for_s`."""
-
-    at_s: float
-    name: str
-    host: int
-    worker: int
-    for_s: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a history went: `why` it failed (empty: it did not), and its events."""
-
-    seed: int
-    faults: tuple[Fault, ...]
-    why: str
-    end: str
-    history: list[tuple[float, str, tuple[object, ...]]]
+def rules_of(world: World) -> dict[str, Rules]:
+    """Return the rules of a run's workers: mostly many restarts, sometimes few or none; sometimes two ranks."""
+    restarts = world.random.choices((30, 3, 1, 0), (8, 1, 1, 1))[0]
+    ranks = ("learner", "learner-1") if world.happens(0.3) else ("learner",)
+    rules = {f"actor-{number}": Rules("actor", restarts, (f"actor-{number}",), groups=(number,)) for number in range(3)}
+    rules["inference-0"] = Rules("inference", restarts, ("inference-0",))
+    for rank in ranks:
+        rules[rank] = Rules("learner", restarts, ranks, saves=True, keeps_files=True, must_finish=True, learns=True)
+    return rules | {"evaluator": Rules("evaluator", restarts, ("evaluator",), loss_ends_run=False)}
 
 
 class History:
     """A run with the workers above, on the controller's host and some that join."""
 
     def __init__(self, seed: int, only: Collection[int] | None = None) -> None:
-        self.world = World(seed)
-        world = self.world
-        self.num_hosts = world.random.randint(1, 3)
-        planned = plan(world, self.num_hosts)
+        world = self.world = World(seed)
+        self.rules = rules_of(world)
+        levels = [Level(level.workers & self.rules.keys(), level.publishes) for level in LEVELS]
+        num_hosts = world.random.randint(0, 3)
+        planned = plan(world, num_hosts, len(self.rules))
         self.faults = tuple(fault for number, fault in enumerate(planned) if only is None or number in only)
-        self.checks = Checks(world, WORKERS)
+        self.checks = Checks(world, self.rules, levels, DEADLINES)
         self.here = Host(world, "here")
-        self.controller = Controller(self.here, self.checks)
+        self.controller = Controller(self.here, self.checks, self.rules, levels)
         self.hosts: list[Host] = []
         self.links: list[Link] = []
         self.agents: list[Agent | None] = []
-        for _ in range(self.num_hosts):
+        for _ in range(num_hosts):
             self.join()
         for fault in self.faults:
             world.after(fault.at_s, None, self.strike, fault)
@@ -85,14 +82,12 @@ class History:
             said_hello(), session=f"{world.random.getrandbits(64):x}", name=host.name, boot=host.boot,
             folder=f"/tmp/{host.name}", address=f"10.0.0.{number + 2}",
         )  # fmt: skip
-        self.agents[number] = Agent(
-            host, self.links[number], self.controller, self.controller.join_key, hello, self.checks
-        )
+        self.agents[number] = Agent(host, self.links[number], self.controller.port, hello, self.checks)
 
     def keep_agents(self) -> None:
         """Start agents again that ended and may return, as an engine does."""
         for number, agent in enumerate(self.agents):
-            is_revoked = self.hosts[number].name in self.controller.revoked
+            is_revoked = self.hosts[number].name in self.controller.port.revoked
             if agent is not None and not agent.alive and agent.may_return and not is_revoked:
                 self.agents[number] = None
                 self.world.after(self.world.between(0.3, 3.0), None, self.begin_agent, number)
@@ -111,9 +106,10 @@ class History:
         for host in [self.here, *self.hosts]:
             for process in host.living:
                 process.thaw()
+        self.controller.lacks_space, self.controller.echoes = False, 0.0
         for agent in self.agents:
-            if agent is not None:
-                agent.lies = False
+            if agent is not None and agent.alive:
+                agent.be_honest()
 
     def later(self, fault: Fault, action: Callable[[], None]) -> None:
         """Undo a fault after its time, or when all faults end."""
@@ -138,7 +134,7 @@ class History:
 
     def fault_slow(self, fault: Fault) -> None:
         link = self.links[fault.host]
-        link.slow_s = self.world.between(0.2, 3.0)
+        link.slow_s = self.world.random.choice((0.3, 1.0, 3.0, 9.0))
         self.later(fault, lambda: setattr(link, "slow_s", 0.02))
 
     def fault_duplicate(self, fault: Fault) -> None:
@@ -147,13 +143,43 @@ class History:
         self.later(fault, lambda: setattr(link, "twice", 0.0))
 
     def fault_kill_worker(self, fault: Fault) -> None:
-        for process in self._workers(fault):
-            process.die(-9)
+        for worker in self._workers(fault):
+            worker.die(-9)
+            if worker.worker.startswith("inference"):
+                self._notice(worker)
+
+    def _notice(self, dead: Worker) -> None:
+        """Have actors notice that their server has gone, as they do if it is not replaced in time."""
+        for name in self.rules:
+            for actor in self.checks.living(name) if name.startswith("actor") and self.world.happens(0.3) else ():
+                actor.lose_peer(dead)
 
     def fault_crash_worker(self, fault: Fault) -> None:
-        for process in self._workers(fault):
-            if process.acts:
-                process.crash("ValueError")
+        for worker in self._workers(fault):
+            if worker.acts:
+                worker.crash("ValueError")
+
+    def fault_leave_worker(self, fault: Fault) -> None:
+        """Send SIGTERM to a worker, from elsewhere."""
+        for worker in self._workers(fault):
+            worker.after(0.0, worker.leave)
+
+    def fault_babble(self, fault: Fault) -> None:
+        for worker in self._workers(fault):
+            worker.babbles = True
+
+    def fault_full_disk(self, fault: Fault) -> None:
+        self.controller.lacks_space = True
+        self.later(fault, lambda: setattr(self.controller, "lacks_space", False))
+
+    def fault_echo(self, fault: Fault) -> None:
+        self.controller.echoes = self.world.between(0.05, 0.5)
+
+    def fault_finish(self, fault: Fault) -> None:
+        """Have the learner make the last update of the run."""
+        for rank in self.rules["learner"].ranks:
+            for worker in self.checks.living(rank):
+                worker.after(0.0, worker.finish_training)
 
     def fault_freeze_worker(self, fault: Fault) -> None:
         for process in self._workers(fault):
@@ -216,7 +242,7 @@ class History:
         self.begin_agent(fault.host)
 
     def fault_revoke(self, fault: Fault) -> None:
-        self.controller.revoked.add(self.hosts[fault.host].name)
+        self.controller.port.revoked.add(self.hosts[fault.host].name)
 
     def fault_lie(self, fault: Fault) -> None:
         if (agent := self._agent(fault)) is not None:
@@ -227,33 +253,39 @@ class History:
         agent = self.agents[fault.host]
         return agent if agent is not None and agent.alive else None
 
-    def _workers(self, fault: Fault):  # type: ignore[no-untyped-def]
-        return [worker for worker in self.checks.living(WORKERS[fault.worker])]
+    def _workers(self, fault: Fault) -> list[Worker]:
+        return self.checks.living(list(self.rules)[fault.worker])
 
     # -- the run
 
     def run(self) -> str:
         """Run the history; return why it failed."""
-        try:
-            self.world.run(TROUBLE_S + QUIET_S)
-            self.controller_keeps()
-        except Violation as violation:
-            return str(violation)
-        except Exception:
-            return f"a machine raised an error: {traceback.format_exc()}"
-        return ""
+        return judged(lambda: (self.world.run(TROUBLE_S + QUIET_S), self.judge())[1])
 
-    def controller_keeps(self) -> None:
-        if self.controller.end:
+    def judge(self) -> None:
+        """Check that all workers run, or that the run has ended and said why, and nothing of it is left."""
+        controller = self.controller
+        if controller.end:
+            ended_s = controller.ended_s
+            left = [worker.name for worker in self.checks.processes.values() if worker.alive]
+            if left and self.world.now - ended_s > LEFT_S:
+                raise Violation(f"the run ended {self.world.now - ended_s:.1f} s ago, and {left} still run")
             return
-        for task in self.controller.tasks:
-            since_s = self.world.now - self.checks.acted_s.get(task.name, 0.0)
-            if not (task.alive and task.ready) or since_s > ACTED_S:
-                where = task.remote.host.name if task.remote is not None else "here"
+        if controller.reason:
+            raise Violation(f"the run is ending ({controller.reason}), and does not end")
+        for name, handle in controller.handles.items():
+            since_s, life = self.world.now - self.checks.acted_s.get(name, 0.0), controller.supervision.lives[name]
+            if handle.exit is not None or not life.is_reachable or since_s > ACTED_S:
+                if life.phase is Phase.GONE and not self.rules[name].loss_ends_run:
+                    continue
                 raise Violation(
-                    f"{task.name} does not run {QUIET_S:g} s after the last fault: incarnation {task.incarnation}, on "
-                    f"{where}, alive {task.alive}, ready {task.ready}, acted {since_s:.1f} s ago"
+                    f"{name} does not run {QUIET_S:g} s after the last fault: incarnation {life.incarnation}, on "
+                    f"{handle.host or 'here'}, {life.phase.value}, {life.stage}, ended: {handle.exit}, acted {since_s:.1f} s "
+                    "ago"
                 )
+            names = {entry.name: entry.incarnation for entry in controller.port.members.names()}
+            if name.startswith("inference") and handle.host and names.get(f"inference.{name}") != life.incarnation:
+                raise Violation(f"the name of {name}, incarnation {life.incarnation}, is not known: {names}")
 
 
 @cache
@@ -265,26 +297,32 @@ def said_hello() -> Hello:
 
 
 WEIGHTS = {
-    "break": 4, "partition": 3, "deaf": 2, "mute": 2, "slow": 2, "duplicate": 2, "kill_worker": 4, "crash_worker": 2,
-    "freeze_worker": 2, "kill_agent": 2, "freeze_agent": 2, "freeze_host": 2, "freeze_controller": 1, "lose_host": 1,
-    "step_clock": 0, "terminate_agent": 1, "terminate_host": 1, "terminate_workers_here": 1, "interrupt": 0.3, "join": 1,
-    "join_again": 1, "revoke": 0.5, "lie": 1,
+    "break": 4, "partition": 3, "deaf": 2, "mute": 2, "slow": 2, "duplicate": 2, "kill_worker": 5, "crash_worker": 3,
+    "leave_worker": 1, "babble": 1, "freeze_worker": 3, "kill_agent": 2, "freeze_agent": 2, "freeze_host": 2,
+    "freeze_controller": 1, "lose_host": 1, "step_clock": 1, "terminate_agent": 1, "terminate_host": 1,
+    "terminate_workers_here": 1, "full_disk": 1, "echo": 3, "interrupt": 1, "finish": 2, "join": 1, "join_again": 1,
+    "revoke": 0.5, "lie": 1,
 }  # fmt: skip
+OF_HOSTS = (
+    "break", "partition", "deaf", "mute", "slow", "duplicate", "kill_agent", "freeze_agent", "freeze_host", "lose_host",
+    "step_clock", "terminate_agent", "terminate_host", "join_again", "revoke", "lie",
+)  # fmt: skip
 
 
-def plan(world: World, num_hosts: int) -> list[Fault]:
+def plan(world: World, num_hosts: int, num_workers: int) -> list[Fault]:
     """Draw the faults of a history: few sorts of them in each, so that rare ones meet."""
-    sorts = world.random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=world.random.randint(1, 4))
+    weights = {name: weight for name, weight in WEIGHTS.items() if num_hosts or name not in OF_HOSTS}
+    sorts = world.random.choices(list(weights), list(weights.values()), k=world.random.randint(1, 4))
     faults = []
     for _ in range(world.random.randint(1, MAX_FAULTS)):
         at_s = world.between(0.0, TROUBLE_S)
-        host, worker = world.random.randrange(num_hosts), world.random.randrange(len(WORKERS))
+        host, worker = world.random.randrange(max(1, num_hosts)), world.random.randrange(num_workers)
         faults.append(Fault(at_s, world.random.choice(sorts), host, worker, world.between(0.1, 25.0)))
     return sorted(faults)
 
 
-def tell(seed: int, only: Collection[int] | None = None) -> Outcome:
+def tell(seed: int, only: Collection[int] | None = None) -> Result:
     """Run a history."""
     history = History(seed, only)
     why = history.run()
-    return Outcome(seed, history.faults, why, history.controller.end, history.world.history)
+    return Result(seed, history.faults, why, history.controller.end, history.world.history)
