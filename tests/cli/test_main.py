@@ -86,7 +86,7 @@ def test_commands_for_experts_are_below_dev(folder, capsys):
         assert main.main([command]) == 2 and f"it is jsrl dev {command}" in capsys.readouterr().err
     assert main.main(["dev", "tidy"]) == 2 and "there are: bench, simulate, chaos" in capsys.readouterr().err
     assert main.main(["dev", "bench", "mine", "--repetitions", "0"]) == 2
-    assert "--repetitions at least 1" in capsys.readouterr().err
+    assert "--repetitions is 0; it must be at least 1" in capsys.readouterr().err
 
 
 def test_closed_pipe_ends_a_command_without_traceback():

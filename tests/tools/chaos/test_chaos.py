@@ -108,7 +108,7 @@ def test_report_card_passes_only_if_games_are_consistent() -> None:
 )
 def test_runs_without_actor_processes_are_refused(words: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        checked(words[0], words[1:])
+        checked(words)
 
 
 def test_workers_that_a_run_can_do_without_are_hit_only_if_named(monkeypatch: pytest.MonkeyPatch) -> None:
