@@ -48,6 +48,7 @@ ADAPTERS = {
     "foraging": "jsrl.games.foraging:make_foraging",
     "hide_and_seek": "jsrl.games.hide_and_seek.game:make_hide_and_seek",
     "pettingzoo": "jsrl.envs.adapters.pettingzoo:make_pettingzoo",
+    "jax": "jsrl.envs.adapters.in_jax:make_jax",
     "lbf": "jsrl.envs.adapters.lbf:make_lbf",
     "openspiel": "jsrl.envs.adapters.openspiel:make_openspiel",
 }
@@ -60,7 +61,7 @@ PREPARATIONS = {
 }
 # names of the base classes of PettingZoo's environments, also of those without `possible_agents`
 PETTINGZOO_BASES = ("ParallelEnv", "AECEnv")
-JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
+OTHER_JAX_SUITES = ("brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
 
 def make_game(
@@ -123,13 +124,20 @@ def make(
 
 
 def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups = None) -> VectorEnv:
+    factory = None
     if callable(config.id):
-        return _from_factory(replace(config, id=main_target(config.id)), num_envs, seed, group, config.id, groups)
-    if config.id.partition(":")[0].lower() in JAX_SUITES:
-        raise ConfigError(
-            f"{config.id!r}: environments written in JAX are not available yet; use a Gymnasium id or a class"
-        )
+        factory, config = config.id, replace(config, id=main_target(config.id))
+    if config.in_jax:
+        _refuse_wrappers(config)
+        return adapter("jax")(config, num_envs, seed, group, factory)
+    if factory is not None:
+        return _from_factory(config, num_envs, seed, group, factory, groups)
     scheme = config.id.partition(":")[0]
+    if scheme.lower() in OTHER_JAX_SUITES:
+        raise ConfigError(
+            f"{config.id!r}: of the suites in JAX only gymnax: has an adapter; write this environment's functions as a "
+            "jsrl.extend.JaxEnv of about 30 lines (docs/environments.md), with env.backend=jax"
+        )
     if scheme == "probe":
         _refuse_wrappers(config)
         return adapter(scheme)(config, num_envs, seed, group)

@@ -68,7 +68,7 @@ for costly in (
     test_a_producer_killed_while_it_streams,  # noqa: F405
 ):
     NOT_IPC(costly)
-TWO = ["local", "shm", nightly("ipc"), nightly("tcp")]
+TWO = [nightly("local"), "shm", nightly("ipc"), nightly("tcp")]
 pytest.mark.parametrize("transport", TWO, indirect=True)(test_two_producers_of_many_trajectories)  # noqa: F405
 
 
