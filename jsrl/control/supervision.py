@@ -320,7 +320,7 @@ class Supervision:
         deterministic runs they wait for them.
 
     Attributes:
-      rules, deadlines: as given. lives: worker -> its newest incarnation; only to be read.
+      rules, deadlines: as given. budgets: of restarts. lives: worker -> its newest incarnation.
       failed: the run fails, and nothing is decided any more.
       dropped: class of a message -> how many were ignored: of another incarnation, or answers that nothing waits for.
     """
@@ -329,7 +329,7 @@ class Supervision:
         self, rules: Mapping[str, Rules], deadlines: DeadlineConfig, config: SupervisionConfig, *, tells_absent: bool
     ) -> None:
         self.rules, self.deadlines, self._tells_absent = rules, deadlines, tells_absent
-        self._budgets = Budgets(rules, config)
+        self.budgets = Budgets(rules, config)
         self.lives: dict[str, Life] = {}
         self.failed = False
         self.dropped: Counter[str] = Counter()
@@ -340,11 +340,6 @@ class Supervision:
         self._told: dict[str, tuple[int, list[int]]] = {}  # learner -> its incarnation, groups it knows as absent
         self._watched: Collection[str] | None = None  # None: all, as the run goes on
         self._tasks: Collection[str] = ()
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Return kind -> restarts of its workers so far."""
-        return self._budgets.counts
 
     @property
     def is_deciding(self) -> bool:
@@ -563,9 +558,9 @@ class Supervision:
                 text, actions = planned
                 return [note, Died(life.worker, life.incarnation, death.what, "replaced", text), *actions]
         life.phase = Phase.GONE
-        may_miss = not death.running and life.worker in self._tasks and self._budgets.allows(life.worker)
+        may_miss = not death.running and life.worker in self._tasks and self.budgets.allows(life.worker)
         self.failed = rules.loss_ends_run and not may_miss
-        spent = self._budgets.used_up(rules.ranks[0], now)
+        spent = self.budgets.used_up(rules.ranks[0], now)
         return [note, Died(life.worker, life.incarnation, death.what, "fails" if self.failed else "lost", spent)]
 
     def _replace(self, life: Life, now: float, *, is_free: bool = False) -> tuple[str, list[Action]] | None:
@@ -576,10 +571,10 @@ class Supervision:
         """
         ranks = [self.lives[name] for name in self.rules[life.worker].ranks]
         first = ranks[0].worker
-        pause_s = self._budgets.take(first, now, is_free=is_free)
+        pause_s = self.budgets.take(first, now, is_free=is_free)
         if pause_s is None:
             return None
-        text = "started again" if is_free else self._budgets.text(first, now)
+        text = "started again" if is_free else self.budgets.text(first, now)
         with_all = f", with all {len(ranks)} ranks of {first}" if len(ranks) > 1 else ""
         incarnation, actions = max(rank.incarnation for rank in ranks) + 1, list[Action]()
         for rank in ranks:

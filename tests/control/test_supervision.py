@@ -208,7 +208,7 @@ def test_ranks_are_replaced_together_because_of_the_one_that_ended_or_hangs(how:
     assert (worker, outcome) == ("rank-1", "replaced") and found.startswith(what)
     assert {action.worker for action in actions if isinstance(action, Kill)} == set(RANKS)  # also the one that hangs
     assert starts(actions) == [("learner", 1, 1), ("rank-1", 1, 1)]
-    assert shell.supervision.counts == {"learner": 1}
+    assert shell.supervision.budgets.counts == {"learner": 1}
 
 
 def test_all_ranks_start_once_more_if_one_could_not_be_started() -> None:
@@ -267,7 +267,7 @@ def test_a_moving_worker_is_asked_to_leave_and_costs_no_restart() -> None:
     assert [action.command for action in shell.run(1.0) if isinstance(action, Send)] == []
     assert [action.command for _, action in shell.done if isinstance(action, Send)] == ["stop"]
     shell.leave("actor-0")
-    assert starts(shell.run(2.0)) == [("actor-0", 1, 0)] and shell.supervision.counts == {}
+    assert starts(shell.run(2.0)) == [("actor-0", 1, 0)] and shell.supervision.budgets.counts == {}
     assert shell.shown[-1] == "actor-0 moves, because its host leaves"
     shell.move("actor-0")  # it is just starting
     assert starts(shell.run(3.0)) == [("actor-0", 2, 0)]
