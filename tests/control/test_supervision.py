@@ -287,7 +287,7 @@ def test_all_ranks_leave_if_one_moves() -> None:
     shell.run(1.0)
     shell.leave("learner")
     shell.run(2.0)
-    assert [shell.incarnation(rank) for rank in RANKS] == [1, 1] and shell.supervision.counts == {}
+    assert [shell.incarnation(rank) for rank in RANKS] == [1, 1] and shell.supervision.budgets.counts == {}
     assert {"rank-1 moves, because its host leaves", "learner moves, because rank-1 moves"} <= set(shell.shown)
 
 
