@@ -1,5 +1,6 @@
 """check_agent passes sound agents and names what a broken one did."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -13,7 +14,7 @@ from jsrl.experiment import AgentReference
 from jsrl.experiment.building import build_agent
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat
-from tests.agents.mistakes import DISCRETE, OFF_POLICY, ON_POLICY, REAL, off_policy, on_policy
+from tests.agents.mistakes import DISCRETE, OFF_POLICY, ON_POLICY, REAL, in_minibatches, off_policy, on_policy
 from tests.marks import marked
 
 SMALL = NetworkConfig(hidden=(16,))
@@ -56,6 +57,7 @@ def test_sound_agents_pass(algorithm, kind):
     assert ("act_resets_core" in report.checks) == (kind == "recurrent")
     assert ("act_obeys_mask" in report.checks) == (kind == "masked dict")
     assert report.update_s <= report.update_compile_s
+    assert "devices_equal_one" in report.checks
 
 
 @pytest.mark.slow
@@ -108,6 +110,21 @@ DAILY_OFF_POLICY = ("weights by the share's largest", "weights by the largest of
 def test_mistakes_of_an_off_policy_agent_are_named(mistake):
     with pytest.raises(AgentFault, match=OFF_POLICY[mistake]):
         check_agent(off_policy(mistake), REAL)
+
+
+def test_mistakes_behind_minibatches_of_each_device_are_named():
+    local, mean = "advantages around a local mean", "mean over devices"
+    for mistake in (local, mean):
+        with pytest.raises(AgentFault, match=ON_POLICY[mistake]):
+            check_agent(in_minibatches(on_policy(mistake)), DISCRETE)
+
+
+@pytest.mark.slow
+def test_minibatches_of_each_device_pass():
+    shuffle = jax.random.permutation
+    report = check_agent(in_minibatches(on_policy()), DISCRETE)
+    assert {"devices_sum", "devices_equal_one"} <= set(report.checks)
+    assert jax.random.permutation is shuffle
 
 
 def test_errors_of_built_agents_give_no_advice_to_call_check_agent() -> None:
