@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jsrl.networks.images import NatureCNN
 from jsrl.networks.kernels import conv
 from jsrl.networks.kernels.products import Precision
-from jsrl.networks.torsos import NatureCNN
 
 NUM_MINIBATCHES = 4
 

@@ -41,8 +41,8 @@ from jsrl.errors import CodecError, JsrlError, StreamTimeout
 from jsrl.runs.control import ControlServer
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout
-from jsrl.transport.meeting.admission import JoinRules
-from jsrl.transport.meeting.handshake import Hello, hello_of_producer
+from jsrl.transport.meeting.admission import Hello, JoinRules, hello_of_producer
+from jsrl.transport.meeting.handshake import hello_frames
 from jsrl.transport.transports import (
     bind_inference,
     bind_params,
@@ -202,7 +202,7 @@ def examples(incarnation: int = 0) -> list[list[bytes]]:
     block = np.zeros(make_layout(flatten_schema(SCHEMA)).size_bytes, np.uint8)
     question = np.zeros(AreaLayout(SPEC, {0: 2}).question_bytes(0), np.uint8)
     asked = {"incarnation": incarnation, "group": 0, "min_updates": 0, "step": 0, "wants_core": True}
-    hello = hello_of_producer(ProducerId("a", 0), 2, flatten_schema(SCHEMA)).frames()
+    hello = hello_frames(hello_of_producer(ProducerId("a", 0), 2, flatten_schema(SCHEMA)))
     messages = [
         hello,
         encode("sample", {"index": 0, "group": 0, "sequence": 0}, raw),
@@ -330,10 +330,10 @@ def send(endpoint: str, number: int, seed: int, target: str) -> Outcome:
 def hello_of(target: str, who: ProducerId) -> list[bytes]:
     """Return a valid hello for a target's stream; empty if it has none."""
     if target in ("samples", "segment"):
-        return [bytes(frame) for frame in hello_of_producer(who, 2, flatten_schema(SCHEMA)).frames()]
+        return [bytes(frame) for frame in hello_frames(hello_of_producer(who, 2, flatten_schema(SCHEMA)))]
     if target != "inference":
         return []
-    return [bytes(frame) for frame in Hello(who, {0: 2}, flatten_schema(SPEC)).frames()]
+    return [bytes(frame) for frame in hello_frames(Hello(who, {0: 2}, flatten_schema(SPEC)))]
 
 
 def start_endless_message(endpoint: str, incarnation: int, hello: list[bytes], chance: random.Random) -> Any:

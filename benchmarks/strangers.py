@@ -80,17 +80,18 @@ def repeated_hellos(jobs: Path | None) -> list[tuple[str, list[bytes]]]:
     if jobs is None:
         return []
     from jsrl.references.reference import from_json
-    from jsrl.transport.meeting.handshake import Hello, hello_of_producer
+    from jsrl.transport.meeting.admission import Hello, hello_of_producer
+    from jsrl.transport.meeting.handshake import hello_frames
     from jsrl.transport.wire.schema import flatten_schema
 
     hellos: list[tuple[str, list[bytes]]] = []
     for path in sorted(jobs.glob("actor-*.json")):
         job = from_json(json.loads(path.read_text()))
         e, producer = job.experiment, job.producer
-        samples = hello_of_producer(producer, e.groups, flatten_schema(job.schemas.trajectory)).frames()
+        samples = hello_frames(hello_of_producer(producer, e.groups, flatten_schema(job.schemas.trajectory)))
         first = job.index * e.ring
         groups = dict.fromkeys(range(first, first + e.ring), e.group_size)
-        asked = [bytes(frame) for frame in Hello(producer, groups, flatten_schema(job.schemas.act)).frames()]
+        asked = [bytes(frame) for frame in hello_frames(Hello(producer, groups, flatten_schema(job.schemas.act)))]
         hellos.append(("zmq", [bytes(frame) for frame in samples]))
         hellos += [("zmq", asked), ("packets", asked)]
     return hellos

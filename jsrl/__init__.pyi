@@ -54,7 +54,7 @@ from jsrl.launch.run import run as run
 from jsrl.launch.write_recording import RecordedEpisode as RecordedEpisode
 from jsrl.launch.write_recording import write_recording as write_recording
 from jsrl.metrics.wandb_sink import WandbSink as WandbSink
-from jsrl.networks.entities import EntityConfig as EntityConfig
+from jsrl.networks.model import EntityConfig as EntityConfig
 from jsrl.networks.model import NetworkConfig as NetworkConfig
 from jsrl.policy import Policy as Policy
 from jsrl.policy import act_together as act_together

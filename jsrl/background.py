@@ -33,7 +33,6 @@ from jsrl.launch.launcher import Launcher
 from jsrl.launch.result import Result, RunData
 from jsrl.launch.run import run, sent
 from jsrl.launch.run_log import OUTPUT, OutputToFolder
-from jsrl.references.capture import Capture
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import from_json, to_json
 from jsrl.runs.curves import Scores
@@ -77,7 +76,7 @@ def start(
     options |= {"init_from": init_from, "graph": graph, "launcher": launcher, "sinks": sinks, "hooks": hooks}
     with contextlib.ExitStack() as until_end:
         place = Path(until_end.enter_context(tempfile.TemporaryDirectory(prefix="jsrl-start-")))
-        request = to_json(options, Capture(place / SOURCE))
+        request = to_json(options, place / SOURCE)
         request["experiment"] = sent(experiment, place / SOURCE)
         write_json(place / REQUEST, {"options": request, "command": sys.orig_argv})
         process = _begun(place, until_end)

@@ -47,6 +47,8 @@ from jsrl.directors.messages import Stop as Stop
 from jsrl.directors.payoff import Payoff as Payoff
 from jsrl.directors.ratings import Ratings as Ratings
 from jsrl.directors.ratings import rate as rate
+from jsrl.envs.adapters.in_jax import JaxEnv as JaxEnv
+from jsrl.envs.adapters.in_jax import JaxStep as JaxStep
 from jsrl.envs.base import EnvStep as EnvStep
 from jsrl.envs.base import Episode as Episode
 from jsrl.envs.base import GameStep as GameStep

@@ -19,6 +19,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "envpool": (("envpool",), "EnvPool environments"),
     "games": (("pettingzoo", "mpe2", "lbforaging"), "environments with several agents"),
     "minigrid": (("minigrid",), "MiniGrid environments"),
+    "gymnax": (("gymnax",), "gymnax's environments in JAX"),
     "openspiel": (("pyspiel",), "OpenSpiel games"),
     "vizdoom": (("vizdoom",), "ViZDoom environments"),
     "tensorboard": (("tensorboardX",), "TensorBoard events"),

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import functools
 from collections.abc import Collection
-from typing import Any, NamedTuple, TypeVar
-
-from jsrl.fields import check_fields, is_decoding
-
-T = TypeVar("T")
+from typing import NamedTuple
 
 
 class Elsewhere(NamedTuple):
@@ -135,37 +129,6 @@ def elsewhere(name: str) -> list[Elsewhere]:
     """Return what a name of another library may mean here: `n-steps`, or a field `n_steps`."""
     name = name.rpartition(".")[2].replace("_", "-")
     return [entry for entry in TABLE if name in entry.names.split()]
-
-
-def suggesting(cls: type[T]) -> type[T]:
-    """Check the fields of a config, then its rules across fields (`__post_init__`). Write it above `@dataclass`.
-
-    The error about an unknown field names the right one, and `help` of the class has the fields' help texts.
-    """
-    make, rules = cls.__init__, getattr(cls, "__post_init__", None)
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    names = [field.name for field in fields if field.init]
-    helps = [f"  {field.name}: {field.metadata['help']}" for field in fields if field.metadata.get("help")]
-    cls.__doc__ = "\n".join([cls.__doc__ or "", "", "Fields:", *helps])
-
-    def check(self: Any) -> None:
-        if not is_decoding():
-            check_fields(self)
-            if rules is not None:
-                rules(self)
-
-    @functools.wraps(make)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs.keys() - names:
-            raise TypeError(f"{cls.__name__} has no field {name!r}; {suggestion(name, names)}")
-        make(self, *args, **kwargs)
-        if rules is None:  # else the dataclass has called it
-            check(self)
-
-    cls.__init__ = init  # type: ignore[method-assign]
-    if rules is not None:
-        cls.__post_init__ = check  # type: ignore[attr-defined]
-    return cls
 
 
 def suggestion(name: str, names: Collection[str]) -> str:

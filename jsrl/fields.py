@@ -1,6 +1,6 @@
 """Fields of configs: what values they take, and their help. Python and the command line refuse a wrong value alike.
 
-A config is a frozen dataclass below `@suggesting` (jsrl.field_names), which checks the type and range of each field. Rules
+A config is a frozen dataclass below `@suggesting`, which checks the type and range of each field. Rules
 across fields are in its `__post_init__`.
 """
 
@@ -16,7 +16,8 @@ import numbers
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from importlib import import_module
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from jsrl.errors import ConfigError
 
@@ -56,6 +57,8 @@ FiniteFloat = Annotated[float, Range(gt=-math.inf, lt=math.inf)]
 UnitFloat = Annotated[float, Range(ge=0, le=1)]
 PositiveUnitFloat = Annotated[float, Range(gt=0, le=1)]
 
+NAMES = "jsrl.field_names"  # imported for an unknown name
+T = TypeVar("T")
 UNREADABLE = "a value that only a config in Python can give"
 _DECODING = contextvars.ContextVar("decoding", default=False)
 
@@ -106,6 +109,37 @@ def is_decoding() -> bool:
 def type_hints(cls: Any, include_extras: bool = False) -> dict[str, Any]:
     """Return the types of a class's fields; evaluates each annotation as code, which takes milliseconds."""
     return typing.get_type_hints(cls, include_extras=include_extras)
+
+
+def suggesting(cls: type[T]) -> type[T]:
+    """Check the fields of a config, then its rules across fields (`__post_init__`). Write it above `@dataclass`.
+
+    The error about an unknown field names the right one, and `help` of the class has the fields' help texts.
+    """
+    make, rules = cls.__init__, getattr(cls, "__post_init__", None)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    names = [field.name for field in fields if field.init]
+    helps = [f"  {field.name}: {field.metadata['help']}" for field in fields if field.metadata.get("help")]
+    cls.__doc__ = "\n".join([cls.__doc__ or "", "", "Fields:", *helps])
+
+    def check(self: Any) -> None:
+        if not is_decoding():
+            check_fields(self)
+            if rules is not None:
+                rules(self)
+
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs.keys() - names:
+            raise TypeError(f"{cls.__name__} has no field {name!r}; {import_module(NAMES).suggestion(name, names)}")
+        make(self, *args, **kwargs)
+        if rules is None:  # else the dataclass has called it
+            check(self)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    if rules is not None:
+        cls.__post_init__ = check  # type: ignore[attr-defined]
+    return cls
 
 
 def check_fields(config: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -143,3 +144,43 @@ def test_served_actor_has_not_loaded_jax(tmp_path):
     command = [sys.executable, "-c", SERVED_ACTOR, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+# -- a plain run loads only what it uses --------------------------------------------------------------------------------
+
+PLAIN_RUN = """
+import json, sys
+from jsrl.cli.run import main
+
+class Look:
+    def on_metrics(self, run, row):
+        self.loaded = sorted(name for name in sys.modules if name.startswith("jsrl"))
+
+options = "--placement serial --total-env-steps 4096 --evaluator.episodes 2 --stop-at-return none --display quiet --runs-dir"
+look = Look()
+status = main(["ppo_cartpole", *options.split(), sys.argv[1]], hooks=[look])
+print(json.dumps([status, look.loaded, sorted(name for name in sys.modules if name.startswith("jsrl."))]))
+"""
+# What only other runs have: directors and opponents, several hosts, recurrent or convolutional networks, replay workers,
+# streams between processes, definitions in a script, a tuning.
+OTHERS = (
+    "jsrl.directors.", "jsrl.matches.", "jsrl.contest", "jsrl.snapshots.players", "jsrl.launch.opponents",
+    "jsrl.workers.actor.assignments", "jsrl.workers.evaluator.matches", "jsrl.workers.frozen",
+    "jsrl.workers.learner.directed", "jsrl.launch.hosts", "jsrl.launch.local", "jsrl.launch.controller",
+    "jsrl.networks.images", "jsrl.networks.kernels.conv", "jsrl.networks.cores", "jsrl.networks.entities", "jsrl.replay.",
+    "jsrl.workers.learner.replay_link", "jsrl.transport.inference.", "jsrl.transport.meeting.curve",
+    "jsrl.transport.meeting.handshake", "jsrl.transport.meeting.keys", "jsrl.transport.wire.packing",
+    "jsrl.references.capture", "jsrl.tuning.space", "jsrl.tuning.advice", "jsrl.metrics.wandb_sink", "jsrl.games.",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_plain_serial_run_loads_only_what_it_uses(tmp_path):
+    command = [sys.executable, "-c", PLAIN_RUN, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr
+    status, during, after = json.loads(ended.stdout.splitlines()[-1])
+    assert status == 0
+    assert not [name for name in after if name.startswith(OTHERS)]
+    assert not [name for name in during if name.startswith("jsrl.report")]  # it is loaded when the run ends
+    assert len(after) <= 220

@@ -12,7 +12,7 @@ from benchmarks.srl.acting import ActingSystem
 from benchmarks.srl.blocks import Arm, Figures
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.tuning.space import applied
+from jsrl.tuning.profiles import applied
 from jsrl.tuning.trial import Limits, measure
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048)

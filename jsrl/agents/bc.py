@@ -22,8 +22,7 @@ from jsrl.agents.devices import Mean, mean_gradient
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.rows import acting_mask
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import FiniteFloat, PositiveFinite, PositiveFloat, PositiveInt, option
+from jsrl.fields import FiniteFloat, PositiveFinite, PositiveFloat, PositiveInt, option, suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import EITHER, Array, Continuous, EnvSpec, Trajectory, Tree
 

@@ -15,7 +15,6 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import Agent
 from jsrl.agents.td3 import TD3Config, td3
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     NonNegativeFinite,
     PositiveFinite,
@@ -24,6 +23,7 @@ from jsrl.fields import (
     PositiveUnitFloat,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import REPLAY, EnvSpec

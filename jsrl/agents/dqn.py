@@ -26,7 +26,6 @@ from jsrl.agents.devices import Mean
 from jsrl.agents.losses import ValueLoss, value_loss
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     FiniteFloat,
     NonNegativeFinite,
@@ -36,6 +35,7 @@ from jsrl.fields import (
     PositiveUnitFloat,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network

@@ -32,8 +32,7 @@ from jsrl.agents.mappo import CENTRAL, MAPPOConfig
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores
 from jsrl.agents.seats import as_dict, team_rows, team_size, team_vector
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import PositiveInt
+from jsrl.fields import PositiveInt, suggesting
 from jsrl.networks.model import ActorCritic, actor_critic
 from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree
 

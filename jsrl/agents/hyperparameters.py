@@ -32,11 +32,9 @@ def with_hyperparameters(config: Any, build: Callable[[Any], Agent], first: Mapp
 
     Args:
       config: a frozen dataclass. build: (config) -> its agent.
-      first: name of a field of the config -> its value in a new state. Empty: the agent is returned unchanged.
+      first: name of a field of the config -> its value in a new state.
     """
     agent = build(config)
-    if not first:
-        return agent
 
     def with_values(state: AgentState) -> AgentState:
         values = {name: jnp.asarray(value, jnp.float32) for name, value in first.items()}

@@ -25,7 +25,6 @@ from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, value_loss
 from jsrl.agents.returns import Rows, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     FiniteFloat,
     NonNegativeFinite,
@@ -35,6 +34,7 @@ from jsrl.fields import (
     PositiveInt,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree

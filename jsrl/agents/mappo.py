@@ -23,7 +23,6 @@ from jsrl.agents.losses import ValueLoss
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.seats import numbered, numbered_spec, own_size, own_vector, size, state_vector
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     FiniteFloat,
     NonNegativeFinite,
@@ -32,6 +31,7 @@ from jsrl.fields import (
     PositiveFloat,
     PositiveInt,
     option,
+    suggesting,
 )
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import VALUE_ONLY, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves

@@ -30,7 +30,6 @@ from jsrl.agents.minibatches import chunked, flat, minibatches_of, plan_minibatc
 from jsrl.agents.returns import Rows, gae, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.errors import ConfigError, nearest_divisors
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     FiniteFloat,
     NonNegativeFinite,
@@ -41,6 +40,7 @@ from jsrl.fields import (
     Range,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree

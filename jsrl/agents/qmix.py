@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from jsrl.agents.base import Agent
 from jsrl.agents.factoring import MakeMixing, Mixing, factored_dqn, factored_r2d2
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig
-from jsrl.field_names import suggesting
-from jsrl.fields import PositiveFinite, PositiveInt, option
+from jsrl.fields import PositiveFinite, PositiveInt, option, suggesting
 from jsrl.networks.model import VALUE_GAIN, weights_of
 from jsrl.networks.torsos import dense
 from jsrl.types import Array, EnvSpec

@@ -27,7 +27,6 @@ from jsrl.agents.off_policy import ActingWeights
 from jsrl.agents.returns import Rows, n_step_returns
 from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     NonNegativeFinite,
     NonNegativeInt,
@@ -37,6 +36,7 @@ from jsrl.fields import (
     PositiveUnitFloat,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network

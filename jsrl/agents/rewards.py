@@ -16,8 +16,6 @@ RUNNING_CLIP = 10.0  # of rewards divided by the running deviation, as in VecNor
 
 def with_rewards(agent: Agent, scale: float, clip: float | None) -> Agent:
     """Return the agent, whose updates get clip(reward * scale, -clip, clip)."""
-    if scale == 1.0 and clip is None:
-        return agent
 
     def learning(update: Update) -> Update:
         def learn(

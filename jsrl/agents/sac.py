@@ -27,8 +27,16 @@ from jsrl.agents.distributions import categorical, named, squashed_gaussian
 from jsrl.agents.losses import entropy_excess
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.split import make_split
-from jsrl.field_names import suggesting
-from jsrl.fields import FiniteFloat, PositiveFinite, PositiveFloat, PositiveInt, PositiveUnitFloat, UnitFloat, option
+from jsrl.fields import (
+    FiniteFloat,
+    PositiveFinite,
+    PositiveFloat,
+    PositiveInt,
+    PositiveUnitFloat,
+    UnitFloat,
+    option,
+    suggesting,
+)
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
 from jsrl.types import REPLAY, Array, Discrete, EnvSpec, Trajectory, Tree

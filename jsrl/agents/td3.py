@@ -23,7 +23,6 @@ from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
 from jsrl.agents.devices import Mean, normal_columns
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.split import make_split
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     NonNegativeFinite,
     NonNegativeFloat,
@@ -33,6 +32,7 @@ from jsrl.fields import (
     PositiveUnitFloat,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network

@@ -17,8 +17,7 @@ from jsrl.agents.base import Agent
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.factoring import Mixing, check_mixed, factored_dqn, factored_r2d2
 from jsrl.agents.r2d2 import R2D2Config
-from jsrl.field_names import suggesting
-from jsrl.fields import PositiveFinite, PositiveFloat, PositiveInt, UnitFloat, option
+from jsrl.fields import PositiveFinite, PositiveFloat, PositiveInt, UnitFloat, option, suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import EnvSpec
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import show_error, user_path
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
+from jsrl.cli.option_help import help_of
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment.options import RunOptions
-from jsrl.field_names import suggesting
-from jsrl.fields import NonNegativeFinite, option
+from jsrl.fields import NonNegativeFinite, option, suggesting
 from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.workers.kinds import own_kinds
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Inject faults, and print the score card; 0: passed, 1: failed, 2: it could not begin."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(args):
-        print(cli.help_of("usage: jsrl dev chaos NAME [--option value ...]", __doc__, ChaosCommand(), OWN))
+        print(help_of("usage: jsrl dev chaos NAME [--option value ...]", __doc__, ChaosCommand(), OWN))
         return 0
     run_name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
     use_working_directory()

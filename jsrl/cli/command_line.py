@@ -19,17 +19,17 @@ from jsrl.experiment.automatic import with_replays
 from jsrl.experiment.checks import leaves_host
 from jsrl.experiment.options import (
     ABSENT,
+    ELSEWHERE,
     Option,
     RunOptions,
     differences,
     either,
     nearest,
-    option_lines,
     options_of,
 )
 from jsrl.experiment.settings import AUTO
-from jsrl.field_names import elsewhere
 from jsrl.fields import InvalidValue, alternatives, check_value, is_sequence, type_hints, type_text
+from jsrl.references.importing import import_target
 
 RUN_OPTIONS = RunOptions()
 NEW = {"run-name", "overwrite"}  # options of a new run
@@ -169,7 +169,7 @@ def find_option(name: str, options: dict[str, Option]) -> Option:
 
 def usual_name(name: str, options: dict[str, Option]) -> str:
     """Return what to give instead of an option of another library or of each policy, as text; empty: nothing is known."""
-    entries = elsewhere(name)
+    entries = import_target(ELSEWHERE)(name)
     meant = [entry for entry in entries if entry.here in options]
     if meant:
         note = f" ({meant[0].note})" if meant[0].note else ""
@@ -374,13 +374,6 @@ def _present(asked: CommandLine) -> set[str]:
     if options.launcher == "slurm" and not options.seeds:
         found.add("--launcher slurm without --seeds")
     return found | ({"--encrypt", "--bind"} if leaves_host(e) else set())
-
-
-def help_of(usage: str, about: str | None, options: Any, names: Collection[str] | None = None) -> str:
-    """Return the help of a command with options of its own, beside those of an experiment. names: which; None: all."""
-    own = [option for name, option in options_of(options).items() if names is None or name in names]
-    lines = [usage, "", *(about or "").splitlines(), "", *(line for option in own for line in option_lines(option))]
-    return "\n".join([*lines, "", "Every option of `jsrl run NAME` that belongs to the experiment may be given, too."])
 
 
 def spelled(experiment: Experiment, default: Experiment) -> list[str]:

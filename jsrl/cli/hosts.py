@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
+from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.local.facts import address_towards, own_facts
+from jsrl.launch.local.launcher import Local
+from jsrl.launch.run import check_starts_workers
 from jsrl.runs.door import printable
+from jsrl.transport.meeting.sockets import allowed_ports
 
 if TYPE_CHECKING:
     from jsrl.launch.hosts.engine import Engine
@@ -23,21 +28,11 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launcher | None]:
-    """Yield the launcher of the workers, if the options allow other hosts; None: processes of this host."""
+def other_hosts(options: RunOptions, experiment: Experiment) -> Iterator[Launcher]:
+    """Yield the launcher of workers on other hosts."""
     if options.launcher != "local" and options.hosts is not None:
         raise ConfigError(f"--hosts cannot be combined with --launcher {options.launcher}; leave one of them out.")
-    if options.listen is None and options.hosts is None and options.launcher == "local":
-        yield None
-        return
-    from jsrl.launch.run import check_starts_workers
-
     check_starts_workers(experiment)  # before an engine begins
-    from jsrl.launch.hosts.launcher import JoinedHosts
-    from jsrl.launch.local.facts import own_facts
-    from jsrl.launch.local.launcher import Local
-    from jsrl.transport.meeting.sockets import allowed_ports
-
     allowed_ports()  # a wrong JSRL_PORTS would only be noticed once all hosts have joined
     engine, address = engine_of(options, notify)
     count = options.num_hosts if engine is None else len(engine.hosts)
@@ -114,7 +109,6 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 def source_address(hosts: str) -> str:
     """Return this host's source IP address for packets to the first of some hosts."""
-    from jsrl.launch.local.facts import address_towards
     from jsrl.launch.local.ssh import resolved
 
     first = resolved(hosts.split(",", maxsplit=1)[0])

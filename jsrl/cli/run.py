@@ -5,26 +5,28 @@ The path through the system begins here: parse -> Experiment -> jsrl.launch.run 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import show_error, user_path
 from jsrl.cli.command_line import check_needs
 from jsrl.cli.experiments import listing, load, summaries, take_name, use_working_directory
-from jsrl.cli.hosts import launcher_of
 from jsrl.cli.main import LOADING, shown
-from jsrl.cli.tuned import with_settings
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import RunOptions, full_help, short_help
+from jsrl.experiment.options import RunOptions
 from jsrl.launch.interrupts import Stopped, remembered
 from jsrl.linux import SHM
-from jsrl.metrics.wandb_sink import WandbSink, kept_names
 from jsrl.runs.groups import Group, find_group
+
+if TYPE_CHECKING:
+    from jsrl.launch.launcher import Launcher
 
 
 def usage() -> str:
@@ -103,10 +105,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     if name is None and not wants_help and (group := resumed_group(args)) is not None:
         return run_missing(group, args, hooks)
     stored = resumed(args) if name is None else None
-    if name is None and stored is None:
-        if wants_help:
-            print(short_help(load("ppo"), usage(), summaries()))
-            return 0
+    if name is None and stored is None and not wants_help:
         if args:
             raise ConfigError(f"give the name of an experiment before {args[0]}; `jsrl list` shows the names.")
         print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`jsrl run NAME --help` shows the options of one.")
@@ -114,12 +113,15 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     loading = f"loading {name or 'the run'} ..."
     settings = ""
     with shown(loading):
-        if stored is not None:
-            default = stored
-        else:
-            default, settings = with_settings(name or "", args, load(name or ""))
+        default = stored or load(name or "ppo")
+        if name is not None and any(arg.startswith("--env") for arg in args):
+            from jsrl.cli.tuned import with_settings
+
+            default, settings = with_settings(name, args, default)
     if wants_help:
-        every = "--help-all" in wants_help
+        from jsrl.cli.option_help import full_help, short_help
+
+        every = "--help-all" in wants_help and (name is not None or stored is not None)
         print(full_help(default) if every else short_help(default, usage(), summaries()))
         return 0
     with shown(loading):
@@ -186,6 +188,15 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     return 0 if result.as_intended or stopped else 130
 
 
+def launcher_of(options: RunOptions, experiment: Experiment) -> AbstractContextManager[Launcher | None]:
+    """Return the launcher of workers on other hosts, if the options allow them; None: processes of this host."""
+    if options.listen is None and options.hosts is None and options.launcher == "local":
+        return contextlib.nullcontext()
+    from jsrl.cli.hosts import other_hosts
+
+    return other_hosts(options, experiment)
+
+
 def settled_args(asked: cli.CommandLine) -> list[str]:
     """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs."""
     from jsrl.launch.plan import make_plan, settle
@@ -247,9 +258,12 @@ def sinks_of(options: RunOptions) -> list[Any]:
 
     Those given as `module:function` are made for each run.
     """
+    wandb = options.wandb
+    if not wandb.enabled and options.resume is None:
+        return list(options.sinks)
+    from jsrl.metrics.wandb_sink import WandbSink, kept_names
     from jsrl.runs.runs import RunFolder
 
-    wandb = options.wandb
     names = kept_names(RunFolder.open(options.resume, options.runs_dir).path) if options.resume is not None else {}
     if not wandb.enabled and not names:
         return list(options.sinks)
@@ -261,9 +275,11 @@ def sinks_of(options: RunOptions) -> list[Any]:
 
 def fastest(asked: cli.CommandLine) -> Experiment:
     """Return the experiment with the settings of its profile, tuned now if the options say so; prints a line about it."""
+    options, experiment = asked.run, asked.experiment
+    if options.profile == "none" and not options.tune:
+        return experiment
     from jsrl.tuning.profiles import AUTO, OFF, use_profile
 
-    options, experiment = asked.run, asked.experiment
     if options.tune:
         from jsrl.tuning.tune import tune
 

@@ -21,12 +21,12 @@ from typing import Any, Literal
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
+from jsrl.cli.option_help import help_of
 from jsrl.cli.slurm import need_sbatch, submitted
 from jsrl.errors import ConfigError, JsrlError, TrialsFailed, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import Option, SlurmOptions, options_of
-from jsrl.field_names import suggesting
-from jsrl.fields import option
+from jsrl.fields import option, suggesting
 from jsrl.launch.hosts.slurm import SlurmSearch, search_script
 from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
@@ -55,7 +55,7 @@ class SearchCommand(SearchOptions):
 def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     if not args or {"-h", "--help", "--help-all"} & set(args):
-        print(cli.help_of("usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]", __doc__, SearchCommand()))
+        print(help_of("usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]", __doc__, SearchCommand()))
         return 0
     use_working_directory()
     try:

@@ -18,7 +18,7 @@ from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.tuning.advice import Measurements, advise
-from jsrl.tuning.advice import load as load_file
+from jsrl.tuning.profiles import load as load_file
 from jsrl.tuning.tune import tune
 
 OF_TUNING = ("tune", "tune-minutes")  # options of `jsrl run` that a tuning uses

@@ -51,6 +51,11 @@ class Task:
     limit: str
     hint: str = ""
 
+    def unfinished(self, worker: str, *, interrupted: bool) -> str:
+        """Return that it was not finished, and why."""
+        waited = f"within {self.limit_s:g} s (deadlines.{self.limit}){self.hint}"
+        return f"{worker}: its {self.name} was not finished {'because it was interrupted' if interrupted else waited}"
+
 
 # -- messages and actions besides those of the supervision ------------------------------------------------------------
 
@@ -177,9 +182,7 @@ class Ending:
         yield from self._wait(worker, lambda life: False)
         is_replaced = self._supervision.lives[worker].phase in (Phase.REPLACED, Phase.GONE)
         if not (worker in self._finished or is_replaced):
-            waited = f"within {task.limit_s:g} s (deadlines.{task.limit}){task.hint}"
-            why = "because it was interrupted" if self._interrupted else waited
-            yield [Show(f"{worker}: its {task.name} was not finished {why}", "warning")]
+            yield [Show(task.unfinished(worker, interrupted=self._interrupted), "warning")]
 
     def _wait(self, worker: str, is_reached: Callable[[Life], bool]) -> Iterator[list[EndAction]]:
         """Wait until a worker has reached a state, or its task is over; meanwhile it is supervised, and may be restarted."""

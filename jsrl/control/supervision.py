@@ -660,6 +660,22 @@ class Supervision:
         return min(deadlines.silence_s, deadlines.rank_s) if has_ranks else deadlines.silence_s
 
 
+class Standstill:
+    """Notices that nothing moves, and then only a standstill twice as long: a slow run is not broken."""
+
+    def __init__(self, limit_s: float, now: float) -> None:
+        self._limit_s, self._moved_s = limit_s, now
+
+    def tick(self, now: float, *, moved: bool) -> float | None:
+        """Return for how long nothing has moved, if that is to be reported."""
+        if moved:
+            self._moved_s = now
+        elif now - self._moved_s > self._limit_s:
+            self._limit_s *= 2
+            return now - self._moved_s
+        return None
+
+
 def silent_text(life: Life, now: float) -> str:
     return f"sent no message for {now - life.beat_s:.0f} s (stopped, or stuck in a call that holds the GIL)"
 

@@ -148,23 +148,6 @@ def open_assignments(state: State) -> list[int]:
     return [int(game) for game in state["open"]]
 
 
-def wants_scores(director: Any) -> bool:
-    return bool(getattr(director, "wants_scores", False))
-
-
-def explored_names(director: Any) -> tuple[str, ...]:
-    """Return the hyperparameters that a director changes; most change none."""
-    return tuple(getattr(director, "hyperparameters", ()))
-
-
-def first_hyperparameters(director: Any, seed: int) -> dict[str, dict[str, float]]:
-    """Return policy -> name -> first value of each explored hyperparameter, for policies that have some."""
-    if not explored_names(director):
-        return {}
-    state = director.init(seed)
-    return {policy: director.hyperparameters_of(state, policy) for policy in director.policies}
-
-
 def players_of(record: State) -> tuple[Player, ...]:
     return tuple(map(parse_player, record["players"]))
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, option
+from jsrl.fields import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, option, suggesting
 from jsrl.references.importing import importable_target
 
+SUITES = ("particle", "matrix", "foraging", "hide_and_seek", "pettingzoo", "lbf", "openspiel")  # with seats
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
 # an id that a module registers, as gymnasium.make takes it
 _WITH_MODULE = re.compile(r"(?P<module>(?!envpool:)[\w.]+):(?P<id>(?:[\w.:-]+/)?[\w.:-]+-v\d+)")
@@ -47,6 +47,7 @@ class EnvConfig:
 
     # fmt: off
     id: str = option("CartPole-v1", "a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, "
+        "`gymnax:Breakout-MinAtar`, "
         "`probe:memory`, one with several agents (`particle:`, `matrix:`, `foraging:`, `hide_and_seek:`, "
         "`pettingzoo:`, `lbf:`, `openspiel:`; see docs/environments.md), `module:ID` if the module registers the id, "
         "your own `module:factory`, or in Python the class or function itself. A factory is called with `kwargs` and "
@@ -69,9 +70,9 @@ class EnvConfig:
     action_transform: Literal["auto", "clip", "rescale", "squash"] = option("auto",
         "how unclipped actions are mapped to a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh); see "
         "jsrl.extend.Continuous. `auto`: `rescale` where all bounds are finite, else `clip`.")
-    backend: Literal["auto", "sync", "native", "envpool"] = option("auto", "`auto` takes the fastest that works; "
+    backend: Literal["auto", "sync", "native", "envpool", "jax"] = option("auto", "`auto` takes the fastest that works; "
         "`native` uses the environment's own vector entry point, `sync` a loop over single environments, `envpool` "
-        "EnvPool.")
+        "EnvPool; `jax`: your class or function makes an environment of pure functions (jsrl.extend.JaxEnv).")
     tasks: tuple[Any, ...] = option((), "one of them is drawn for each episode, as options of its `reset`: a dict "
         "unchanged, another JSON value under `task`.")
     task_weights: tuple[float, ...] = option((), "weights of the draw; none: equal.")
@@ -118,6 +119,11 @@ class EnvConfig:
                 f"task_weights are {', '.join(map(str, weights))} for {len(self.tasks)} tasks; give one number above 0 for "
                 "each"
             )
+
+    @property
+    def in_jax(self) -> bool:
+        """Return whether its functions are in JAX, so that actors load it."""
+        return self.backend == "jax" or (isinstance(self.id, str) and self.id.startswith("gymnax:"))
 
     @property
     def is_atari(self) -> bool:

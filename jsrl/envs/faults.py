@@ -5,15 +5,20 @@ Also episodes that seem to have no end: whatever waits for the end of an episode
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jsrl.envs.base import Episode
-from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.errors import ConfigError, EnvironmentFault, JsrlError
 from jsrl.references.importing import shown_target
 from jsrl.types import Tree, named_leaves
+
+ADVICE_SPACE = "Correct the environment's declared space or what it returns"
+log = logging.getLogger("jsrl.envs")
 
 
 def fault(
@@ -108,3 +113,20 @@ def endless_text(name: str, max_steps: int) -> str:
 def refuse_endless(name: str, max_steps: int) -> None:
     """Raise ConfigError: the episodes that a command waits for do not end."""
     raise ConfigError(f"nothing was scored, because {endless_text(name, max_steps)}.")
+
+
+def advice_raised(error: BaseException) -> str:
+    """Return the line that raised an environment's error, not counting installed packages that it called, and advice."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), frames[-1])
+    return f"It was raised in {line.filename}, line {line.lineno}; run it alone with this seed to see it again"
+
+
+def close_quietly(env: Any) -> None:
+    """Close an environment; an exception is only logged, as the environment is not used any more."""
+    try:
+        env.close()
+    except JsrlError:  # such as that of a deadline
+        raise
+    except (Exception, SystemExit):
+        log.warning("an environment raised an error while it was closed", exc_info=True)

@@ -13,14 +13,9 @@ import gymnasium
 import numpy as np
 
 from jsrl.envs.base import Episode, VectorEnv, VectorGame
-from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_module, split_wrapper
-from jsrl.envs.contract import CheckedVector
-from jsrl.envs.faults import in_making
-from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
-from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs, close_quietly
+from jsrl.envs.config import SUITES, AtariConfig, EnvConfig, main_target, split_module, split_wrapper
+from jsrl.envs.faults import close_quietly, in_making
 from jsrl.envs.rows import slot_seeds
-from jsrl.envs.sync import SyncVectorEnv
-from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_named, import_target, nearest, shown_target
@@ -41,14 +36,32 @@ GYMNASIUM_GAME = (
 )
 # makers of vectors, imported where an environment needs one
 ADAPTERS = {
+    "own": "jsrl.envs.contract:CheckedVector",
+    "single": "jsrl.envs.sync:SyncVectorEnv",
+    "vector": "jsrl.envs.vector:GymVectorEnv",
+    "repaired": "jsrl.envs.sync:repaired",
     "probe": "jsrl.games.probes:make_probe",
     "envpool": "jsrl.envs.adapters.envpool:make_pool",
     "atari": "jsrl.envs.adapters.atari:make_atari",
+    "particle": "jsrl.games.particle.game:make_particle",
+    "matrix": "jsrl.games.matrix:make_matrix",
+    "foraging": "jsrl.games.foraging:make_foraging",
+    "hide_and_seek": "jsrl.games.hide_and_seek.game:make_hide_and_seek",
     "pettingzoo": "jsrl.envs.adapters.pettingzoo:make_pettingzoo",
+    "jax": "jsrl.envs.adapters.in_jax:make_jax",
+    "lbf": "jsrl.envs.adapters.lbf:make_lbf",
+    "openspiel": "jsrl.envs.adapters.openspiel:make_openspiel",
+}
+# of a suite: its function of (config) that imports the packages that its maker needs besides its module
+PREPARATIONS = {
+    "hide_and_seek": "jsrl.games.hide_and_seek.game:import_mujoco",
+    "pettingzoo": "jsrl.envs.adapters.pettingzoo:import_pettingzoo",
+    "lbf": "jsrl.envs.adapters.lbf:import_lbf",
+    "openspiel": "jsrl.envs.adapters.openspiel:import_openspiel",
 }
 # names of the base classes of PettingZoo's environments, also of those without `possible_agents`
 PETTINGZOO_BASES = ("ParallelEnv", "AECEnv")
-JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
+OTHER_JAX_SUITES = ("brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
 
 def make_game(
@@ -102,42 +115,35 @@ def make(
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}; give at least 1")
-    env = _repaired(config, num_envs, seed, group, groups, warn)
+
+    def build(fresh: Seed) -> VectorEnv:
+        return _make(config, num_envs, fresh, group, groups)
+
+    env = build(seed) if config.on_fault != "restart-env" else adapter("repaired")(build, config, seed, warn)
     return cast(VectorEnv, DrawnTasks(env, config, seed, group)) if config.tasks else env
 
 
-def _repaired(
-    config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups, warn: Callable[[str], None] | None
-) -> VectorEnv:
-    """Return a vector, with repairs if the config says so."""
-    if config.on_fault != "restart-env":
-        return _make(config, num_envs, seed, group, groups)
-    repairs = Repairs(config, warn)
-
-    def build(fresh: Seed) -> VectorEnv:
-        env = _make(config, num_envs, fresh, group, groups)
-        if isinstance(env, SlotRepairs):
-            env.repairs = repairs
-        return env
-
-    env = build(seed)
-    return env if isinstance(env, SyncVectorEnv) else RebuiltVector(env, build, seed, repairs, shown_target(config.id))
-
-
 def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups = None) -> VectorEnv:
+    factory = None
     if callable(config.id):
-        return _from_factory(replace(config, id=main_target(config.id)), num_envs, seed, group, config.id, groups)
-    if config.id.partition(":")[0].lower() in JAX_SUITES:
-        raise ConfigError(
-            f"{config.id!r}: environments written in JAX are not available yet; use a Gymnasium id or a class"
-        )
+        factory, config = config.id, replace(config, id=main_target(config.id))
+    if config.in_jax:
+        _refuse_wrappers(config)
+        return adapter("jax")(config, num_envs, seed, group, factory)
+    if factory is not None:
+        return _from_factory(config, num_envs, seed, group, factory, groups)
     scheme = config.id.partition(":")[0]
+    if scheme.lower() in OTHER_JAX_SUITES:
+        raise ConfigError(
+            f"{config.id!r}: of the suites in JAX only gymnax: has an adapter; write this environment's functions as a "
+            "jsrl.extend.JaxEnv of about 30 lines (docs/environments.md), with env.backend=jax"
+        )
     if scheme == "probe":
         _refuse_wrappers(config)
         return adapter(scheme)(config, num_envs, seed, group)
     if scheme in SUITES:
         _refuse_wrappers(config)
-        return cast(VectorEnv, make_by_scheme(config, num_envs, seed, group, groups))
+        return _of_suite(config, num_envs, seed, group, groups)
     if scheme == "envpool" or config.backend == "envpool":
         _refuse_wrappers(config)
         _refuse_reseeding(config)
@@ -149,6 +155,15 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
     if ":" in config.id:
         return _from_factory(config, num_envs, seed, group, groups=groups)
     return _from_registry(config, num_envs, seed, group)
+
+
+def _of_suite(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups) -> VectorEnv:
+    try:
+        return adapter(config.id.partition(":")[0])(config, num_envs, seed, group, groups)
+    except (TypeError, ValueError) as error:  # an option of another type
+        raise ConfigError(
+            f"environment {config.id!r} could not be made with kwargs {config.kwargs}: {error}. Check env.kwargs"
+        ) from error
 
 
 def adapter(name: str) -> Callable[..., VectorEnv]:
@@ -181,7 +196,9 @@ def import_modules(config: EnvConfig) -> None:
         adapter(scheme)
         return
     if scheme in SUITES:
-        import_suite(config)
+        adapter(scheme)
+        if scheme in PREPARATIONS:
+            import_target(PREPARATIONS[scheme])(config)
         return
     if scheme == "envpool" or config.backend == "envpool":
         import_module("jsrl.envs.adapters.envpool")
@@ -189,10 +206,11 @@ def import_modules(config: EnvConfig) -> None:
     config = without_module(config)
     if ":" in config.id:
         import_target(config.id)
+        adapter("single")
         return
     register_suites(config.id)
-    if config.id.startswith("ALE/"):
-        import_module("jsrl.envs.adapters.atari")
+    for name in ("single", "vector", *(["atari"] if config.id.startswith("ALE/") else [])):
+        adapter(name)
     spec = gymnasium.registry.get(config.id)
     if spec is None:
         raise _unknown_id(config.id)
@@ -223,9 +241,9 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
             config,
             lambda: gymnasium.make_vec(config.id, num_envs, vectorization_mode="vector_entry_point", **kwargs),
         )
-        return GymVectorEnv(_of_size(num_envs, vector, config), config, seed, group)
+        return adapter("vector")(_of_size(num_envs, vector, config), config, seed, group)
     single = _wrapped(config, lambda: gymnasium.make(config.id, disable_env_checker=True, **kwargs))
-    env = SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+    env = adapter("single")(lambda: _built(config, single), config, num_envs, seed, group)
     if has_vector and config.backend == "auto" and config.wrappers:
         note = (
             "it has a vectorised implementation, which cannot be wrapped: the environments are stepped one after another, "
@@ -267,7 +285,7 @@ def _from_factory(
         parameters = set()
     if "num_envs" not in parameters:
         single = _wrapped(config, lambda: _single(config, factory))
-        return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+        return adapter("single")(lambda: _built(config, single), config, num_envs, seed, group)
     _refuse_reseeding(config)
     given: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "group": group, "groups": groups}
     if config.max_episode_steps is not None:
@@ -280,9 +298,9 @@ def _from_factory(
     vector = _built(config, lambda: factory(**{k: v for k, v in given.items() if k in parameters}, **config.kwargs))
     _refuse_wrappers(config)
     if isinstance(vector, gymnasium.vector.VectorEnv):
-        return GymVectorEnv(_of_size(num_envs, vector, config), config, seed, group)
+        return adapter("vector")(_of_size(num_envs, vector, config), config, seed, group)
     if all(hasattr(vector, name) for name in ("spec", "num_envs", "reset", "step", "close")):
-        return cast(VectorEnv, CheckedVector(_of_size(num_envs, vector, config), config))
+        return adapter("own")(_of_size(num_envs, vector, config), config)
     raise ConfigError(
         f"{config.id!r} has a parameter `num_envs` but returned {type(vector).__name__}; expected a "
         "gymnasium.vector.VectorEnv or jsrl's VectorEnv (for a single gymnasium.Env, drop the parameter)"

@@ -14,8 +14,7 @@ import numpy as np
 
 from jsrl.envs.adapters.atari import AtariVector, find_game, game_options
 from jsrl.envs.base import EnvStep, GameStep, VectorEnv, VectorGame
-from jsrl.envs.config import EnvConfig, main_target
-from jsrl.envs.games.make import SUITES
+from jsrl.envs.config import SUITES, EnvConfig, main_target
 from jsrl.envs.make import make, register_suites, without_module
 from jsrl.envs.seats import SeatView
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra

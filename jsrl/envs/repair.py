@@ -7,20 +7,18 @@ the episode is not reported. An environment that hangs, or ends the process, can
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from jsrl.envs.base import EnvStep, TakesTasks, VectorEnv
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import foreign
+from jsrl.envs.faults import close_quietly, foreign, log
 from jsrl.envs.rows import vector_seed
 from jsrl.errors import EnvironmentFault, JsrlError, counted
 from jsrl.rate_limit import RateLimit
 from jsrl.types import Array
 
-log = logging.getLogger("jsrl.envs")
 Step = TypeVar("Step")
 
 
@@ -51,16 +49,6 @@ class Repairs:
         log.warning("%s: %s", count, cure, exc_info=fault)
         if self._warn is not None:
             self._warn(f"{fault}. {cure} ({count}; its traceback is in the log)")
-
-
-def close_quietly(env: Any) -> None:
-    """Close an environment; an exception is only logged, as the environment is not used any more."""
-    try:
-        env.close()
-    except JsrlError:  # such as that of a deadline
-        raise
-    except (Exception, SystemExit):
-        log.warning("an environment raised an error while it was closed", exc_info=True)
 
 
 class SlotRepairs:

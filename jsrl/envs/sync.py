@@ -11,16 +11,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from jsrl.envs.base import EnvStep, options_of_task
+from jsrl.envs.base import EnvStep, VectorEnv, options_of_task
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import describe, is_number
-from jsrl.envs.repair import SlotRepairs, close_quietly
+from jsrl.envs.faults import ADVICE_SPACE, advice_raised, close_quietly, describe, is_number
+from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs
 from jsrl.envs.rows import Rows, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, environment_notes, flat_mask
 from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.references.importing import shown_target
 from jsrl.types import Array, EnvSpec
 
-ADVICE_SPACE = "Correct the environment's declared space or what it returns"
 WRONG_CALL = re.compile(r"to unpack|cannot unpack|unexpected keyword argument")  # in Python's messages
 
 
@@ -30,13 +30,6 @@ def raised_by_caller(error: BaseException) -> bool:
     return len(frames) == 1 or (
         frames[-1].startswith(("gymnasium.wrappers.", "gymnasium.core")) and bool(WRONG_CALL.search(str(error)))
     )
-
-
-def advice_raised(error: BaseException) -> str:
-    """Return the line that raised an environment's error, not counting installed packages that it called, and advice."""
-    frames = traceback.extract_tb(error.__traceback__)
-    line = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), frames[-1])
-    return f"It was raised in {line.filename}, line {line.lineno}; run it alone with this seed to see it again"
 
 
 class Resting:
@@ -251,3 +244,24 @@ class SyncVectorEnv(SlotRepairs):
 
     def __repr__(self) -> str:
         return f"SyncVectorEnv({describe(self._rows.name)}, num_envs={self.num_envs})"
+
+
+def repaired(
+    build: Callable[[Any], VectorEnv],
+    config: EnvConfig,
+    seed: int | tuple[int, ...],
+    warn: Callable[[str], None] | None,
+) -> VectorEnv:
+    """Return a vector whose faulty slots are rebuilt, or else the whole vector; `build`: seed -> a vector."""
+    repairs = Repairs(config, warn)
+
+    def build_repaired(fresh: Any) -> VectorEnv:
+        env = build(fresh)
+        if isinstance(env, SlotRepairs):
+            env.repairs = repairs
+        return env
+
+    env = build_repaired(seed)
+    if isinstance(env, SyncVectorEnv):
+        return env
+    return RebuiltVector(env, build_repaired, seed, repairs, shown_target(config.id))

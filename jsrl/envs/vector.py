@@ -15,11 +15,9 @@ from gymnasium.vector import AutoresetMode
 
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import describe
-from jsrl.envs.repair import close_quietly
+from jsrl.envs.faults import ADVICE_SPACE, advice_raised, close_quietly, describe
 from jsrl.envs.rows import Rows, vector_seed
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, environment_notes, flat_mask
-from jsrl.envs.sync import ADVICE_SPACE, advice_raised
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, Tree
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Collection
 
-from jsrl.envs.games.make import SUITES
+from jsrl.envs.config import SUITES
 from jsrl.experiment.experiment import Experiment
 from jsrl.experiment.policies import PolicyConfig
 from jsrl.experiment.settings import AUTO

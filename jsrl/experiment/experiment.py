@@ -33,8 +33,7 @@ from jsrl.experiment.settings import (
     VideoConfig,
     decided_replay,
 )
-from jsrl.field_names import suggesting
-from jsrl.fields import NonNegativeInt, PositiveFloat, PositiveInt, option
+from jsrl.fields import NonNegativeInt, PositiveFloat, PositiveInt, option, suggesting
 
 PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
 

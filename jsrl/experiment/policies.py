@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import AUTO, ReplayConfig, decided_replay
-from jsrl.field_names import suggesting
-from jsrl.fields import Range, option
+from jsrl.fields import Range, option, suggesting
 from jsrl.types import EnvSpec, GameSpec
 
 if TYPE_CHECKING:
@@ -57,6 +56,11 @@ def opponents_of(experiment: Experiment, policy: str) -> tuple[str, ...]:
     """Return the opponents in the evaluation of a policy; none: its score is a mean return."""
     config = experiment.policies.get(policy)
     return (config.against if config is not None else ()) or experiment.evaluator.against
+
+
+def all_opponents(experiment: Experiment) -> list[str]:
+    """Return the opponents of all policies, each once."""
+    return list(dict.fromkeys(name for one in ("", *experiment.policies) for name in opponents_of(experiment, one)))
 
 
 def seed_of(policy: PolicyConfig, number: int, seed: int) -> int:
@@ -159,3 +163,20 @@ def _matching(policy: str, patterns: Sequence[str], spec: GameSpec) -> set[str]:
             )
         mine |= set(matching)
     return mine
+
+
+def wants_scores(director: Any) -> bool:
+    return bool(getattr(director, "wants_scores", False))
+
+
+def explored_names(director: Any) -> tuple[str, ...]:
+    """Return the hyperparameters that a director changes; most change none."""
+    return tuple(getattr(director, "hyperparameters", ()))
+
+
+def first_hyperparameters(director: Any, seed: int) -> dict[str, dict[str, float]]:
+    """Return policy -> name -> first value of each explored hyperparameter, for policies that have some."""
+    if not explored_names(director):
+        return {}
+    state = director.init(seed)
+    return {policy: director.hyperparameters_of(state, policy) for policy in director.policies}

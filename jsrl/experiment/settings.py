@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
 from jsrl.fields import (
     InvalidValue,
     NonNegativeFinite,
@@ -21,6 +20,7 @@ from jsrl.fields import (
     Range,
     UnitFloat,
     option,
+    suggesting,
 )
 from jsrl.types import EITHER, FRESH, REPLAY
 

@@ -43,7 +43,7 @@ from jsrl.launch.links import tcp
 from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
-from jsrl.launch.session import Session
+from jsrl.launch.session import Forwards, Session
 from jsrl.launch.status_writer import Usage
 from jsrl.launch.supervised import SupervisedWorker, death_notice, last_seen, loss_notice
 from jsrl.launch.supervision import ending_of, kept_files, lost_text, replacement_job, supervision_of
@@ -57,7 +57,7 @@ from jsrl.runs.runs import to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot
 from jsrl.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.locks import make_folder
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import value_of
 
@@ -85,8 +85,6 @@ class Controller:
         self._gpus, self._forked = accelerators(), plan.forked
         self._workers: dict[str, SupervisedWorker] = {}
         self._interrupted = self._asked = False
-        session.send_command, session.hosts_of_workers = self._pass_on, self._hosts_of_workers
-        session.interrupt = self._interrupt
         self._usage = Usage(launcher.busy_s)
         self._pauses = Pauses()
         self._supervision = supervision_of(plan)
@@ -96,7 +94,7 @@ class Controller:
         self._seen: dict[str, str] = {}  # worker that is to be killed -> what was seen of all workers
         self._files: dict[str, set[tuple[str, int]]] = {}  # worker -> path and bytes of its files
         self._watchdog = Watchdog(
-            session, self._workers, lambda worker: self._send_command(worker.name, "stacks"), self._listen, self._now
+            session, self._workers, lambda worker: self._forward([(worker.name, "stacks", {})]), self._listen, self._now
         )
 
     def run(self) -> Result:
@@ -136,7 +134,7 @@ class Controller:
         for job in self._plan.jobs:
             self._start(job)
         try:
-            while self._session.reason is None:
+            while self._session.run.reason is None:
                 self._watch()
             self._end()
         except WorkerDied as error:
@@ -179,8 +177,7 @@ class Controller:
             self._folder, self._control.address, self._spawn, variables(), keys, job.name in self._forked, variables
         )
         worker = self._workers[job.name] = SupervisedWorker(job, self._launcher.start(job, start))
-        if restarts:
-            self._session.restarts[job.name] = restarts
+        self._session.run.started(job.name, restarts, worker.handle.host)
         self._tell(Started(job.name, job.incarnation, restarts, worker.handle.host))
         worker.life = self._supervision.lives[job.name]
 
@@ -192,7 +189,7 @@ class Controller:
     def _watch(self) -> None:
         time.sleep(min(PAUSE_S * len(self._workers), POLL_S))
         self._listen(POLL_S)
-        if self._session.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
+        if self._session.run.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
             for name, why in self._launcher.moves().items():
                 self._tell(Move(name, why))
             self._observe_if_due(CHECK_S)
@@ -200,15 +197,15 @@ class Controller:
         if self._session.line_due:
             usage = self._usage.sample(self._workers.values()) | self._restarts()
             self._session.hub.receive("controller", "controller", usage)
-            self._watchdog.report_standstill(self._plan.experiment.deadlines.still_s)
+            self._watchdog.report_standstill()
         self._session.tick()
 
     def _end(self) -> None:
         """End the run in order."""
         session = self._session
-        ending = self._machine = ending_of(self._plan, self._supervision, session.reason or "", session.finals)
+        ending = self._machine = ending_of(self._plan, self._supervision, session.run.reason or "", session.run.finals)
         while not ending.is_over:
-            if self._interrupted:
+            if self._interrupted or session.stop_asked:
                 self._tell(Interrupted())
             self._end_turn()
             if not ending.is_stopping:
@@ -278,13 +275,13 @@ class Controller:
         worker.receive(message, self._now())
         self._tell(message)
         if isinstance(message, Stage):
-            self._session.stage(message.worker, message.stage)
+            self._session.stage(message.worker, message.stage, message.pid)
         elif isinstance(message, Heartbeat):
             self._session.call(message.worker, message.activity, message.activity_s)
         elif isinstance(message, Report):
-            self._session.report(message)
+            self._forward(self._session.report(message))
         elif isinstance(message, Event):
-            self._session.event(message)
+            self._forward(self._session.event(message))
         elif isinstance(message, Bye):
             self._session.facts(message.worker, message.facts)
 
@@ -298,18 +295,11 @@ class Controller:
     def _restarts(self) -> dict[str, float]:
         return {f"restarts/{kind}": float(count) for kind, count in self._supervision.counts.items()}
 
-    def _send_command(self, worker: str, command: str, **facts: Any) -> None:
-        self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
-
-    def _hosts_of_workers(self) -> dict[str, tuple[int, str, int]]:
-        return {
-            worker.name: (worker.life.restarts, worker.handle.host, worker.pid) for worker in self._workers.values()
-        }
-
-    def _pass_on(self, worker: str, command: str, facts: dict[str, Any]) -> None:
-        """Send a worker another worker's command; lost while it is replaced."""
-        if worker in self._workers:
-            self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
+    def _forward(self, forwards: Forwards) -> None:
+        """Send workers the commands of other workers; lost while they are replaced."""
+        for worker, command, facts in forwards:
+            if worker in self._workers:
+                self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
@@ -319,7 +309,7 @@ class Controller:
             case Send(worker, incarnation, command, facts):
                 self._control.send_command(worker, incarnation, command, dict(facts))
             case BeginTask(worker, incarnation, facts):
-                facts = {"updates": self._session.last_updates, **facts}
+                facts = {"updates": self._session.run.last_updates, **facts}
                 self._control.send_command(worker, incarnation, "final", facts)
             case Show(text, level, ""):
                 display.message(text, level)

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jsrl.directors.base import wants_scores
 from jsrl.directors.pbt import PBT, Range
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import agent_name
+from jsrl.experiment.policies import wants_scores
 from jsrl.workers.jobs import Sides
 
 TRIED = 8  # assignments checked before the start

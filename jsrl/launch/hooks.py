@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.launch.progress import RunState
 from jsrl.launch.result import STOPPED, Result
 from jsrl.launch.run_log import OutputToFolder
 from jsrl.metrics.call_thread import CallThread
@@ -47,22 +48,6 @@ class SavedSnapshot(NamedTuple):
     whole: bool
 
 
-class _Session(Protocol):
-    """The part of jsrl.launch.session.Session that hooks may read."""
-
-    folder: RunFolder
-    experiment: Experiment
-
-    @property
-    def env_steps(self) -> int: ...
-
-    @property
-    def updates(self) -> int: ...
-
-    @property
-    def elapsed_s(self) -> float: ...
-
-
 class LiveRun:
     """A run, as its hooks see it; everything may be read at any time.
 
@@ -72,24 +57,23 @@ class LiveRun:
       experiment: of the run.
     """
 
-    def __init__(self, session: _Session) -> None:
-        self._session = session
-        self.name, self.folder, self.experiment = session.folder.name, session.folder.path, session.experiment
+    def __init__(self, run: RunState, folder: RunFolder, experiment: Experiment) -> None:
+        self._run, self.name, self.folder, self.experiment = run, folder.name, folder.path, experiment
 
     @property
     def env_steps(self) -> int:
         """Return the env steps that the first policy has been trained on."""
-        return self._session.env_steps
+        return self._run.env_steps
 
     @property
     def updates(self) -> int:
         """Return the updates of the first policy so far."""
-        return self._session.updates
+        return self._run.updates
 
     @property
     def elapsed_s(self) -> float:
         """Return the wall-clock seconds since this start of the run."""
-        return self._session.elapsed_s
+        return self._run.elapsed_s(time.monotonic())
 
 
 @dataclass

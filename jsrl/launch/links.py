@@ -6,6 +6,7 @@ import errno
 import itertools
 import socket
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from jsrl.errors import ConfigError
@@ -15,10 +16,10 @@ from jsrl.graph.policies import learners_of, policy_of
 from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.transport.ledger.hops import SAMPLES, recorded_hop
 from jsrl.transport.meeting.address import check_ipc_path
-from jsrl.transport.meeting.keys import CLIENT_FILE, check_encryption, make_keys
 from jsrl.transport.stream import End, Peer, Stream, name_at
 from jsrl.transport.transports import own_address
 
+KEYS_MODULE = "jsrl.transport.meeting.keys"  # imported where streams are encrypted
 KEYS = "keys"  # in the run folder
 _MAX_PORT = 65535
 
@@ -124,7 +125,7 @@ def keys_folder(experiment: Experiment, folder: str, hosts: Hosts) -> str | None
     """Return the folder of a run's keys if one of its streams uses TCP; None: none does."""
     if not (experiment.encrypted or hosts.of):
         return None
-    check_encryption()
+    import_module(KEYS_MODULE).check_encryption()
     return f"{folder}/{KEYS}"
 
 
@@ -157,7 +158,8 @@ def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str]
 def begin_encryption(experiment: Experiment, keys: str | None, *, show: Callable[[str], None]) -> None:
     """Make a run's keys if its streams are encrypted and it has none yet, and tell the user their path."""
     if keys is not None:
-        path = make_keys(keys) / CLIENT_FILE
+        made = import_module(KEYS_MODULE)
+        path = made.make_keys(keys) / made.CLIENT_FILE
         if experiment.encrypted:  # for programs of the user; joined hosts have their own keys
             show(f"streams listen on {experiment.bind} and are encrypted; ends on other hosts need {path}")
 

@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from jsrl.contest import check_same, load_player
 from jsrl.directors.messages import INITIAL
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
-from jsrl.experiment.policies import opponents_of
+from jsrl.experiment.policies import all_opponents, opponents_of
 from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
@@ -72,8 +73,6 @@ def _of(places: Mapping[str, int] | range) -> SeatPolicy:
 
 def _opponent(name: str, e: Experiment, spec: GameSpec, seats: Mapping[str, Mapping[str, int]]) -> Contestant:
     """Return an opponent by name, with all its seats, that does not act."""
-    from jsrl.contest import check_same, load_player
-
     if "@" in name:
         player = load_player(name)
         check_same("this run", e, player, spec)
@@ -95,8 +94,7 @@ def plays_initial(names: Iterable[str]) -> bool:
 
 def check_initial(experiment: Experiment, folder: Path, policy_folders: list[str]) -> None:
     """Check that a resumed run has the player `initial`, if evaluations need it."""
-    names = dict.fromkeys(name for policy in ("", *experiment.policies) for name in opponents_of(experiment, policy))
-    for name in names:
+    for name in all_opponents(experiment):
         if not plays_initial([name]):
             continue
         for policy in policy_folders:

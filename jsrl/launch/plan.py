@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jsrl.directors.base import first_hyperparameters
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import settled, with_replays
 from jsrl.experiment.building import resolved_agent
 from jsrl.experiment.dividing import divided, may_need_policies
-from jsrl.experiment.policies import check_team, find_seats
+from jsrl.experiment.policies import all_opponents, check_team, find_seats, first_hyperparameters
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import check_groups, with_servers
@@ -24,7 +23,6 @@ from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.launch.links import bind_addresses, ends_of, keys_folder
 from jsrl.launch.machine import this_machine
-from jsrl.launch.opponents import check_scores, plays_initial
 from jsrl.launch.schemas import find_spec, make_schemas
 from jsrl.references.importing import import_target
 from jsrl.types import EnvSpec, GameSpec, leaves, spec_for_one
@@ -154,7 +152,8 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
     addresses = bind_addresses(graph, experiment, plan.memory_folder, hosts)
     keys = keys_folder(experiment, folder, hosts)
     places = counts_within(worker.kind for worker in graph.workers)
-    keeps_initial = any(plays_initial(policy.experiment.evaluator.against) for policy in plan.policies.values())
+    against = [name for policy in plan.policies.values() for name in policy.experiment.evaluator.against]
+    keeps_initial = bool(against) and import_target("jsrl.launch.opponents:plays_initial")(against)
     explored = first_hyperparameters(experiment.director, next(iter(plan.policies.values())).experiment.seed)
 
     def job_of(worker: WorkerNode, index: int, name: str) -> Job:
@@ -237,7 +236,8 @@ def _seats_and_schemas(
         check_team(name, policy.experiment.agent, seats[name], spec)
     views = {name: spec.view(list(seats[name])) if isinstance(spec, GameSpec) else spec for name in policies}
     schemas = {name: make_schemas(policy.experiment, views[name]) for name, policy in policies.items()}
-    check_scores(experiment, spec, seats)
+    if isinstance(spec, GameSpec) or all_opponents(experiment):
+        import_target("jsrl.launch.opponents:check_scores")(experiment, spec, seats)
     return seats, schemas
 
 

@@ -1,7 +1,8 @@
-"""The progress of each policy of a run: its counters, its scores, and whether its training has ended."""
+"""What is known of a run: counters and scores of each policy, why it ends, and what became of its workers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,104 @@ class Progress:
             return env_steps
         numbers, _, known = zip(*self._points, strict=True)
         return int(np.interp(number, numbers, known))
+
+
+class RunState:
+    """A run, as the launching process knows it. Times are of the monotonic clock.
+
+    Attributes:
+      policies: name -> its progress. first: whose counters lines of metrics have; others: the rest.
+      reason: why the run must end; None: it goes on. begun_s: when it began; finished_s: when the reason came, or None.
+      trained_s, trained_steps: time of the first reported update since this start, or None, and the env steps at that time.
+      finals: workers whose last task is finished. unsaved: learner -> why its final snapshot was not written.
+      restarts, hosts, pids: worker -> those of its newest incarnation.
+      ends: incarnation of a worker -> where and when it ended unexpectedly.
+    """
+
+    def __init__(self, policies: Sequence[Progress], policy_of: Mapping[str, str], now_s: float) -> None:
+        """`policy_of`: worker -> its policy; other workers belong to the first."""
+        self.policies = {progress.policy.name: progress for progress in policies}
+        self.first, *self.others = policies
+        self._policy_of = {worker: self.policies[policy] for worker, policy in policy_of.items()}
+        self.reason: str | None = None
+        self.begun_s = now_s
+        self.finished_s: float | None = None
+        self.trained_s: float | None = None
+        self.trained_steps = 0
+        self.finals: set[str] = set()
+        self.unsaved: dict[str, str] = {}
+        self.restarts: dict[str, int] = {}
+        self.hosts: dict[str, str] = {}
+        self.pids: dict[str, int] = {}
+        self.ends: dict[str, str] = {}
+
+    @property
+    def env_steps(self) -> int:
+        return self.first.env_steps
+
+    @property
+    def updates(self) -> int:
+        return self.first.updates
+
+    @property
+    def last_updates(self) -> dict[str, int]:
+        """Return the number of the last version of each policy's newest learner, by the policy's name."""
+        return {name: progress.kept_number for name, progress in self.policies.items()}
+
+    def progress_of(self, worker: str) -> Progress:
+        return self._policy_of.get(worker, self.first)
+
+    def elapsed_s(self, now_s: float) -> float:
+        """Return the wall-clock seconds of this start of the run, up to its end."""
+        return (self.finished_s or now_s) - self.begun_s
+
+    def end(self, reason: str, now_s: float) -> None:
+        """Record why the run ends; the first reason stays."""
+        if self.reason is None:
+            self.reason, self.finished_s = reason, now_s
+            for progress in self.policies.values():
+                progress.end(reason)
+
+    def end_with_policies(self, now_s: float) -> None:
+        """End the run once the training of every policy has ended."""
+        reasons = [progress.ended for progress in self.policies.values()]
+        if all(reasons):
+            self.end(reasons[0] if len(set(reasons)) == 1 else "total_env_steps", now_s)
+
+    def end_at_goals(self, progress: Progress, now_s: float, *, shared: bool) -> list[str]:
+        """End the training of a policy that has reached its goal, if environments are `shared`, together with all others.
+
+        Returns the policies that it waits for.
+        """
+        waits = [name for name, p in self.policies.items() if shared and p.goal is not None and not p.reached]
+        if progress.reached and not waits:
+            for ending in self.policies.values() if shared else (progress,):
+                ending.end("stop_at_return")
+            self.end_with_policies(now_s)
+        return waits if progress.reached else []
+
+    def facts(self, worker: str, facts: Mapping[str, Any], now_s: float) -> None:
+        """Take the counters of a learner."""
+        progress = self.progress_of(worker)
+        progress.take(dict(facts))
+        if self.trained_s is None and progress.has_trained:
+            self.trained_s, self.trained_steps = now_s, self.env_steps
+        self.unsaved[worker] = facts.get("unsaved", "")
+        if facts.get("finished"):
+            progress.end("total_env_steps")
+            self.end_with_policies(now_s)
+
+    def started(self, worker: str, restarts: int, host: str) -> None:
+        """Record where an incarnation of a worker was started, and after how many restarts."""
+        self.hosts[worker] = host
+        self.pids.pop(worker, None)
+        if restarts:
+            self.restarts[worker] = restarts
+
+    def note_end(self, worker: str, incarnation: int, clock: str) -> None:
+        """Record where and when a worker's incarnation ended unexpectedly: the ledger may not find its last trajectories."""
+        host = self.hosts.get(worker, "")
+        self.ends[f"{worker}.{incarnation}"] = f"{f'host {host}' if host else worker}, {clock}"
+
+    def place_of(self, producer: str) -> str:
+        return self.ends.get(producer, producer.rpartition(".")[0])

@@ -20,7 +20,7 @@ from jsrl.snapshots.format import remove_incomplete, version_damage
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import LEDGER, read_page
-from jsrl.transport.memory.segment import lock_file
+from jsrl.transport.memory.locks import lock_file
 from jsrl.types import version_updates
 from jsrl.workers.actor.journal import Journal, journal_path
 from jsrl.workers.actor.journaled import exact_obstacle

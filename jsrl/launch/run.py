@@ -19,6 +19,7 @@ from jsrl.envs.spaces import spec_notes
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import with_changes
+from jsrl.experiment.policies import all_opponents
 from jsrl.experiment.settings import AUTO
 from jsrl.fields import decoding
 from jsrl.launch.devices import check_devices, set_flags_here
@@ -37,7 +38,6 @@ from jsrl.launch.launcher import ALONE, Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
 from jsrl.launch.machine import accelerators, threads_obstacle
 from jsrl.launch.memory_folder import check_memory, check_shared_memory, own_memory_folder
-from jsrl.launch.opponents import check_initial, check_players, found_opponents
 from jsrl.launch.plan import Plan, make_plan, settle
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result
@@ -55,16 +55,13 @@ from jsrl.launch.start_points import (
     find_start_points,
 )
 from jsrl.linux import FORKS
-from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
-from jsrl.references.capture import Capture
+from jsrl.metrics.phases import TRACES
 from jsrl.references.importing import CAPTURED, import_target, importable_target, init_fields
 from jsrl.references.reference import from_json, to_json
-from jsrl.report.report import leave_report
 from jsrl.runs.process import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
-from jsrl.transport.wire.packing import lz4_block
 from jsrl.workers.jobs import StartPoint
 
 CONTINUES = (
@@ -73,7 +70,7 @@ CONTINUES = (
 )
 
 
-# What runs a plan, what starts its workers, and what only runs with recordings need; imported where a run has them.
+# What runs a plan, what starts its workers, and what only some runs need; imported where a run has them.
 PARTS = {
     "serial": "jsrl.launch.serial:SerialRun",
     "processes": "jsrl.launch.controller:Controller",
@@ -81,6 +78,11 @@ PARTS = {
     "needs": "jsrl.launch.hosts.needs:needs_of",
     "check_recordings": "jsrl.launch.recording_plan:check_recordings",
     "begin_record": "jsrl.launch.recording_plan:begin_record",
+    "found_opponents": "jsrl.launch.opponents:found_opponents",
+    "check_players": "jsrl.launch.opponents:check_players",
+    "check_initial": "jsrl.launch.opponents:check_initial",
+    "lz4_block": "jsrl.transport.wire.packing:lz4_block",
+    "report": "jsrl.report.report:leave_report",
 }
 
 
@@ -142,7 +144,7 @@ def run(
         try:
             result = train(plan, session, launcher)
         finally:
-            summary = leave_report(folder, functools.partial(screen.message, level="warning"))
+            summary = part_of_run("report")(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
 
 
@@ -152,7 +154,10 @@ def _asked(
     """Return the experiment that `run` was asked for, the folder of all runs, and a line about numbers that follow."""
     folder = Path(runs_dir).expanduser().absolute()
     experiment, line = with_changes(_given(value, resume, folder), changes, follow=resume is None)
-    return found_opponents(with_paths(experiment), folder), folder, line
+    experiment = with_paths(experiment)
+    if all_opponents(experiment):
+        experiment = part_of_run("found_opponents")(experiment, folder)
+    return experiment, folder, line
 
 
 def with_paths(experiment: Experiment) -> Experiment:
@@ -265,7 +270,7 @@ def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher | Non
         check_starts_workers(experiment)
     check_address(experiment)
     if experiment.compress:
-        lz4_block()
+        part_of_run("lz4_block")()
     if launcher is None and experiment.where.has_processes:
         return cast(Launcher, part_of_run("local")())
     return launcher
@@ -323,8 +328,9 @@ def ready_plan(
     check_shared_memory(plan)
     folders = [policy.folder for policy in plan.policies.values()]
     if resumed:
-        check_players(folder.path, folders)
-        check_initial(plan.experiment, folder.path, folders)
+        part_of_run("check_players")(folder.path, folders)
+        if all_opponents(plan.experiment):
+            part_of_run("check_initial")(plan.experiment, folder.path, folders)
     parts = [part.experiment for part in plan.policies.values()]
     if any(e.recording is not None or getattr(e.agent, "needs_recording", False) for e in parts):
         part_of_run("check_recordings")(plan, show)
@@ -397,10 +403,10 @@ def sent(experiment: Any, source: Path) -> Any:
       ConfigError: something cannot be sent.
     """
     if not isinstance(experiment, Experiment):
-        return to_json(experiment, Capture(source), "experiment")
+        return to_json(experiment, source, "experiment")
     fields = init_fields(experiment, "experiment")
-    env = to_json(fields.pop("env"), Capture(source), "experiment.env")
-    rest = to_json(fields, Capture(source), "experiment")
+    env = to_json(fields.pop("env"), source, "experiment.env")
+    rest = to_json(fields, source, "experiment")
     return {"$type": importable_target(Experiment), "fields": {"env": env, **rest}}
 
 
@@ -426,4 +432,4 @@ def begin_run_folder(experiment: Experiment, folder: RunFolder) -> None:
     folder.write_config(to_json(experiment))
     for name in (RESULT, STOP):
         (folder.path / name).unlink(missing_ok=True)
-    shutil.rmtree(folder.path / tracing.FOLDER, ignore_errors=True)
+    shutil.rmtree(folder.path / TRACES, ignore_errors=True)

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from jsrl.directors.base import wants_scores
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
 from jsrl.experiment.numbers import device_columns
+from jsrl.experiment.policies import wants_scores
 from jsrl.launch.interrupts import deadline
 from jsrl.references.importing import shown_target
 from jsrl.transport.base import InferenceSpec

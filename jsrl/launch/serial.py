@@ -7,20 +7,23 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import methodcaller
 from typing import Any, Self
 
+from jsrl.control.ending import Task
+from jsrl.control.supervision import Standstill
 from jsrl.launch.compilation import keep_compiled_here
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
-from jsrl.launch.session import Session
+from jsrl.launch.session import Forwards, Session
 from jsrl.launch.supervised import loss_notice
+from jsrl.launch.supervision import last_tasks
 from jsrl.launch.watchdog import Watchdog
 from jsrl.runs.control_bodies import Command, Crash, Event, Report
 from jsrl.workers.base import report_of, step_of
-from jsrl.workers.kinds import build_worker, value_of
+from jsrl.workers.kinds import build_worker
 
 LONG_STAGES = ("making", "compiling")  # states, environments; updates, act
 CLOSE = methodcaller("close")
@@ -29,8 +32,14 @@ CLOSE = methodcaller("close")
 class SerialReporter:
     """A worker's reports go straight into the session; `display` shows a learner's long updates."""
 
-    def __init__(self, worker: str, session: Session, display: UpdateDisplay | None = None) -> None:
-        self._worker, self._session, self._display = worker, session, display
+    def __init__(
+        self,
+        worker: str,
+        session: Session,
+        forward: Callable[[Forwards], None],
+        display: UpdateDisplay | None = None,
+    ) -> None:
+        self._worker, self._session, self._forward, self._display = worker, session, forward, display
 
     def stage(self, stage: str) -> None:
         """Show the stage, before a long one at once: nothing else is displayed before it ends."""
@@ -38,7 +47,7 @@ class SerialReporter:
         self._session.show(now=stage.startswith(LONG_STAGES))
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
-        self._session.event(Event(self._worker, 0, name, text, facts))
+        self._forward(self._session.event(Event(self._worker, 0, name, text, facts)))
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
         """Show a long update; there is no time limit, as a hang of a single process can be seen directly."""
@@ -103,9 +112,7 @@ class SerialRun:
         self._workers: dict[str, Any] = {}
         self._learners = [name for name, kind in plan.kinds.items() if kind.lifecycle.must_finish]
         self._display = UpdateDisplay(session)
-        session.send_command, session.interrupt = self._send_command, self._interrupt
         self._reports: list[str] = []
-        self._moved_s, self._still_s = time.monotonic(), session.experiment.deadlines.still_s
 
     def run(self) -> Result:
         """Run until the session has a reason to stop.
@@ -119,7 +126,7 @@ class SerialRun:
             try:
                 with self._display:
                     self._set_up()
-                    self._running, self._moved_s = True, time.monotonic()
+                    self._running = True
                     self._loop()
                 self._close()
             except KeyboardInterrupt:
@@ -155,7 +162,7 @@ class SerialRun:
         kinds = self._plan.kinds
         for job in self._plan.jobs:
             display = self._display if kinds[job.name].lifecycle.must_finish else None
-            self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session, display))
+            self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session, self._forward, display))
         flow = [worker.name for worker in self._plan.graph.flow]
         self._when_due = [name for name in flow if _works_when_due(self._workers[name])]
         self._each_turn = [name for name in flow if name not in self._when_due]
@@ -187,13 +194,19 @@ class SerialRun:
                 self._session.display.message(f"while closing {name}: {second!r}")
             return None
 
-    def _send_command(self, worker: str, name: str, facts: dict[str, Any]) -> None:
-        if worker in self._workers:
-            self._workers[worker].command(Command(name, facts))
+    def _forward(self, forwards: Forwards) -> None:
+        for worker, name, facts in forwards:
+            if worker in self._workers:
+                self._workers[worker].command(Command(name, facts))
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._interrupted or self._session.stop_asked
 
     def _loop(self) -> None:
         session = self._session
-        while session.reason is None:
+        standstill = Standstill(session.experiment.deadlines.still_s, time.monotonic())
+        while session.run.reason is None:
             while self._reports:
                 session.display.message(self._reports.pop())
             moved = False
@@ -204,19 +217,11 @@ class SerialRun:
                     self._report()
                     for due in self._when_due:
                         self._guarded(due, self._finish_due_work)
-            self._warn_of_standstill(moved=moved)
+            if still_s := standstill.tick(time.monotonic(), moved=moved):
+                noticed = f"no worker has done any work for {still_s:.0f} s"
+                report = self._report_of_process("standstill", noticed)
+                session.display.message(f"{noticed}; the run continues ({report})", "warning")
             session.tick()
-
-    def _warn_of_standstill(self, *, moved: bool) -> None:
-        """Warn when no worker has done any work for `deadlines.still_s`; then only after twice as long."""
-        now_s = time.monotonic()
-        if moved:
-            self._moved_s = now_s
-        elif now_s - self._moved_s > self._still_s:
-            self._still_s *= 2
-            noticed = f"no worker has done any work for {now_s - self._moved_s:.0f} s"
-            report = self._report_of_process("standstill", noticed)
-            self._session.display.message(f"{noticed}; the run continues ({report})", "warning")
 
     def _report(self, *, last: bool = False) -> None:
         for name in self._learners:
@@ -228,11 +233,11 @@ class SerialRun:
 
     def _report_of(self, worker: Any) -> None:
         metrics, facts = report_of(worker)
-        self._session.report(Report(worker.name, 0, metrics, facts))
+        self._forward(self._session.report(Report(worker.name, 0, metrics, facts)))
 
     def _finish_due_work(self, worker: Any) -> None:
         """Finish the due work, so that scores depend on updates only; it is cut when `max_minutes` are over."""
-        while not self._interrupted and worker.due:
+        while not self._is_interrupted and worker.due:
             worker.step()
             self._session.tick()
             if self._session.time_is_over and worker.due:
@@ -241,7 +246,7 @@ class SerialRun:
 
     def _close(self) -> None:
         session = self._session
-        session.finished_s = session.finished_s or session.now()
+        session.run.finished_s = session.run.finished_s or session.now()
         self._report(last=True)
         finals = self._begin_finals()
         for name in list(self._workers):
@@ -249,7 +254,7 @@ class SerialRun:
                 session.facts(name, self._guarded(name, CLOSE) or {})
         for name in self._when_due:
             if name in finals:
-                self._guarded(name, self._finish)
+                self._guarded(name, functools.partial(self._finish, finals[name]))
             self._guarded(name, CLOSE)
         session.close()
 
@@ -259,23 +264,19 @@ class SerialRun:
             if hasattr(worker, "drop_pending"):
                 worker.drop_pending()
 
-    def _begin_finals(self) -> set[str]:
-        """Tell workers with a last task to start it; return their names."""
-        begun, reason = set(), self._session.reason or ""
-        for name in list(self._workers):
-            facts = value_of(self._plan.kinds[name].lifecycle.last_task.facts, self._session.experiment, reason)
-            if facts is not None and reason != "interrupted":
-                self._guarded(name, functools.partial(_begin_final, facts))
-                begun.add(name)
-        return begun
+    def _begin_finals(self) -> dict[str, Task]:
+        """Tell workers with a last task to start it; return the tasks."""
+        tasks = last_tasks(self._plan, self._session.run.reason or "")
+        for name in [name for name in self._workers if name in tasks]:
+            self._guarded(name, functools.partial(_begin_final, tasks[name].facts))
+        return tasks
 
-    def _finish(self, worker: Any) -> None:
-        while worker.name not in self._session.finals and not self._interrupted and worker.due:
+    def _finish(self, task: Task, worker: Any) -> None:
+        while worker.name not in self._session.run.finals and not self._is_interrupted and worker.due:
             worker.step()
             self._session.tick(writes=False)
-        if self._interrupted and worker.name not in self._session.finals:
-            what = f"its {self._plan.kinds[worker.name].lifecycle.last_task.name} was not finished because it was interrupted"
-            self._session.display.message(f"{worker.name}: {what}", "warning")
+        if self._is_interrupted and worker.name not in self._session.run.finals:
+            self._session.display.message(task.unfinished(worker.name, interrupted=True), "warning")
 
     def _abandon(self) -> None:
         """Close environments, files and displays after an error; a second error must not hide the first."""
@@ -293,5 +294,5 @@ def _works_when_due(worker: Any) -> bool:
     return hasattr(type(worker), "due")  # not of the worker: its property may need the setup
 
 
-def _begin_final(facts: dict[str, Any], worker: Any) -> None:
-    worker.command(Command("final", facts))
+def _begin_final(facts: Mapping[str, Any], worker: Any) -> None:
+    worker.command(Command("final", dict(facts)))

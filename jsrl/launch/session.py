@@ -6,9 +6,9 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import psutil
@@ -20,13 +20,12 @@ from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
 from jsrl.intervals import score_name, score_of
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
-from jsrl.launch.progress import Progress
+from jsrl.launch.progress import Progress, RunState
 from jsrl.launch.result import STOPPED, Result, ledger_lines
 from jsrl.launch.status_writer import RatedPlayers, Stages, StatusWriter, frames_per_step, other_policy, rarity
 from jsrl.metrics.display import Display
 from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.metrics import MetricsHub
-from jsrl.recordings.video_shelf import FOLDER as VIDEOS
 from jsrl.runs.control_bodies import FINAL, Event, ForwardedCommand, Report
 from jsrl.runs.door import printable
 from jsrl.runs.files import json_ready, write_atomic
@@ -39,6 +38,7 @@ from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
+Forwards: TypeAlias = list[tuple[str, str, dict[str, Any]]]  # worker, command, facts
 OF_FIRST = ("saving", "evaluated")  # events that other workers receive of the first policy only
 
 
@@ -46,11 +46,8 @@ class Session:
     """One run in the launching process.
 
     Attributes:
-      policies: progress of each, by name; lines of metrics use the counters of the first.
-      finals: workers whose last task is finished. reason: why the run must end (None: it goes on).
-      hooks: of the run. outcome: the result, once there is one. send_command: sends a worker another worker's command.
-      interrupt: acts like the first Ctrl-C. hosts_of_workers: returns worker -> (restarts so far, host, process
-        id); none in a single process.
+      run: what is known of it.
+      hooks: of the run. outcome: the result, once there is one. stop_asked: `jsrl stop` asked for the end, as Ctrl-C does.
     """
 
     def __init__(
@@ -73,67 +70,36 @@ class Session:
         """
         self._kinds = dict(kinds or {})
         own = list(policies) or [Progress(PolicyPart(POLICY, "", experiment, (), ""))]
-        self.policies = {progress.policy.name: progress for progress in own}
-        self._first, self._others = own[0], own[1:]
-        self._policy_of = {worker: self.policies[policy] for worker, policy in (policy_of or {}).items()}
+        self.run = RunState(own, policy_of or {}, self.now())
         self.experiment, self.folder, self.display = experiment, folder, display
         self.hooks = hooks or Hooks()
         self.hub = MetricsHub(
             folder.metrics_path,
             tensorboard=folder.tensorboard,
             sinks=sinks,
-            catalogue=catalogue(dict.fromkeys(self._kinds.values()), [p.policy.folder for p in self._others]),
+            catalogue=catalogue(dict.fromkeys(self._kinds.values()), [p.policy.folder for p in self.run.others]),
             on_warning=functools.partial(display.message, level="warning"),
             on_note=display.message,
             on_line=self.hooks.write,
         )
-        if self.hub.latest.get("env_steps", 0) > self.env_steps:
+        if self.hub.latest.get("env_steps", 0) > self.run.env_steps:
             self.hub.latest.clear()  # of updates after the snapshot, which are lost
-        self.reason: str | None = None
         self._stages = Stages(self._kinds)
-        self.finals: set[str] = set()
         self.ledger: dict[str, Any] = {}
         self.hops: dict[str, dict[str, Any]] = {}
-        self._ends: dict[str, str] = {}  # incarnation of a worker -> where and when it ended unexpectedly
-        self.restarts: dict[str, int] = {}  # worker -> how often it was restarted
-        self._unsaved: dict[str, str] = {}  # learner -> why its final snapshot was not written
-        self._begin_s = self.now()
-        self._trained_s: float | None = None  # time of the first reported update since this start,
-        self._trained_steps = 0  # and the env steps at that time
         self._limit_s = math.inf if experiment.max_minutes is None else experiment.max_minutes * 60
         self._rarity = rarity(len(self._kinds))
-        self._line_s = time.monotonic() + self._rarity * LINE_S
+        self._line_s = self.now() + self._rarity * LINE_S
         self._look_s, self._closed = 0.0, False
         self._warned: set[str] = set()
-        self.finished_s: float | None = None
         self.outcome: Result | None = None
-        self.send_command: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
-        self.hosts_of_workers: Callable[[], dict[str, tuple[int, str, int]]] = dict
-        self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
         self._status, self._players = StatusWriter(folder.path), RatedPlayers(folder.path)
         self._was_whole = is_whole(folder.path)
-        self._stopped = False  # requested by `jsrl stop`
-
-    @property
-    def env_steps(self) -> int:
-        return self._first.env_steps
-
-    @property
-    def updates(self) -> int:
-        return self._first.updates
-
-    @property
-    def last_updates(self) -> dict[str, int]:
-        """Return the number of the last version of each policy's newest learner, by the policy's name."""
-        return {name: progress.kept_number for name, progress in self.policies.items()}
-
-    def progress_of(self, worker: str) -> Progress:
-        return self._policy_of.get(worker, self._first)
+        self.stop_asked = False
 
     @property
     def elapsed_s(self) -> float:
-        """Return the wall-clock seconds of this start of the run, up to its end."""
-        return (self.finished_s or time.monotonic()) - self._begin_s
+        return self.run.elapsed_s(self.now())
 
     @property
     def line_due(self) -> bool:
@@ -143,19 +109,20 @@ class Session:
     @property
     def time_is_over(self) -> bool:
         """Return whether the training has had its `max_minutes`."""
-        return self._trained_s is not None and self.now() - self._trained_s >= self._limit_s
+        return self.run.trained_s is not None and self.now() - self.run.trained_s >= self._limit_s
 
     def now(self) -> float:
         return time.monotonic()
 
-    def report(self, message: Report) -> None:
+    def report(self, message: Report) -> Forwards:
         self._receive(message.worker, message.metrics)
         self.facts(message.worker, message.facts)
-        if FINAL in message.facts and message.worker not in self.finals:  # the event was lost
-            self.event(Event(message.worker, message.incarnation, FINAL, facts=message.facts[FINAL]))
+        if FINAL in message.facts and message.worker not in self.run.finals:  # the event was lost
+            return self.event(Event(message.worker, message.incarnation, FINAL, facts=message.facts[FINAL]))
+        return []
 
     def _receive(self, worker: str, metrics: dict[str, float]) -> None:
-        policy = self.progress_of(worker).policy
+        policy = self.run.progress_of(worker).policy
         named = {policy.named(name): value for name, value in metrics.items()}
         self.hub.receive(worker, policy.named(self._kinds[worker].prefix), named)
 
@@ -164,23 +131,15 @@ class Session:
         return worker not in self._kinds or self._kinds[worker].lifecycle.must_finish
 
     def facts(self, worker: str, facts: dict[str, Any]) -> None:
-        if not self._trains(worker):
-            return
-        progress = self.progress_of(worker)
-        progress.take(facts)
-        if self._trained_s is None and progress.has_trained:
-            self._trained_s, self._trained_steps = self.now(), self.env_steps
-        self._unsaved[worker] = facts.get("unsaved", "")
-        if facts.get("finished"):
-            progress.end("total_env_steps")
-            self._end_with_policies()
+        if self._trains(worker):
+            self.run.facts(worker, facts, self.now())
 
-    def event(self, message: Event) -> None:
-        """Process an event: scores, the end of the updates, warnings, messages between workers."""
-        facts, progress = message.facts, self.progress_of(message.worker)
-        self._pass_on(message)
+    def event(self, message: Event) -> Forwards:
+        """Process an event: scores, the end of the updates, warnings; return commands of workers to workers."""
+        facts, progress = message.facts, self.run.progress_of(message.worker)
+        forwards = self._forwards(message)
         if message.name.endswith(" finally"):
-            self.finals.add(message.worker)
+            self.run.finals.add(message.worker)
         if message.name == "evaluated":
             self._evaluated(progress, facts)
         elif message.name == "confirmed":
@@ -196,40 +155,39 @@ class Session:
         elif message.name == "filmed":
             facts = progress.counted(facts)
             self._write(progress, facts["metrics"], facts["env_steps"], facts["updates"])
-            self.hub.sinks.video(self.folder.path / VIDEOS / progress.policy.folder / Path(facts["file"]).name)
+            self.hub.sinks.video(self.folder.videos / progress.policy.folder / Path(facts["file"]).name)
         elif message.name == "saved":
             self._saved(progress, facts)
         elif message.name == "finished":
             self.facts(message.worker, facts | {"finished": True})
         elif message.name == "stand_in":
-            for worker in (name for name, kind in self._kinds.items() if kind.plays):
-                self.send_command(worker, "stand_in", facts)
+            forwards += [(worker, "stand_in", facts) for worker, kind in self._kinds.items() if kind.plays]
         elif message.name == "warning":
             self._warning(message)
         elif message.name == "note":
             self.display.message(f"{message.worker}: {message.text}")
+        return forwards
 
-    def _pass_on(self, message: Event) -> None:
-        """Pass an event on to workers that listen to it, and execute their commands to others.
+    def _forwards(self, message: Event) -> Forwards:
+        """Return an event as commands for workers that listen to it, and its own command to another worker.
 
         A director's state belongs to snapshots of the first policy, and a video's score is that policy's, so `saving` and
         `evaluated` of other policies are not passed on.
         """
-        left_out = message.name in OF_FIRST and self.progress_of(message.worker) is not self._first
-        for worker, kind in self._kinds.items():
-            if message.name in kind.receives and not left_out:
-                who = {"worker": message.worker, "incarnation": message.incarnation}
-                self.send_command(worker, message.name, message.facts | who)
+        left_out = message.name in OF_FIRST and self.run.progress_of(message.worker) is not self.run.first
+        told = message.facts | {"worker": message.worker, "incarnation": message.incarnation}
+        listeners = [worker for worker, kind in self._kinds.items() if message.name in kind.receives and not left_out]
+        forwards: Forwards = [(worker, message.name, told) for worker in listeners]
         if message.worker not in self._kinds or not self._kinds[message.worker].receives:
-            return
+            return forwards
         if message.name == "command":
             command = msgspec.convert(message.facts, ForwardedCommand)
-            progress = self.policies.get(command.policy)
+            progress = self.run.policies.get(command.policy)
             worker = progress.policy.learner if progress is not None else command.worker
-            if worker in self._kinds:
-                self.send_command(worker, command.command, command.facts)
+            forwards += [(worker, command.command, command.facts)] if worker in self._kinds else []
         elif message.name == "stop":
             self.end(": ".join(filter(None, (f"{STOPPED} {message.worker}", message.facts.get("why")))))
+        return forwards
 
     def _warning(self, message: Event) -> None:
         """Show a warning once; of warnings with the fact `once`, only a worker's first is shown."""
@@ -247,25 +205,12 @@ class Session:
 
     def _confirmed(self, progress: Progress, facts: dict[str, Any]) -> None:
         line = progress.confirmed(facts)
-        waits = self._end_at_goals(progress)
+        waits = self.run.end_at_goals(progress, self.now(), shared=len(self.experiment.policies) > 1)
         if line:
-            line = f"policy {progress.policy.name}: {line}" if progress is not self._first else line
+            line = f"policy {progress.policy.name}: {line}" if progress is not self.run.first else line
             self.display.message(f"{line}; not yet those of {', '.join(waits)}" if waits else line)
         metric = {f"evaluator/confirmation_{score_name(facts)}": score_of(facts)}
         self._write(progress, metric, progress.env_steps, progress.updates)
-
-    def _end_at_goals(self, progress: Progress) -> list[str]:
-        """End the training of a policy that has reached its goal, if environments are shared, together with all others.
-
-        Returns the policies that it waits for.
-        """
-        shared = len(self.experiment.policies) > 1
-        waits = [name for name, p in self.policies.items() if shared and p.goal is not None and not p.reached]
-        if progress.reached and not waits:
-            for ending in self.policies.values() if shared else (progress,):
-                ending.end("stop_at_return")
-            self._end_with_policies()
-        return waits if progress.reached else []
 
     def _show_score(self, progress: Progress, facts: dict[str, Any], *, final: bool) -> None:
         """Pass a score to the hooks."""
@@ -283,23 +228,17 @@ class Session:
     def _write(self, progress: Progress, metrics: dict[str, float], env_steps: int, updates: int) -> None:
         if self._is_deleted:
             return
-        if progress is self._first:
+        if progress is self.run.first:
             self.hub.write(metrics, env_steps, updates)
             return
         counters = dict(zip(progress.counters, (env_steps, updates), strict=True))
         line = counters | {progress.policy.named(name): value for name, value in metrics.items()}
-        self.hub.write(line, self.env_steps, self.updates)
-
-    def _end_with_policies(self) -> None:
-        """End the run once the training of every policy has ended."""
-        reasons = [progress.ended for progress in self.policies.values()]
-        if all(reasons):
-            self.end(reasons[0] if len(set(reasons)) == 1 else "total_env_steps")
+        self.hub.write(line, self.run.env_steps, self.run.updates)
 
     def lose(self, worker: str, notice: str) -> None:
         """Continue without a worker: show why, and count it."""
         kind = self._kinds[worker]
-        self.finals.add(worker)
+        self.run.finals.add(worker)
         self._stages.remove(worker)
         self._receive(worker, {f"{kind.prefix}/lost": 1.0})
         title = worker if worker == kind.title else f"{kind.title} {worker}"
@@ -307,35 +246,29 @@ class Session:
 
     def end(self, reason: str) -> None:
         """Record why the run ends; the first reason stays."""
-        if self.reason is None:
-            self.reason, self.finished_s = reason, time.monotonic()
-            for progress in self.policies.values():
-                progress.end(reason)
+        self.run.end(reason, self.now())
 
     def fail(self, error: BaseException) -> None:
-        self.reason, self.finished_s = "failed", self.finished_s or time.monotonic()
+        self.run.reason, self.run.finished_s = "failed", self.run.finished_s or self.now()
         result = self.result(printable(f"{type(error).__name__}: {error}"))
         for line in ledger_lines(result.ledger, result.hops):
             self.display.message(line)
 
     def read_ledgers(self) -> list[str]:
         """Read the ledgers of all hops again from the pages in the run folder; return a line for each."""
-        self.hops = {name: ledger.placed(self._place).counts for name, ledger in read_hops(self.folder.path).items()}
+        self.hops = {
+            name: ledger.placed(self.run.place_of).counts for name, ledger in read_hops(self.folder.path).items()
+        }
         self.ledger = self.hops.pop(SAMPLES, {})
         return ledger_lines(self.ledger, self.hops)
 
     def note_end(self, worker: str, incarnation: int) -> None:
-        """Record where and when a worker's incarnation ended unexpectedly: the ledger may not find its last trajectories."""
-        _, host, _ = self.hosts_of_workers().get(worker, (0, "", 0))
-        self._ends[f"{worker}.{incarnation}"] = (
-            f"{f'host {host}' if host else worker}, {time.strftime('%Y-%m-%d %H:%M')}"
-        )
+        self.run.note_end(worker, incarnation, time.strftime("%Y-%m-%d %H:%M"))
 
-    def _place(self, producer: str) -> str:
-        return self._ends.get(producer, producer.rpartition(".")[0])
-
-    def stage(self, worker: str, stage: str) -> None:
+    def stage(self, worker: str, stage: str, pid: int = 0) -> None:
         self._stages.set(worker, stage, self.now())
+        if pid:
+            self.run.pids[worker] = pid
 
     def call(self, worker: str, name: str, for_s: float) -> None:
         """Record the call that a worker is in (empty: none), and for how long."""
@@ -357,10 +290,10 @@ class Session:
         self._poll_hooks()
         self.hub.show_messages()
         self.show()
-        if self._status.stop_asked and not self._stopped:
-            self._stopped = True
+        if self._status.stop_asked and not self.stop_asked:
+            self.stop_asked = True
             self.display.message("`jsrl stop` asked this run to end")
-            self.interrupt()
+            self.end("interrupted")
         if line_due and writes:
             self._line_s = self.now() + self._rarity * LINE_S
             self._tick()
@@ -384,14 +317,14 @@ class Session:
         self.display.update(state, now=now)
         if self._is_deleted:
             return
-        self._status.update(state, self._worker_summaries, self.reason or "", now=now)
+        self._status.update(state, self._worker_summaries, self.run.reason or "", now=now)
 
     def _worker_summaries(self) -> list[WorkerSummary]:
-        known, now = self.hosts_of_workers(), self.now()
-        return [
-            WorkerSummary(name, self._kinds[name].name, stage, round(now - since_s, 1), *known.get(name, (0, "", 0)))
-            for name, stage, since_s in self._stages
-        ]
+        found, now = [], self.now()
+        for name, stage, since_s in self._stages:
+            place = self.run.restarts.get(name, 0), self.run.hosts.get(name, ""), self.run.pids.get(name, 0)
+            found.append(WorkerSummary(name, self._kinds[name].name, stage, round(now - since_s, 1), *place))
+        return found
 
     def _poll_hooks(self) -> None:
         """Show messages of the hooks; end the run if one requests it."""
@@ -406,7 +339,7 @@ class Session:
         config = {"run": self.folder.name, "folder": str(self.folder.path), "options": options}
         self.show(now=True)
         self.hub.sinks.start(config | {"end_s": self.experiment.deadlines.sinks_s})
-        self.hooks.start(LiveRun(self))
+        self.hooks.start(LiveRun(self.run, self.folder, self.experiment))
 
     def finish(self) -> None:
         """Tell hooks and sinks the outcome, and wait for them as long as `deadlines` allows."""
@@ -418,34 +351,34 @@ class Session:
         """Write a line of the workers' reports, once something was trained."""
         if self._is_deleted:
             return
-        for progress in self._others:
+        for progress in self.run.others:
             self.hub.receive(f"policy {progress.policy.name}", progress.policy.folder, progress.counters)
-        if any(progress.number for progress in self.policies.values()):
-            self.hub.tick(self.env_steps, self.updates)
+        if any(progress.number for progress in self.run.policies.values()):
+            self.hub.tick(self.run.env_steps, self.run.updates)
 
     @property
     def _first_name(self) -> str:
         """Return the name of the first of several policies of the experiment; empty: there is one."""
-        return self._first.policy.name if len(self.experiment.policies) > 1 else ""
+        return self.run.first.policy.name if len(self.experiment.policies) > 1 else ""
 
     def state(self) -> DisplayState:
         return DisplayState(
             run=self.folder.name,
             elapsed_s=self.elapsed_s,
-            env_steps=self.env_steps,
-            updates=self.updates,
+            env_steps=self.run.env_steps,
+            updates=self.run.updates,
             total_env_steps=self.experiment.total_env_steps,
             total_s=None if self._limit_s == math.inf else self._limit_s,
-            start_env_steps=self._trained_steps,
-            start_s=None if self._trained_s is None else self._trained_s - self._begin_s,
+            start_env_steps=self.run.trained_steps,
+            start_s=None if self.run.trained_s is None else self.run.trained_s - self.run.begun_s,
             action_repeat=frames_per_step(self.experiment.env),
             workers={name: count for name, count in self._stages.counts.items() if count},
             rows=dict(self._stages.rows),
             metrics=dict(self.hub.latest),
-            evaluations=self._first.curve,
+            evaluations=self.run.first.curve,
             episode_metric=next((split_metric(one)[0] for one in self.experiment.env.episode_metrics), ""),
             policy=self._first_name,
-            others=tuple(map(other_policy, self._others)),
+            others=tuple(map(other_policy, self.run.others)),
             players=self._players.rows() if self.experiment.director is not None else (),
             waiting=self._stages.waiting(self.now()),
             long_calls=self._stages.long_calls(self.now()),
@@ -461,20 +394,20 @@ class Session:
         self.read_ledgers()
         result = Result(
             folder=self.folder.path,
-            ended=self.reason or "interrupted",
-            env_steps=self._first.kept["env_steps"],
-            updates=self._first.kept["updates"],
+            ended=self.run.reason or "interrupted",
+            env_steps=self.run.first.kept["env_steps"],
+            updates=self.run.first.kept["updates"],
             wall_s=round(self.elapsed_s, 3),
             process_s=round(self._process_s(), 3),
             ledger=self.ledger,
             hops=self.hops,
-            evaluation=self._first.evaluation,
-            final=self._first.final,
-            unsaved="; ".join(f"{worker}: {why}" for worker, why in self._unsaved.items() if why),
-            best=self._first.best(self.folder.path),
-            others={progress.policy.name: progress.outcome(self.folder.path) for progress in self._others},
+            evaluation=self.run.first.evaluation,
+            final=self.run.first.final,
+            unsaved="; ".join(f"{worker}: {why}" for worker, why in self.run.unsaved.items() if why),
+            best=self.run.first.best(self.folder.path),
+            others={progress.policy.name: progress.outcome(self.folder.path) for progress in self.run.others},
             first_policy=self._first_name,
-            restarts=self.restarts,
+            restarts=self.run.restarts,
         )
         self.outcome = result
         facts = result.facts | ({"error": error} if error else {})
@@ -489,7 +422,7 @@ class Session:
     def _process_s(self) -> float:
         """Return the seconds from this process's start to the end of the training."""
         age_s = time.time() - psutil.Process().create_time()
-        return age_s - (time.monotonic() - (self.finished_s or time.monotonic()))
+        return age_s - (self.now() - (self.run.finished_s or self.now()))
 
     def close(self) -> None:
         """Write the last line and close files and display, once."""

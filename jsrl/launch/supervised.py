@@ -7,7 +7,7 @@ from typing import Any
 
 from jsrl.control.supervision import Life, crash_text
 from jsrl.launch.launcher import Handle
-from jsrl.runs.control_bodies import AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
+from jsrl.runs.control_bodies import AnyMessage, Crash, Heartbeat, Report, Stacks
 from jsrl.runs.door import Drops, TextBudget
 from jsrl.workers.jobs import Job
 
@@ -21,7 +21,7 @@ class SupervisedWorker:
 
     Attributes:
       life: its state in the supervision. drops, budget: of its messages, if it is on this host.
-      pid: of its process, once it sent a stage; else 0. activity: its call at its last heartbeat.
+      activity: its call at its last heartbeat.
       known: its last metrics and counters. stacks: of its threads at `stacks_s`, if it sent them.
     """
 
@@ -30,7 +30,6 @@ class SupervisedWorker:
     life: Life = field(default_factory=Life)
     drops: Drops = field(default_factory=Drops)
     budget: TextBudget = field(default_factory=TextBudget)
-    pid: int = 0
     activity: str = ""
     known: dict[str, Any] = field(default_factory=dict)
     stacks: str = ""
@@ -50,9 +49,7 @@ class SupervisedWorker:
         return "still running" if ended is None else ended.text
 
     def receive(self, message: AnyMessage, now_s: float) -> None:
-        if isinstance(message, Stage):
-            self.pid = message.pid
-        elif isinstance(message, Heartbeat):
+        if isinstance(message, Heartbeat):
             self.activity = f"{message.activity} for {message.activity_s:.1f} s" if message.activity else ""
         elif isinstance(message, Report):
             self.known |= message.metrics | message.facts

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from jsrl.control.supervision import NOT_BEGUN, Phase
+from jsrl.control.supervision import NOT_BEGUN, Phase, Standstill
 from jsrl.launch.launcher import STOPPED
 from jsrl.launch.session import Session
 from jsrl.launch.supervised import SupervisedWorker
@@ -58,7 +58,7 @@ class Watchdog:
         self._look_at_s = self._read_at_s = 0.0  # when the next look at all workers is due, and at the ledgers
         self._ledgers: list[str] = []  # as text
         self._counted: dict[str, list[object]] = {}
-        self._moved_s, self._patience = self._clock(), 1
+        self._standstill = Standstill(session.experiment.deadlines.still_s, self._clock())
 
     def look(self, subject: SupervisedWorker | None = None) -> str:
         """Return the state of every worker, `subject` first; takes less than a second.
@@ -124,21 +124,15 @@ class Watchdog:
             return f"no watchdog report: {error}"
         return f"watchdog report: {path}"
 
-    def report_standstill(self, limit_s: float) -> None:
-        """Report it when every worker is ready and no counter has moved for `limit_s`: they may be waiting for each other.
-
-        After the first report only a standstill twice as long is reported: a slow run is not broken.
-        """
-        now_s, workers = self._clock(), self._workers.values()
-        lives = [worker.life for worker in workers]
+    def report_standstill(self) -> None:
+        """Report it when every worker is ready and no counter has moved for long: they may be waiting for each other."""
+        workers = self._workers.values()
         counted = {worker.name: [worker.known.get(name) for name in COUNTERS] for worker in workers}
-        if counted != self._counted or not all(
-            life.ready or life.phase in (Phase.REPLACED, Phase.GONE) for life in lives
-        ):
-            self._counted, self._moved_s = counted, now_s
-        elif now_s - self._moved_s > self._patience * limit_s:
-            noticed = f"nothing was stepped, answered or trained for {now_s - self._moved_s:.0f} s"
-            self._patience *= 2
+        over = (Phase.REPLACED, Phase.GONE)
+        moved = counted != self._counted or not all(w.life.ready or w.life.phase in over for w in workers)
+        self._counted = counted
+        if still_s := self._standstill.tick(self._clock(), moved=moved):
+            noticed = f"nothing was stepped, answered or trained for {still_s:.0f} s"
             report = self.write("standstill", noticed, self.look())
             self._session.display.message(f"{noticed}; the run continues ({report})", "warning")
 
@@ -149,7 +143,7 @@ class Watchdog:
             f"{clock}, {session.elapsed_s:.1f} s after the start of {session.folder.name}",
             f"noticed: {noticed}",
             "",
-            f"updates {session.updates:,}, env steps {session.env_steps:,}",
+            f"updates {session.run.updates:,}, env steps {session.run.env_steps:,}",
         ]
         if (now_s := self._clock()) >= self._read_at_s:  # thousands of pages: not for each of many deaths
             self._ledgers = session.read_ledgers()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from jsrl.metrics.catalogue import Catalogue
 from jsrl.metrics.phases import REST, Phases
 from jsrl.metrics.sink_thread import SinkThread
 from jsrl.metrics.sinks import JsonLinesSink, Line, TensorBoardSink
-from jsrl.metrics.tracing import Tracer
+
+if TYPE_CHECKING:
+    from jsrl.metrics.tracing import Tracer
 
 _logger = logging.getLogger("jsrl.metrics")
 _RESERVOIR = 1024

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 PHASES = ("simulate", "infer", "train", "transport", "wait", "publish", "other")
 REST = "other"
+TRACES = "trace"  # folder of a run with the spans of its workers, see jsrl.metrics.tracing
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from jsrl.metrics.phases import REST, Phases
+from jsrl.metrics.phases import REST, TRACES, Phases
 from jsrl.plain_files import read_plain
 
-FOLDER, FILE = "trace", "trace.json"
+FILE = "trace.json"
 _MAX_MARKS = 20_000
 _logger = logging.getLogger("jsrl.tracing")
 
@@ -79,7 +79,7 @@ class Tracer:
     """
 
     def __init__(self, folder: str | os.PathLike[str], worker: str, incarnation: int, max_spans: int) -> None:
-        self._path = Path(folder) / FOLDER / f"{worker}.{incarnation}.json"
+        self._path = Path(folder) / TRACES / f"{worker}.{incarnation}.json"
         self._worker, self._max_spans = worker, max_spans
         self._threads: list[TracedPhases] = []
 
@@ -102,7 +102,7 @@ def merge_traces(folder: Path, phase_of: Mapping[str, str]) -> Path | None:
 
     `phase_of`: the phase of each activity. An unfinished file of a killed worker is skipped. The parts are removed.
     """
-    parts = sorted((folder / FOLDER).glob("*.json"))
+    parts = sorted((folder / TRACES).glob("*.json"))
     workers = [facts for facts in map(_read, parts) if facts is not None]
     if not workers:
         return None
@@ -112,7 +112,7 @@ def merge_traces(folder: Path, phase_of: Mapping[str, str]) -> Path | None:
         _write(file, workers, begin_ns, phase_of)
     for part in parts:
         part.unlink(missing_ok=True)
-    (folder / FOLDER).rmdir()
+    (folder / TRACES).rmdir()
     return path
 
 

@@ -75,9 +75,6 @@ class LSTM(nn.Module):
         return jnp.zeros((batch_size, size), jnp.float32), jnp.zeros((batch_size, size), jnp.float32)
 
 
-CORES: dict[str, type[GRU] | type[LSTM]] = {"gru": GRU, "lstm": LSTM}
-
-
 def _input_gates(features: int) -> nn.Dense:
     return nn.Dense(features, kernel_init=orthogonal(1.0), name="input")
 

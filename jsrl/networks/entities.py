@@ -12,7 +12,6 @@ the agent's own numbers and its part for the entity's, which are summed: the sam
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -20,40 +19,14 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import PositiveInt, option
 from jsrl.networks.kernels.products import Precision, rounded_dense
+from jsrl.networks.model import EntityConfig
 from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.torsos import ACTIVATIONS, ActivationName, Leaf, as_vector, dense
 from jsrl.types import Array, Tree, named_leaves
 
 LEFT_OUT = -1e10  # logit of an absent entity
 RAY_FILTERS = 9
-
-
-@suggesting
-@dataclass(frozen=True)
-class EntityConfig:
-    """Inputs and options of the torso `entities`."""
-
-    # fmt: off
-    leaves: tuple[str, ...] = option((), "sets of entities: a leaf [k, F] of the observation, with its mask [k] (1: "
-        "read the entity) if it has one, as in `box_obs:mask_ab_obs`; a mask is bool. Leaves that the observation "
-        "lacks are ignored, but one must exist.")
-    value_leaves: tuple[str, ...] = option((), "the same for a value function with a torso of its own, which may see "
-        "more; (): as `leaves`.")
-    rays: tuple[str, ...] = option((), "leaves [n] around a circle, such as a lidar's. Leaves that the observation "
-        "lacks are ignored.")
-    heads: PositiveInt = option(4, "attention heads. Their number divides the first entry of the network's `hidden`, "
-        "the size of an embedding; the other entries are layers after the pooling.")
-    # fmt: on
-
-    def __post_init__(self) -> None:
-        for entry in (*self.leaves, *self.value_leaves):
-            if not entry.partition(":")[0] or entry.count(":") > 1:
-                raise ConfigError(
-                    f"entities.leaves has {entry!r}; write LEAF or LEAF:MASK, such as box_obs:mask_ab_obs"
-                )
 
 
 class EntitySet(NamedTuple):

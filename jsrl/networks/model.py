@@ -20,20 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import FiniteFloat, PositiveInt, option
-from jsrl.networks.cores import CORES
-from jsrl.networks.entities import EntityConfig, make_entity_torso
+from jsrl.fields import FiniteFloat, PositiveInt, option, suggesting
 from jsrl.networks.kernels.products import Precision
-from jsrl.networks.torsos import (
-    MIN_NATURE_SIDE,
-    ActivationName,
-    Encoder,
-    ImpalaResNet,
-    Leaf,
-    NatureCNN,
-    dense,
-)
+from jsrl.networks.torsos import ActivationName, Encoder, Leaf, dense
 from jsrl.references.importing import import_target
 from jsrl.types import (
     ActionSpec,
@@ -51,8 +40,42 @@ from jsrl.types import (
 TorsoName: TypeAlias = Literal["auto", "mlp", "nature_cnn", "impala_resnet", "entities"]
 CoreName: TypeAlias = Literal["none", "gru", "lstm"]
 ACTION_MASK = "action_mask"
+# imported where a network has such a part
+PARTS = {
+    "nature_cnn": "jsrl.networks.images:NatureCNN",
+    "impala_resnet": "jsrl.networks.images:ImpalaResNet",
+    "entities": "jsrl.networks.entities:make_entity_torso",
+    "gru": "jsrl.networks.cores:GRU",
+    "lstm": "jsrl.networks.cores:LSTM",
+}
+MIN_NATURE_SIDE = 36  # below this the input of the Nature CNN's third convolution is too small
 POLICY_GAIN = 0.01
 VALUE_GAIN = 1.0
+
+
+@suggesting
+@dataclass(frozen=True)
+class EntityConfig:
+    """Inputs and options of the torso `entities`."""
+
+    # fmt: off
+    leaves: tuple[str, ...] = option((), "sets of entities: a leaf [k, F] of the observation, with its mask [k] (1: "
+        "read the entity) if it has one, as in `box_obs:mask_ab_obs`; a mask is bool. Leaves that the observation "
+        "lacks are ignored, but one must exist.")
+    value_leaves: tuple[str, ...] = option((), "the same for a value function with a torso of its own, which may see "
+        "more; (): as `leaves`.")
+    rays: tuple[str, ...] = option((), "leaves [n] around a circle, such as a lidar's. Leaves that the observation "
+        "lacks are ignored.")
+    heads: PositiveInt = option(4, "attention heads. Their number divides the first entry of the network's `hidden`, "
+        "the size of an embedding; the other entries are layers after the pooling.")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for entry in (*self.leaves, *self.value_leaves):
+            if not entry.partition(":")[0] or entry.count(":") > 1:
+                raise ConfigError(
+                    f"entities.leaves has {entry!r}; write LEAF or LEAF:MASK, such as box_obs:mask_ab_obs"
+                )
 
 
 @suggesting
@@ -173,8 +196,8 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
 
     def initial_core(batch_size: int) -> Tree:
         if both:
-            return {name: CORES[config.core].initial(batch_size, config.core_size) for name in ("policy", "value")}
-        return CORES[config.core].initial(batch_size, config.core_size) if recurrent else ()
+            return {name: core_type(config.core).initial(batch_size, config.core_size) for name in ("policy", "value")}
+        return core_type(config.core).initial(batch_size, config.core_size) if recurrent else ()
 
     @jax.jit
     def init(key: Array) -> tuple[Tree, Tree]:
@@ -195,9 +218,13 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     return ActorCritic(init, initial_core, run_policy, run_value, ("head",), shared)
 
 
+def core_type(name: CoreName) -> Any:
+    return import_target(PARTS[name])
+
+
 def make_core(config: NetworkConfig) -> Any:
     """Return the recurrent core; None: the network is feed-forward."""
-    return CORES[config.core](config.core_size, parent=None) if config.core != "none" else None
+    return core_type(config.core)(config.core_size, parent=None) if config.core != "none" else None
 
 
 def make_core_norm(config: NetworkConfig) -> Any:
@@ -258,6 +285,7 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool =
     kind = config.torso
     if kind == "entities":
         hidden, entities = tuple(config.hidden), config.entities
+        make_entity_torso = import_target(PARTS[kind])
         return make_entity_torso(entities, leaves, hidden, config.activation, config.precision, value=value)
     if kind in ("nature_cnn", "impala_resnet") and not images:
         kind_of_image = "images are uint8 [H, W, C]"
@@ -270,8 +298,10 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool =
         )
     if kind == "mlp":
         leaves = tuple(leaf._replace(is_image=False) for leaf in leaves)
-    image_torso = ImpalaResNet if kind == "impala_resnet" or (kind == "auto" and small) else NatureCNN
-    read_image = partial(image_torso, precision=config.precision)
+    read_image = None
+    if any(leaf.is_image for leaf in leaves):
+        image_torso = import_target(PARTS[("impala_resnet" if small else "nature_cnn") if kind == "auto" else kind])
+        read_image = partial(image_torso, precision=config.precision)
     return Encoder(leaves, read_image, tuple(config.hidden), config.activation, config.precision)
 
 

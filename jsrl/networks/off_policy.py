@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.networks.cores import CORES
 from jsrl.networks.kernels.products import Precision
 from jsrl.networks.model import (
     POLICY_GAIN,
@@ -23,6 +22,7 @@ from jsrl.networks.model import (
     LogitsHead,
     NetworkConfig,
     check_features,
+    core_type,
     first_weights,
     make_core,
     make_core_norm,
@@ -231,7 +231,7 @@ def value_network(config: NetworkConfig, spec: EnvSpec, *, dueling: bool = False
     module = _Values(torso, make_core(config), head, make_core_norm(config))
 
     def initial_core(batch_size: int) -> Tree:
-        return CORES[config.core].initial(batch_size, config.core_size) if recurrent else ()
+        return core_type(config.core).initial(batch_size, config.core_size) if recurrent else ()
 
     @jax.jit
     def init(key: Array) -> Tree:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.runs.files import read_json, write_json
+from jsrl.runs.runs import VIDEOS
 
-FOLDER, INDEX = "videos", "videos.json"
+INDEX = "videos.json"
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,9 @@ def captions(run: Path) -> dict[str, str]:
     Videos of policies other than the first are in folders with their names, and come last.
     """
     found: dict[str, str] = {}
-    for folder in (run / FOLDER, *sorted(path for path in (run / FOLDER).glob("*") if path.is_dir())):
+    for folder in (run / VIDEOS, *sorted(path for path in (run / VIDEOS).glob("*") if path.is_dir())):
         where = folder.relative_to(run).as_posix()
-        prefix = "" if folder == run / FOLDER else f"policy {folder.name} · "
+        prefix = "" if folder == run / VIDEOS else f"policy {folder.name} · "
         found |= {f"{where}/{one.file}": prefix + one.caption() for one in reversed(read_index(folder))}
         others = sorted(path.name for path in folder.glob("*.mp4"))
         found |= {f"{where}/{name}": prefix + name for name in others if f"{where}/{name}" not in found}

@@ -16,6 +16,7 @@ import inspect
 import json
 import logging
 import math
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -37,11 +38,12 @@ from jsrl.references.importing import (
 if TYPE_CHECKING:
     from jsrl.references.capture import Capture
 
+CAPTURE = "jsrl.references.capture:Capture"  # imported where a definition needs it
 MAX_ARRAY_VALUES = 4096
 MAX_DEPTH = 64
 
 
-def to_json(value: Any, capture: Capture | None = None, path: str = "") -> Any:
+def to_json(value: Any, source: str | os.PathLike[str] | None = None, path: str = "") -> Any:
     """Return a tree of plain JSON values from which `from_json` makes an equal tree in another process.
 
     None, bool, int, float, str, list and dict with str keys stay as they are; everything else is a dict with one
@@ -51,17 +53,16 @@ def to_json(value: Any, capture: Capture | None = None, path: str = "") -> Any:
 
     Args:
       value: the tree.
-      capture: takes definitions of a notebook or script; without it they are refused. Convert related values
-        in one call, so that they get into one module.
+      source: folder for the module with definitions of a notebook or script; without it they are refused. Convert
+        related values in one call, so that they get into one module.
       path: name of the tree for messages, such as `agent`.
     """
-    tree = encoded(value, capture, path)
-    if capture is None or ITSELF not in (text := json.dumps(tree)):
-        return tree
-    return json.loads(text.replace(ITSELF, capture.write()))
+    encoder = _Encoder(None, source)
+    tree = encoder.encode(value, path, 0)
+    return tree if encoder.capture is None else json.loads(json.dumps(tree).replace(ITSELF, encoder.capture.write()))
 
 
-def encoded(value: Any, capture: Capture | None, path: str) -> Any:
+def encoded(value: Any, capture: Capture, path: str) -> Any:
     """Return a value as JSON; the module of captured definitions is ITSELF."""
     return _Encoder(capture).encode(value, path, 0)
 
@@ -75,10 +76,10 @@ def is_equal(one: Any, other: Any) -> bool:
 
 
 class _Encoder:
-    """One walk over a tree."""
+    """One walk over a tree; its first definition that cannot be imported makes the capture."""
 
-    def __init__(self, capture: Capture | None) -> None:
-        self._capture = capture
+    def __init__(self, capture: Capture | None, source: str | os.PathLike[str] | None = None) -> None:
+        self.capture, self._source = capture, source
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -159,11 +160,13 @@ class _Encoder:
         target = importable_target(thing)
         if target is not None:
             return target
-        if self._capture is None:
+        if self.capture is None and self._source is None:
             home = f"is defined in {getattr(thing, '__module__', '')}, which no other process can import"
             reason = home, "move the definition to a module of its own and import it there"
             raise refuse(path, thing, *(why_not_importable(thing) or reason))
-        return self._capture.target(thing, path)
+        if self.capture is None:
+            self.capture = import_target(CAPTURE)(self._source)
+        return self.capture.target(thing, path)
 
 
 _SPACES = {  # of Gymnasium: arguments of the constructor, which are attributes too

@@ -1,16 +1,21 @@
-"""Input of the bottleneck analysis: facts of the experiment and the machine, and measured means."""
+"""What limits a run: facts of the experiment and the machine, measured means, and the verdict on them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jsrl.metrics.display_state import percent
+from jsrl.references.importing import import_target
 from jsrl.workers.actor.kind import KIND as ACTOR
+from jsrl.workers.evaluator.kind import KIND as EVALUATOR
 from jsrl.workers.inference.kind import KIND as INFERENCE
 from jsrl.workers.kinds import Kind, own_kinds
 from jsrl.workers.learner.kind import KIND as LEARNER
+from jsrl.workers.video_recorder.kind import KIND as VIDEO_RECORDER
 
+VERDICT = "jsrl.report.verdicts:verdict"  # imported where a run has several processes
 FULL = 0.85  # share of the cores above which no process fits
 MOST_LOAD = 2.0  # processes per core that run or wait for a core; above it, each waits half of the time
 LEAST_CPU = 0.25  # of the time in which a worker computes; with less it waits for a core
@@ -119,3 +124,46 @@ def gather(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterable[Kind] 
         if spent in finite:
             cpu[kind] = finite[spent]
     return Evidence(facts, finite, shares, cpu)
+
+
+def _turns(e: Evidence) -> Sequence[tuple[str, float]]:
+    """Return the activities with their shares of the single process's time, largest first."""
+    turns = {"evaluating": e.share(EVALUATOR, "env", "act", "publish", "other")}
+    for kind, own in e.shares.items():
+        for activity, share in own.items() if kind not in (EVALUATOR, VIDEO_RECORDER) else ():
+            if activity in WORK:
+                turns[WORK[activity]] = turns.get(WORK[activity], 0.0) + share
+    return sorted(turns.items(), key=lambda entry: -entry[1])
+
+
+WORK = {"env": "stepping environments", "act": "acting", "update": "updates", "transport": "moving rows"}
+
+
+def _serial_text(e: Evidence) -> str:
+    shares = [(what, share) for what, share in _turns(e) if share >= 0.01]
+    rest = 1.0 - sum(share for _, share in shares)
+    turns = [f"{what} {percent(share)}" for what, share in [*shares, *([("other", rest)] if rest >= 0.01 else [])]]
+    return f"This run is serial, one process that does everything in turn: {', '.join(turns)}."
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What limits a run: `kind` names the verdict (for programs), `text` explains it and what would help."""
+
+    kind: str
+    text: str
+
+
+def find_bottleneck(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterable[Kind] | None = None) -> Bottleneck:
+    """Return what limits a run.
+
+    Args:
+      metrics: means over its steady part, by full name (`actor/env_share`, `system/actor_cpu_share`, ...).
+      facts: of the experiment and the machine. kinds: of the run's workers; None: jsrl's own.
+    """
+    e = gather(metrics, facts, kinds)
+    if LEARNER not in e.shares or (ACTOR not in e.shares and not facts.recorded):
+        return Bottleneck("unknown", "There are too few measurements to say what limits this run.")
+    if facts.placement == "serial":
+        return Bottleneck("serial", _serial_text(e))
+    return Bottleneck(*import_target(VERDICT)(e))

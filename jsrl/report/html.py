@@ -9,11 +9,11 @@ from jsrl.errors import counted
 from jsrl.metrics.display_state import games_text
 from jsrl.metrics.phases import PHASES, of_main_thread
 from jsrl.report.curves import FIRST, algorithm, learning, machine, own_workers, shares_of_time
+from jsrl.report.evidence import Bottleneck
 from jsrl.report.graph import dataflow
 from jsrl.report.page import Table, badge, folded, header, section, shell
 from jsrl.report.run_report import RunReport
 from jsrl.report.text import MOST_PLAYERS, failure, lag_text, number, origin_lines, outcome_lines, percent, rating
-from jsrl.report.verdicts import Bottleneck
 from jsrl.runs.standings import StandingsTable
 from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jsrl.launch.graph_file import kinds_of
-from jsrl.metrics.tracing import merge_traces
+from jsrl.metrics.phases import TRACES
+from jsrl.references.importing import import_target
 from jsrl.report.html import page
 from jsrl.report.run_report import make_report
 from jsrl.report.text import document, summary
@@ -28,7 +29,8 @@ def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
         if not is_whole(folder.path):
             return ""
         try:
-            merge_traces(folder.path, phase_of(kinds_of(folder.path)))
+            if (folder.path / TRACES).exists():
+                import_target("jsrl.metrics.tracing:merge_traces")(folder.path, phase_of(kinds_of(folder.path)))
         except OSError as error:
             warn(f"trace.json could not be written ({error}).")
         return write_report(folder)

@@ -21,12 +21,11 @@ from jsrl.intervals import WIN_RATE, score_of, score_title
 from jsrl.launch.graph_file import kinds_of, plain_graph, workers_of
 from jsrl.metrics.phases import by_phase
 from jsrl.plain_files import read_plain
-from jsrl.recordings.video_shelf import captions
+from jsrl.references.importing import import_target
 from jsrl.references.reference import from_json
-from jsrl.report.evidence import RunSetup
+from jsrl.report.evidence import Bottleneck, RunSetup, find_bottleneck
 from jsrl.report.page import RUNS
 from jsrl.report.signs import learning_text
-from jsrl.report.verdicts import Bottleneck, find_bottleneck
 from jsrl.runs.curves import policies_in
 from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.standings import StandingsTable, read_standings
@@ -205,7 +204,7 @@ def make_report(folder: RunFolder) -> RunReport:
         options=options,
         warnings=_warnings(folder.logs / "controller.log"),
         standings=standings,
-        videos=captions(folder.path),
+        videos=import_target("jsrl.recordings.video_shelf:captions")(folder.path) if folder.videos.exists() else {},
         files=[name for name in files if (folder.path / name).exists()],
     )
 

@@ -1,4 +1,4 @@
-"""The bottleneck of a run, from its own measurements: a table of verdicts, when each applies, and the option that would help.
+"""What limits a run of several processes: a table of verdicts, when each applies, and the option that would help.
 
 The kind of worker that waits least is the limit, unless all cores are busy: then the machine is. CPU time distinguishes
 environments that compute from environments that wait.
@@ -7,11 +7,10 @@ environments that compute from environments that wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from jsrl.metrics.display_state import percent
-from jsrl.report.evidence import MOST_LOAD, Evidence, RunSetup, gather
+from jsrl.report.evidence import MOST_LOAD, Evidence
 from jsrl.report.signs import known_advice
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.evaluator.kind import KIND as EVALUATOR
@@ -80,10 +79,6 @@ CHEAPER_UPDATES = (
 # -- verdicts: (name, condition, text); the first one that applies -----------------------------------------------------
 
 Verdict = tuple[str, Callable[[Evidence], bool], Callable[[Evidence], str]]
-
-
-def _unknown(e: Evidence) -> bool:
-    return LEARNER not in e.shares or (ACTOR not in e.shares and not e.facts.recorded)
 
 
 def _learner_text(e: Evidence) -> str:
@@ -303,12 +298,7 @@ def _alternating(e: Evidence) -> bool:
     return e.facts.synchronous and not e.full and lost >= WAITS and waits_for_params >= 0.15
 
 
-def _says_nothing(e: Evidence) -> str:
-    return "There are too few measurements to say what limits this run."
-
-
 VERDICTS: tuple[Verdict, ...] = (
-    ("unknown", _unknown, _says_nothing),
     ("publishing", lambda e: not _starved(e) and e.share(LEARNER, "publish", "snapshot") >= 0.3, _publishing_text),
     ("updates", lambda e: not _starved(e), _learner_text),
     ("stage", lambda e: _busiest(e)[1] >= 0.7, _users_text),
@@ -333,49 +323,6 @@ VERDICTS: tuple[Verdict, ...] = (
 )
 
 
-def _turns(e: Evidence) -> Sequence[tuple[str, float]]:
-    """Return the activities with their shares of the single process's time, largest first."""
-    turns = {"evaluating": e.share(EVALUATOR, "env", "act", "publish", "other")}
-    for kind, own in e.shares.items():
-        for activity, share in own.items() if kind not in (EVALUATOR, VIDEO_RECORDER) else ():
-            if activity in WORK:
-                turns[WORK[activity]] = turns.get(WORK[activity], 0.0) + share
-    return sorted(turns.items(), key=lambda entry: -entry[1])
-
-
-WORK = {"env": "stepping environments", "act": "acting", "update": "updates", "transport": "moving rows"}
-
-
-def _serial_text(e: Evidence) -> str:
-    shares = [(what, share) for what, share in _turns(e) if share >= 0.01]
-    rest = 1.0 - sum(share for _, share in shares)
-    turns = [f"{what} {percent(share)}" for what, share in [*shares, *([("other", rest)] if rest >= 0.01 else [])]]
-    return f"This run is serial, one process that does everything in turn: {', '.join(turns)}."
-
-
-SERIAL: tuple[Verdict, ...] = (
-    ("unknown", _unknown, _says_nothing),
-    ("serial", lambda e: True, _serial_text),
-)
-
-
-@dataclass(frozen=True)
-class Bottleneck:
-    """What limits a run: `kind` names the verdict (for programs), `text` explains it and what would help."""
-
-    kind: str
-    text: str
-
-
-def find_bottleneck(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterable[Kind] | None = None) -> Bottleneck:
-    """Return what limits a run.
-
-    Args:
-      metrics: means over its steady part, by full name (`actor/env_share`, `system/actor_cpu_share`, ...).
-      facts: of the experiment and the machine. kinds: of the run's workers; None: jsrl's own.
-    """
-    evidence = gather(metrics, facts, kinds)
-    for kind, applies, text in SERIAL if facts.placement == "serial" else VERDICTS:
-        if applies(evidence):
-            return Bottleneck(kind, text(evidence))
-    raise AssertionError("the last verdict always applies")
+def verdict(e: Evidence) -> tuple[str, str]:
+    """Return (name, text) of the first verdict that applies; the last one always does."""
+    return next((name, text(e)) for name, applies, text in VERDICTS if applies(e))

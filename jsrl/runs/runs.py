@@ -42,6 +42,7 @@ from jsrl.runs.state import RUNNING, STATUS, held_by, read_state
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,-]{0,127}")
 _decode = msgspec.json.Decoder().decode  # four times as fast as json.loads
 TAIL_BYTES = 1 << 16  # of metrics.jsonl, for the last values
+VIDEOS = "videos"  # see jsrl.recordings.video_shelf
 REPLACED = ".replaced"  # folder beside runs, of those that are being overwritten
 CLAIM_S = 60.0  # after this time a new folder that no process has claimed is abandoned
 _logger = logging.getLogger("jsrl.runs")
@@ -239,6 +240,10 @@ class RunFolder:
         """Let Python import the run's captured modules."""
         if self.source.is_dir() and str(self.source) not in sys.path:
             sys.path.insert(0, str(self.source))
+
+    @property
+    def videos(self) -> Path:
+        return self.path / VIDEOS
 
     @property
     def snapshots(self) -> Path:

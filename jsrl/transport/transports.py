@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import ConfigError
 from jsrl.transport.base import (
@@ -29,13 +29,15 @@ from jsrl.transport.base import (
     SampleProducer,
 )
 from jsrl.transport.meeting.address import check_producer, parse_address
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import Check
-from jsrl.transport.meeting.keys import KeyPath, keys_for
+from jsrl.transport.meeting.admission import ANYBODY, Check, JoinRules
 from jsrl.transport.stream import StreamType
-from jsrl.transport.wire.packing import PLAIN, Packing
 from jsrl.types import Tree
 
+if TYPE_CHECKING:
+    from jsrl.transport.meeting.keys import KeyPath
+    from jsrl.transport.wire.packing import Packing
+
+KEYS = "jsrl.transport.meeting.keys"  # imported where an address names a key
 OWN = "transport"  # the scheme of a user's transport
 ZEROMQ = ("ipc", "tcp")
 _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
@@ -135,8 +137,9 @@ def connect(stream_type: StreamType, address: str, *given: Any, keys: KeyPath, *
         return getattr(transport_at(address), f"connect_{stream_type}")(address, *given, keys=keys, **options)
     parsed = parse_address(address)
     if scheme in ZEROMQ:
-        keys_of_server = keys_for(parsed.server, keys)
-        return end_of(stream_type, "zmq", 1)(parsed.endpoint, *given, keys=keys_of_server, **options)
+        if parsed.server:
+            keys = import_module(KEYS).keys_for(parsed.server, keys)
+        return end_of(stream_type, "zmq", 1)(parsed.endpoint, *given, keys=keys, **options)
     return end_of(stream_type, scheme, 1)(parsed.place, *given, **options)
 
 
@@ -161,7 +164,7 @@ def bind_samples(
     ledger: Ledger | None = None,
     join_rules: JoinRules = ANYBODY,
     hop: Path | None = None,
-    packing: Packing = PLAIN,
+    packing: Packing | None = None,
 ) -> SampleConsumer:
     """Return the reading end of a sample stream; its `address` is for producers.
 
@@ -175,7 +178,7 @@ def bind_samples(
       ledger: to count in, such as that of the learner's earlier incarnations; None: a new one.
       join_rules: which workers may join, and with how many groups.
       hop: folder of the pages in which both ends count (jsrl.transport.ledger.hop_page); None: count in memory only.
-      packing: what to leave out of messages; only tcp uses it.
+      packing: what to leave out of messages; only tcp uses it. None: nothing.
 
     Raises:
       ConfigError: the address is unknown, in use, or too little memory is left.
@@ -229,7 +232,7 @@ def bind_inference(
     *,
     keys: KeyPath = None,
     join_rules: JoinRules = ANYBODY,
-    packing: Packing = PLAIN,
+    packing: Packing | None = None,
 ) -> InferenceServer:
     """Return the server end at `address`; its `.address` is for clients (tcp port 0: a free port).
 
@@ -237,7 +240,7 @@ def bind_inference(
       address: where to bind. spec: schema of one environment's request and reply.
       keys: folder or file of the keys for encryption and access, as in `bind_samples`.
       join_rules: which workers may connect, and with how many groups and rows.
-      packing: what to leave out of requests; only tcp uses it.
+      packing: what to leave out of requests; only tcp uses it. None: nothing.
 
     Raises:
       ConfigError: the address is invalid or taken.

@@ -7,15 +7,13 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from jsrl.errors import ConfigError, counted
 from jsrl.intervals import t_factor
-from jsrl.runs.files import read_json, write_json
 from jsrl.tuning.space import Setting, Trial, key_of
 
 BUSY = 3.0  # load average per core above which other programs must have run: a trial keeps only its own cores busy
@@ -43,30 +41,6 @@ class Measurements(msgspec.Struct, frozen=True, tag="jsrl measurements 2"):
     began: str = ""
     total_s: float = 0.0
     changes_learning: bool = False
-
-
-T = TypeVar("T", bound=msgspec.Struct)
-
-
-def save(value: msgspec.Struct, path: Path) -> None:
-    """Write measurements or a profile as JSON."""
-    try:
-        write_json(path, msgspec.to_builtins(value))
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror}); choose another place with --output or JSRL_PROFILES."
-        ) from None
-
-
-def load(kind: type[T], path: Path) -> T:
-    """Read measurements or a profile."""
-    try:
-        return msgspec.convert(read_json(path), kind)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as {kind.__name__.lower()} ({error}); expected a file that this version's `jsrl tune` "
-            "wrote, so tune again."
-        ) from None
 
 
 def label(setting: Setting) -> str:

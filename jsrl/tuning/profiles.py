@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,9 +21,8 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.references.reference import to_json
+from jsrl.runs.files import read_json, write_json
 from jsrl.runs.provenance import hardware_facts
-from jsrl.tuning.advice import load, save
-from jsrl.tuning.space import applied
 
 VARIABLE = "JSRL_PROFILES"
 OFF, AUTO = "none", "auto"
@@ -108,6 +107,40 @@ def make_folder(folder: Path) -> None:
         raise ConfigError(
             f"the profile cannot be written to {folder} ({error.strerror}); choose another folder with {VARIABLE}."
         ) from None
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def save(value: msgspec.Struct, path: Path) -> None:
+    """Write measurements or a profile as JSON."""
+    try:
+        write_json(path, msgspec.to_builtins(value))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}); choose another place with --output or JSRL_PROFILES."
+        ) from None
+
+
+def load(kind: type[T], path: Path) -> T:
+    """Read measurements or a profile."""
+    try:
+        return msgspec.convert(read_json(path), kind)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as {kind.__name__.lower()} ({error}); expected a file that this version's `jsrl tune` "
+            "wrote, so tune again."
+        ) from None
+
+
+def applied(experiment: Experiment, options: dict[str, Any]) -> Experiment:
+    """Return the experiment with options set, all at once, so that they are checked together."""
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
+        head, _, tail = name.replace("-", "_").partition(".")
+        part = dataclasses.replace(changes.get(head, getattr(experiment, head)), **{tail: value}) if tail else value
+        changes[head] = part
+    return dataclasses.replace(experiment, **changes)
 
 
 class Profile(msgspec.Struct, frozen=True, tag="jsrl profile 2"):

@@ -20,6 +20,7 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import Machine
+from jsrl.tuning.profiles import applied
 
 Setting: TypeAlias = dict[str, Any]
 
@@ -254,16 +255,6 @@ def _whole(number: Fraction) -> int:
     if number.denominator != 1:
         raise ConfigError(f"{number} environments are no whole number.")
     return int(number)
-
-
-def applied(experiment: Experiment, options: dict[str, Any]) -> Experiment:
-    """Return the experiment with options set, all at once, so that they are checked together."""
-    changes: dict[str, Any] = {}
-    for name, value in options.items():
-        head, _, tail = name.replace("-", "_").partition(".")
-        part = dataclasses.replace(changes.get(head, getattr(experiment, head)), **{tail: value}) if tail else value
-        changes[head] = part
-    return dataclasses.replace(experiment, **changes)
 
 
 def with_setting(experiment: Experiment, setting: Setting) -> Experiment:

@@ -13,8 +13,7 @@ from typing import Any
 
 from jsrl.errors import ConfigError, MissingExtra, TrialsFailed
 from jsrl.extras import install_command
-from jsrl.field_names import suggesting
-from jsrl.fields import PositiveInt, option
+from jsrl.fields import PositiveInt, option, suggesting
 from jsrl.launch.interrupts import interrupts
 from jsrl.runs.files import file_lock
 from jsrl.tuning.child import Child

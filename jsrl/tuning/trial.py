@@ -25,7 +25,6 @@ import psutil
 from jsrl.errors import JsrlError
 from jsrl.experiment import EvaluatorConfig, Experiment, VideoConfig
 from jsrl.launch.graph_file import saved_experiment
-from jsrl.references.capture import Capture
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import to_json
 from jsrl.runs.runs import RunFolder
@@ -103,7 +102,7 @@ def start(experiment: Experiment, runs: Path) -> Child:
         trace=False,
     )
     source = RunFolder(runs).source
-    (runs / "experiment.json").write_text(json.dumps(to_json(endless, Capture(source), "experiment")))
+    (runs / "experiment.json").write_text(json.dumps(to_json(endless, source, "experiment")))
     spawn = spawn_environment((str(source),))
     command = [sys.executable, "-m", "jsrl.tuning.trial", str(runs), str(os.getpid())]
     folder = runs / experiment.name / RUN_NAME

@@ -24,15 +24,14 @@ from jsrl.launch.interrupts import interrupts
 from jsrl.launch.machine import this_machine
 from jsrl.launch.plan import settle
 from jsrl.runs.files import file_lock
-from jsrl.tuning.advice import Advice, Measurements, advise, label, save
+from jsrl.tuning.advice import Advice, Measurements, advise, label
 from jsrl.tuning.child import Lines
-from jsrl.tuning.profiles import Profile, machine_facts, make_folder, profiles_folder, work_facts
+from jsrl.tuning.profiles import Profile, applied, machine_facts, make_folder, profiles_folder, save, work_facts
 from jsrl.tuning.search import Budget, search
 from jsrl.tuning.space import (
     Setting,
     Space,
     Trial,
-    applied,
     describe,
     make_knobs,
     make_space,

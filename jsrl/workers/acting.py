@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,19 @@ import numpy as np
 
 from jsrl.agents.base import ActOutput, Agent
 from jsrl.errors import SnapshotError, StreamError
+from jsrl.experiment.building import build_agent
 from jsrl.parallel import small_calls
+from jsrl.references.importing import import_target
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED, Reply, Request
 from jsrl.transport.stream import POLICY
 from jsrl.types import Array, EnvSpec, Tree, leaves, map_tree, spread
-from jsrl.workers.frozen import FrozenParams
+from jsrl.workers.jobs import Job
+
+if TYPE_CHECKING:
+    from jsrl.workers.frozen import FrozenParams
 
 ACT_STREAM, UPDATE_STREAM, INIT_STREAM = 1, 2, 0
+FROZEN = "jsrl.workers.frozen:frozen_players"  # imported only where a run has a director
 
 Batch = tuple[Tree, Array, Array]  # observation [B, ...], is_first [B], index [B] of the core table
 
@@ -270,3 +277,12 @@ def versions_of(request: Request) -> np.ndarray:
     """Return the versions that a request asks for, per row (and per agent, where they differ)."""
     version = request.version
     return np.full(len(request.is_first), version, np.int64) if isinstance(version, int) else version
+
+
+def make_agent(job: Job) -> Agent:
+    return build_agent(job.experiment.agent, job.schemas.env)
+
+
+def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams] | None:
+    """Return the function that makes the frozen players of an engine; None: the run has none."""
+    return None if job.experiment.director is None else import_target(FROZEN)(job, background=background)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.runs.values import Registration
 from jsrl.transport.base import InferenceClient, Reply, Request
-from jsrl.transport.meeting.handshake import Check
+from jsrl.transport.meeting.admission import Check
 from jsrl.transport.transports import connect_inference
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, WorkerJob, whole

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from jsrl.references.importing import import_target
 from jsrl.transport.base import (
     InferenceServer,
     Ledger,
@@ -15,14 +17,17 @@ from jsrl.transport.base import (
 )
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger
-from jsrl.transport.meeting.admission import JoinRules
-from jsrl.transport.meeting.handshake import Check
+from jsrl.transport.meeting.admission import Check, JoinRules
 from jsrl.transport.stream import End, name_at
 from jsrl.transport.transports import bind_inference, bind_params, bind_samples, connect_params, connect_samples
-from jsrl.transport.wire.packing import Packing
 from jsrl.types import Tree
 from jsrl.workers.jobs import Job, WorkerJob, whole
 from jsrl.workers.peers import FollowingParams, Peer
+
+if TYPE_CHECKING:
+    from jsrl.transport.wire.packing import Packing
+
+PACKING = "jsrl.transport.wire.packing:Packing"  # imported where streams have keys
 
 
 def bind_reader(job: WorkerJob, port: str, schema: Tree, ledger: Ledger | None = None) -> SampleConsumer:
@@ -56,9 +61,11 @@ def join_rules_of(job: WorkerJob, end: End) -> JoinRules:
     return JoinRules(frozenset(peer.worker for peer in end.peers), num_groups=groups, rows=job.experiment.group_size)
 
 
-def packing_of(job: WorkerJob) -> Packing:
-    """Return what the messages of a job's observations leave out between hosts."""
-    return Packing(job.schemas.env.frames, job.experiment.compress)
+def packing_of(job: WorkerJob) -> Packing | None:
+    """Return what the messages of a job's observations leave out between hosts; None: its streams have no keys."""
+    if whole(job).keys is None:
+        return None
+    return import_target(PACKING)(job.schemas.env.frames, job.experiment.compress)
 
 
 def bind_server(job: Job, port: str) -> InferenceServer:

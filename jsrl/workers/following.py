@@ -8,15 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.references.importing import import_target
 from jsrl.runs.values import Registration
 from jsrl.transport.base import Block, Entry, Origin, SampleProducer
-from jsrl.transport.meeting.handshake import Check
-from jsrl.transport.samples.broadcast import reserve_all
+from jsrl.transport.meeting.admission import Check
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves
 from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, WorkerJob, whole
 from jsrl.workers.peers import CLOSED_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present, silent, stays
+
+BROADCAST = "jsrl.transport.samples.broadcast:reserve_all"  # imported where a stream has several readers
 
 
 class Writer:
@@ -58,7 +60,7 @@ class Writer:
         ends = [end for end in self._ends if end is not None]
         if len(ends) < len(self._ends):
             raise StreamClosed(f"a reader of {self._job.name}.{self._port} is being replaced.")
-        return ends[0].reserve(timeout_s) if len(ends) == 1 else reserve_all(ends, timeout_s)
+        return ends[0].reserve(timeout_s) if len(ends) == 1 else import_target(BROADCAST)(ends, timeout_s)
 
     def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
         block = self.reserve(timeout_s)

@@ -9,16 +9,20 @@ loaded again when they act. So the limit always holds, and no request waits for 
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jsrl.runs.limits import MIB
+from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore, SentPlayers
 from jsrl.transport.base import NOT_PLAYED
 from jsrl.types import Tree, spread
+from jsrl.workers.jobs import Job
 
 
 class FrozenParams:
@@ -151,3 +155,15 @@ class FrozenParams:
     def close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def players_of(job: Job) -> PlayerStore:
+    """Return the frozen players of a job's policy."""
+    kind = SentPlayers if job.away else PlayerStore
+    return kind(Path(job.folder, PLAYERS_FOLDER, job.policy_folder))
+
+
+def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams]:
+    """Return the function that makes the frozen players of an engine."""
+    max_bytes = job.experiment.inference.frozen_mb * MIB
+    return functools.partial(FrozenParams, players_of(job).load, max_bytes=max_bytes, background=background)

@@ -8,10 +8,14 @@ import numpy as np
 
 from jsrl.errors import SnapshotError, StreamTimeout
 from jsrl.metrics.phases import Phases
+from jsrl.references.importing import import_target
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED, InferenceClient, ParamsSubscriber, Reply, Request
-from jsrl.transport.inference.ends import unknown_policy, unserved
 from jsrl.types import Array, map_tree, spread, version_updates
-from jsrl.workers.acting import Engine, GroupSlots, versions_of
+from jsrl.workers.acting import Engine, GroupSlots, frozen_players, make_agent, versions_of
+from jsrl.workers.ends import subscribe
+from jsrl.workers.jobs import Job
+
+REFUSED = "jsrl.transport.inference.ends:refused"  # imported with the first refusal
 
 
 class InlineInference:
@@ -32,7 +36,7 @@ class InlineInference:
     def send(self, group: int, request: Request) -> None:
         """Queue a request, in place of the group's last one. Its arrays are read at `receive`, before it is stepped again."""
         if not self._engine.serves(request.policy):
-            raise unknown_policy("this process", unserved(group, request.policy, self._engine.served))
+            raise import_target(REFUSED)("this process", group, request.policy, self._engine.served)
         self._pending[group] = request
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
@@ -161,5 +165,28 @@ def _take_frozen(engine: Engine, group: int, request: Request) -> bool:
     try:
         return bool(versions) and engine.take_frozen(group, versions)
     except SnapshotError as error:
-        refusal = unserved(group, request.policy, engine.served, str(error))
-        raise unknown_policy("this process", refusal) from error
+        raise import_target(REFUSED)("this process", group, request.policy, engine.served, str(error)) from error
+
+
+def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:
+    return InlineInference(_actors_engine(job, group_sizes), subscribe(job), group_sizes, phases)
+
+
+def frozen_inline(job: Job, group_sizes: dict[int, int], phases: Phases) -> FrozenInline:
+    """Return the client whose frozen players act in the actor's own process; it needs a server for the others."""
+    return FrozenInline(_actors_engine(job, group_sizes), group_sizes, phases)
+
+
+def _actors_engine(job: Job, group_sizes: dict[int, int]) -> Engine:
+    engine = Engine(
+        make_agent(job),
+        job.schemas.env,
+        num_slots=sum(group_sizes.values()),
+        sizes=[*group_sizes.values()],
+        seed=job.incarnation_seed,
+        policy=job.policy_number,
+        policy_name=job.policy,
+        frozen=frozen_players(job, background=False),
+    )
+    engine.warm_up()
+    return engine

@@ -6,22 +6,24 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from jsrl.directors.messages import Assignment
 from jsrl.envs.seats import SeatView, view_of
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
+from jsrl.references.importing import import_target
 from jsrl.runs.names import FileNames
 from jsrl.runs.values import Registration
-from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore, SentPlayers
 from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.ledger.hops import recorded_hop
-from jsrl.transport.meeting.keys import named_by_key
 from jsrl.transport.stream import POLICY, End
 from jsrl.types import ArraySpec, EnvSpec, GameSpec, Trajectory, changed_leaves
 
+if TYPE_CHECKING:
+    from jsrl.directors.messages import Assignment
+
 CONNECT_TIMEOUT_S = 120.0
+NAMED_BY_KEY = "jsrl.transport.meeting.keys:named_by_key"  # imported where streams have keys
 FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
 BEGINS_WITH = "begins-with"  # folder of a run: snapshots of other runs, for learners on hosts that do not see these
 SEED_STRIDE, SESSIONS_PER_EPOCH = 7_919, 1_009
@@ -278,11 +280,6 @@ class Job:
         return {first: Path(self.folder, "snapshots")} | {name: Path(self.folder, "snapshots", name) for name in others}
 
     @property
-    def players(self) -> PlayerStore:
-        kind = SentPlayers if self.away else PlayerStore
-        return kind(Path(self.folder, PLAYERS_FOLDER, self.policy_folder))
-
-    @property
     def policy_number(self) -> int:
         return self.policies.index(self.policy)
 
@@ -316,7 +313,8 @@ class Job:
 
     def announce(self, name: str, address: str) -> None:
         """Register the address of a stream that this worker bound."""
-        self.names.register(name, named_by_key(address, self.keys), self.incarnation)
+        named = address if self.keys is None else import_target(NAMED_BY_KEY)(address, self.keys)
+        self.names.register(name, named, self.incarnation)
 
     def find(self, name: str) -> Registration:
         """Return the registration of a stream's owner; waits for it.

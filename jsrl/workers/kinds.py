@@ -19,13 +19,14 @@ from jsrl.errors import ConfigError
 from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
-from jsrl.metrics.tracing import Tracer
+from jsrl.references.importing import import_target
 from jsrl.runs.door import Speech
 from jsrl.transport.stream import StreamType
 from jsrl.workers.jobs import Job, WorkerJob, whole
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
 TRACE_SPANS = 200_000  # in a trace, over all workers, of about 100 bytes; the newest are kept
+TRACER = "jsrl.metrics.tracing:Tracer"  # imported where a run is traced
 MIN_SPANS = 1_000  # per traced thread, for any number of workers
 PARTS = ("name", "meter", "setup", "step", "report", "command", "close")  # of a worker; see jsrl.workers.base.Worker
 Value = TypeVar("Value")
@@ -380,7 +381,7 @@ def make_meter(worker_job: WorkerJob) -> Meter:
     """Return the meter of a worker; it also keeps spans if the experiment asks for a trace."""
     job, e = whole(worker_job), worker_job.experiment
     spans = max(MIN_SPANS, TRACE_SPANS // (job.workers + 1))
-    tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
+    tracer = import_target(TRACER)(job.folder, job.name, job.incarnation, spans) if e.trace else None
     return Meter(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)
 
 

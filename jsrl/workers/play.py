@@ -65,6 +65,18 @@ class Score:
     terminated: list[bool] = field(default_factory=list)
     cancelled: int = 0
 
+    @property
+    def is_opposed(self) -> bool:
+        """Return whether the returns of the seats sum to 0 in every episode."""
+        return self.cancelled == len(self.returns)
+
+    @property
+    def against(self) -> list[str]:
+        return []
+
+    def by_opponent(self) -> dict[str, float]:
+        return {}
+
     def facts(self) -> dict[str, Any]:
         """Return mean and deviation of the returns, half width of the mean's 95% interval, length and number of episodes."""
         lengths = {"length_mean": float(np.mean(self.lengths)), "episodes": len(self.returns)}

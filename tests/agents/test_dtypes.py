@@ -13,7 +13,9 @@ from tests.agents.test_hyperparameters import CASES, rows_for
 from tests.marks import marked
 
 
-@pytest.mark.parametrize("name", marked(CASES, slow=CASES.keys() - {"ppo"}))
+@pytest.mark.parametrize(
+    "name", marked(CASES, slow={"dqn", "sac", "r2d2", "qmix"}, nightly={"impala", "td3", "mappo", "happo"})
+)
 def test_64_bit_jax_changes_no_dtype_of_a_state(name):
     make, config, spec = CASES[name]
     wanted = {"normalize_observations", "normalize_values"} & {field.name for field in dataclasses.fields(config)}

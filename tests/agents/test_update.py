@@ -16,6 +16,7 @@ from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, Trajectory
+from tests.agents.compiled import made
 from tests.marks import nightly, slow
 
 SMALL = NetworkConfig(hidden=(16,))
@@ -27,7 +28,7 @@ T, B = 12, 8
 @pytest.fixture(params=["ppo", pytest.param("impala", marks=pytest.mark.slow)])
 def factory(request):
     make, config = FACTORIES[request.param]
-    return lambda spec=SPEC, **options: make(config(**{"network": SMALL, **options}), spec)
+    return lambda spec=SPEC, **options: made(make, config(**{"network": SMALL, **options}), spec)
 
 
 def random_trajectory(seed: int, core=(), action=None) -> Trajectory:
@@ -115,7 +116,7 @@ def test_masked_rows_have_no_effect(factory):
 
 
 def test_rows_of_other_agents_are_not_trained_on_but_their_reward_counts(factory):
-    agent = factory(normalize_observations=True)
+    agent = factory(normalize_observations=True, normalize_values=True)
     trajectory = random_trajectory(2)
     waiting = (trajectory.acts == 0) & ~np.concatenate([trajectory.is_first[1:], np.ones((1, B), bool)])
     other_action = trajectory._replace(

@@ -14,10 +14,11 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import command_line, evaluate
 from jsrl.cli.command_line import parse
 from jsrl.cli.experiments import experiments, load
+from jsrl.cli.option_help import full_help, short_help
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.experiment.options import RunOptions, differences, full_help, offered_options, options_of, short_help
+from jsrl.experiment.options import RunOptions, differences, offered_options, options_of
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli.experiments import load
-from jsrl.cli.hosts import launcher_of, parse_listen
+from jsrl.cli.hosts import other_hosts, parse_listen
 from jsrl.cli.join import join
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
@@ -32,7 +32,7 @@ def test_the_port_for_hosts_outlives_the_reader_of_its_lines(tmp_path: Path, mon
     """Else every host would lose the run at the next line, and the run would not know it."""
     monkeypatch.setattr(sys, "stderr", pipe := Pipe())
     options = RunOptions(runs_dir=str(tmp_path / "my runs"), listen="127.0.0.1")
-    with launcher_of(options, load("ppo_cartpole")) as launcher:
+    with other_hosts(options, load("ppo_cartpole")) as launcher:
         assert "waiting for 1 host to join at 127.0.0.1:" in pipe.getvalue()
         key = Path(shlex.split(pipe.getvalue().splitlines()[-1])[-1])
         assert key.is_file() and key.is_relative_to(tmp_path / "my runs")
@@ -48,7 +48,7 @@ def test_wrong_ports_are_refused_before_hosts_join(tmp_path: Path, monkeypatch: 
     """Else each worker on that host would fail, until the run does."""
     monkeypatch.setenv("JSRL_PORTS", "80-90")
     options = RunOptions(runs_dir=str(tmp_path), listen="127.0.0.1")
-    with pytest.raises(ConfigError, match="JSRL_PORTS is '80-90'"), launcher_of(options, load("ppo_cartpole")):
+    with pytest.raises(ConfigError, match="JSRL_PORTS is '80-90'"), other_hosts(options, load("ppo_cartpole")):
         pass
     with pytest.raises(ConfigError, match="JSRL_PORTS is '80-90'"):
         join(tmp_path / "join.key", "a", 0.0)

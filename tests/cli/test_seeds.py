@@ -70,6 +70,7 @@ def set_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     monkeypatch.setattr(seeds, "CHILD", (sys.executable, "-S", str(tmp_path / "child.py")))
     monkeypatch.setattr(seeds, "POLL_S", 0.01)
     monkeypatch.setattr(seeds, "STOP_LOOK_S", 0.05)
+    monkeypatch.setattr("jsrl.workers.learner.build_updater.trace_update", lambda *_: None)  # most of a plan's time
 
     def say(**known: str) -> None:
         monkeypatch.setenv("FATES", json.dumps({name.removeprefix("seed"): fate for name, fate in known.items()}))

@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 
-from jsrl.control.supervision import LEFT, Budgets, Died, Fail, Kill, Look, NoteEnd, Phase, Refused, Send, Start
+from jsrl.control.supervision import (
+    LEFT,
+    Budgets,
+    Died,
+    Fail,
+    Kill,
+    Look,
+    NoteEnd,
+    Phase,
+    Refused,
+    Send,
+    Standstill,
+    Start,
+)
 from jsrl.runs.control_bodies import REPLAYING, Bye, Heartbeat, Stage
 from jsrl.runs.values import Exit
 from tests.control.shell import BACKOFF, KILLED, Shell, rules
@@ -286,3 +299,17 @@ def test_learners_are_told_once_which_groups_nobody_steps_now() -> None:
     shell = Shell(kinds, tells_absent=False)  # batches keep their order
     shell.exits["actor-0"] = KILLED
     assert told(2.0) == []
+
+
+def test_a_standstill_is_reported_once_and_again_only_if_it_is_longer() -> None:
+    still = Standstill(10.0, 100.0)
+    times = [
+        (100.0, True),
+        (109.0, False),
+        (110.5, False),
+        (118.0, False),
+        (120.5, False),
+        (121.0, True),
+        (141.5, False),
+    ]
+    assert [still.tick(now, moved=moved) for now, moved in times] == [None, None, 10.5, None, 20.5, None, None]

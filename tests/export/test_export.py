@@ -141,7 +141,7 @@ def test_exported_policy_equals_the_agent(name, folder):
     }.get(name, [])
 
 
-@pytest.mark.parametrize("name", marked(CASES, slow=CASES.keys() - QUICK - NIGHTLY, nightly=NIGHTLY))
+@pytest.mark.parametrize("name", marked(CASES, slow={"lstm", "masked", "gaussian"}, nightly=NIGHTLY | {"tanh", "r2d2"}))
 def test_onnxruntime_equals_the_exported_policy(name, folder):
     import onnxruntime
 

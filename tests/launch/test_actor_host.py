@@ -25,7 +25,7 @@ from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.locks import make_folder
 from tests.marks import nightly, slow
 from tests.patience import stretched
 
@@ -96,7 +96,7 @@ def hosted(plan: Plan, tmp_path: Path) -> Iterator[Hosted]:
         hosted.assert_gone()
 
 
-MOMENTS = (0.0, slow(0.05), nightly(0.15), 0.2, slow(0.25), nightly(0.3), 0.4, slow(0.6))
+MOMENTS = (0.0, nightly(0.05), nightly(0.15), 0.2, nightly(0.25), nightly(0.3), 0.4, slow(0.6))
 
 
 @pytest.mark.parametrize("after_s", MOMENTS)

@@ -36,7 +36,9 @@ def dead(kind: str, exit: Exit = KILLED, **changes: Any) -> SupervisedWorker:
 
 def controller(worker: SupervisedWorker) -> Any:
     made: Any = object.__new__(Controller)
-    made._session = SimpleNamespace(last_updates={"policy": 9}, display=SimpleNamespace(message=lambda *_: None))
+    made._session = SimpleNamespace(
+        run=SimpleNamespace(last_updates={"policy": 9}), display=SimpleNamespace(message=lambda *_: None)
+    )
     made._plan = SimpleNamespace(kinds={worker.name: find_kind(worker.job.kind)})
     made._watchdog = SimpleNamespace(write=lambda *_: "report")
     made._workers, made._seen, made._files, made._actions = {worker.name: worker}, {}, {}, deque()
@@ -75,7 +77,7 @@ def test_learners_save_after_a_death_at_the_end_of_a_run(interrupt: type[BaseExc
             raise interrupt
 
     made._plan = SimpleNamespace(jobs=())  # type: ignore[assignment]
-    made._session = SimpleNamespace(reason="total_env_steps", folder=SimpleNamespace(path=Path("nowhere")))  # type: ignore[assignment]
+    made._session = SimpleNamespace(run=SimpleNamespace(reason="x"), folder=SimpleNamespace(path=Path("nowhere")))  # type: ignore[assignment]
     made._end, made._rescue = end, save  # type: ignore[method-assign]
     with pytest.raises(WorkerDied, match=r"the evaluator died\n\(it cannot be continued: .*--snapshots\.period-s"):
         made._work()

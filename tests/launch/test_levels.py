@@ -20,7 +20,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.launch.run import run
 from tests.levels import LoggedPLR, ScoringConfig
-from tests.marks import slow
+from tests.marks import nightly, slow
 
 PLAN = Experiment(
     env=EnvConfig("tests.levels:Levels"),
@@ -125,7 +125,9 @@ def test_invalid_options_are_refused_before_the_start(changes: dict, expected: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", [PPOConfig(num_minibatches=1, num_epochs=1), IMPALAConfig()], ids=["ppo", "impala"])
+@pytest.mark.parametrize(
+    "agent", [PPOConfig(num_minibatches=1, num_epochs=1), nightly(IMPALAConfig())], ids=["ppo", "impala"]
+)
 def test_agents_train_on_levels(agent: Any, tmp_path: Path) -> None:
     """Every level has the score of its newest game, computed by the update that trained on it."""
     policies = {"main": PolicyConfig(agent)}

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from jsrl.control.ending import Task
+from jsrl.experiment import DeadlineConfig
 from jsrl.launch.serial import SerialReporter, SerialRun, UpdateDisplay
 from jsrl.workers.kinds import LastTask, Lifecycle, find_kind
 
@@ -44,15 +46,16 @@ class Scripted:
 def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     """Return a serial run whose first worker is a learner and whose others are dispensable, and the lost workers."""
     lost: list[str] = []
-    session = SimpleNamespace(reason=None, finals=set(), finished_s=1.0, line_due=True, ticks=0)
+    run = SimpleNamespace(reason=None, finals=set(), finished_s=1.0)
+    session = SimpleNamespace(run=run, line_due=True, ticks=0, stop_asked=False)
     session.lose = lambda name, notice: lost.append(name)
-    session.facts, session.report, session.close = lambda *_: None, lambda *_: None, lambda: None
-    session.experiment = SimpleNamespace(deadlines=SimpleNamespace(still_s=60.0))
+    session.facts, session.report, session.close = lambda *_: None, lambda *_: [], lambda: None
+    session.experiment = SimpleNamespace(deadlines=DeadlineConfig())
     session.display = SimpleNamespace(message=lambda *_: None)
 
     def tick() -> None:
         session.ticks += 1
-        session.reason = "total_env_steps" if session.ticks >= turns else None
+        session.run.reason = "total_env_steps" if session.ticks >= turns else None
 
     session.tick = tick
     learner, *others = workers
@@ -60,7 +63,7 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     kinds = {
         name: kind._replace(lifecycle=kind.lifecycle._replace(last_task=LastTask())) for name, kind in kinds.items()
     }
-    made: Any = SerialRun(SimpleNamespace(kinds=kinds), session)  # type: ignore[arg-type]
+    made: Any = SerialRun(SimpleNamespace(kinds=kinds, experiment=session.experiment), session)  # type: ignore[arg-type]
     made._workers = {one.name: one for one in workers}
     made._each_turn, made._when_due = list(made._workers), []
     made._interrupted = False
@@ -118,12 +121,19 @@ def test_a_serial_run_without_any_work_warns_once(monkeypatch: pytest.MonkeyPatc
     run, _ = serial_run(learner, turns=5)
     run._session.display.message = lambda text, level: told.append(text)
     monkeypatch.setattr("jsrl.launch.serial.Watchdog", lambda *_: SimpleNamespace(write=lambda *_: "report: here"))
+    clock = [100.0]
+    monkeypatch.setattr("jsrl.launch.serial.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def idle() -> int:
+        clock[0] += 21.0
+        return 0
+
     run._loop()
     assert told == []
-    learner.step = lambda: 0  # type: ignore[method-assign]
-    run._session.reason, run._session.ticks, run._moved_s = None, 0, run._moved_s - 61.0
+    learner.step = idle  # type: ignore[method-assign]
+    run._session.run.reason, run._session.ticks = None, 0
     run._loop()
-    assert told == ["no worker has done any work for 61 s; the run continues (report: here)"]
+    assert told == ["no worker has done any work for 63 s; the run continues (report: here)"]
 
 
 def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> None:
@@ -139,7 +149,7 @@ def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> N
         run._interrupted = evaluator.steps == 2
 
     run._session.tick = tick
-    run._finish(evaluator)
+    run._finish(Task("final evaluation", {}, 60.0, "evaluation_s"), evaluator)
     assert evaluator.steps == 2 and written == [False, False]  # the last line has the last reports of all workers
     assert told == ["evaluator: its final evaluation was not finished because it was interrupted"]
 
@@ -150,14 +160,14 @@ def test_a_worker_with_a_last_task_gets_the_same_command_as_in_a_process() -> No
     run._plan.kinds["watch"] = find_kind("video-recorder")._replace(lifecycle=Lifecycle(last_task=facts))
     told = list[Any]()
     other.command = lambda command: told.append((command.name, command.facts))  # type: ignore[attr-defined]
-    run._session.reason = "total_env_steps"
-    assert run._begin_finals() == {"watch"} and told == [("final", {"why": "total_env_steps"})]
+    run._session.run.reason = "total_env_steps"
+    assert run._begin_finals().keys() == {"watch"} and told == [("final", {"why": "total_env_steps"})]
 
 
 def test_long_stages_of_a_serial_start_are_shown_at_once() -> None:
     shown: list[bool] = []
     session = SimpleNamespace(stage=lambda *stage: None, show=lambda *, now: shown.append(now))
-    reporter = SerialReporter("learner", session)  # type: ignore[arg-type]
+    reporter = SerialReporter("learner", session, list)  # type: ignore[arg-type]
     for stage in ("making the agent's state", "binding streams", "compiling the update"):
         reporter.stage(stage)
     assert shown == [True, False, True]
@@ -168,12 +178,12 @@ def test_running_update_of_a_serial_run_is_shown() -> None:
     shown, calls = threading.Event(), list[tuple[str, str, float]]()
     session = SimpleNamespace(call=lambda *call: calls.append(call), show=shown.set)
     with UpdateDisplay(session, period_s=0.001) as display:  # type: ignore[arg-type]
-        reporter = SerialReporter("learner", session, display)  # type: ignore[arg-type]
+        reporter = SerialReporter("learner", session, list, display)  # type: ignore[arg-type]
         reporter.entering("an update")
         assert shown.wait(60.0)
         reporter.left()
         number = len(calls)
-        other = SerialReporter("actor-0", session)  # type: ignore[arg-type]
+        other = SerialReporter("actor-0", session, list)  # type: ignore[arg-type]
         other.entering("a step", 60.0)
         other.left()
     assert {call[:2] for call in calls[:-1]} == {("learner", "an update")} and all(call[2] >= 0 for call in calls)
@@ -186,7 +196,7 @@ def test_due_work_after_the_time_limit_ends_at_ctrl_c_and_at_the_limit(over: boo
     """The reason for the end is max_minutes already when Ctrl-C or `jsrl stop` comes."""
     run, _ = serial_run(Scripted("learner"))
     evaluator, told = Scripted("evaluator"), list[str]()
-    run._session.reason, run._session.time_is_over, run._running = "max_minutes", over, True
+    run._session.run.reason, run._session.time_is_over, run._running = "max_minutes", over, True
     run._session.end, run._session.display.message = lambda reason: None, lambda text, *_: told.append(text)
     run._session.tick = lambda: run._interrupt() if evaluator.steps == 2 and not over else None
     run._finish_due_work(evaluator)

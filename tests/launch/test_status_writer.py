@@ -43,17 +43,17 @@ def test_a_ledger_names_the_host_that_lost_trajectories(session: Session, monkey
     lost = HopLedger(produced=8, consumed=3, unknown=5, lost_at={"actor-0.3": 4, "actor-1.0": 1})
     monkeypatch.setattr("jsrl.launch.session.read_hops", lambda _: {SAMPLES: lost})
     monkeypatch.setattr("jsrl.launch.session.time.strftime", lambda _: "2026-11-28 14:03")
-    session.hosts_of_workers = lambda: {"actor-0": (3, "n2", 41)}
+    session.run.started("actor-0", 3, "n2")
     session.note_end("actor-0", 3)
-    session.hosts_of_workers = lambda: {"actor-0": (4, "n1", 42)}  # it was replaced
+    session.run.started("actor-0", 4, "n1")  # it was replaced
     (line,) = session.read_ledgers()
     assert line.endswith("balanced except 5 unknown (1 of actor-1; 4 of host n2, 2026-11-28 14:03)")
     assert session.ledger["lost_at"] == {"host n2, 2026-11-28 14:03": 4, "actor-1": 1}
 
 
 def test_status_file_has_display_values_and_worker_hosts(session: Session):
-    session.stage("actor-0", "ready")
-    session.hosts_of_workers = lambda: {"actor-0": (3, "far", 41)}
+    session.run.started("actor-0", 3, "far")
+    session.stage("actor-0", "ready", 41)
     session.facts("learner", {"updates": 5, "env_steps": 640})
     session.tick()
     found = read_state(session.folder.path).status
@@ -68,7 +68,7 @@ def test_status_file_has_display_values_and_worker_hosts(session: Session):
 
 @pytest.mark.parametrize("best_at", [3, 295])
 def test_status_keeps_the_best_evaluation_however_old(session: Session, best_at: int):
-    progress = next(iter(session.policies.values()))
+    progress = next(iter(session.run.policies.values()))
     for number in range(300):
         progress.evaluated({"env_steps": number, "return_mean": 500.0 if number == best_at else 0.1 * number})
     session.tick()
@@ -109,7 +109,7 @@ def test_a_run_whose_folder_is_deleted_fails(session: Session, monkeypatch: pyte
             call()
     session.folder.path.mkdir()  # `rm -r` did not reach the folder itself yet
     session.show(now=True)
-    session.progress_of("learner").updates = 1
+    session.run.progress_of("learner").updates = 1
     session._tick()
     session.fail(RunDeleted("the run folder is gone"))
     assert not list(session.folder.path.iterdir()), "a deleted run is written again"
@@ -132,7 +132,8 @@ def test_a_resume_shows_nothing_of_the_updates_that_are_lost(tmp_path: Path) -> 
 
 
 def test_the_result_counts_the_restarts_of_workers(session: Session) -> None:
-    session.restarts |= {"learner": 1, "actor-3": 2}
+    for worker, restarts in (("learner", 1), ("actor-0", 0), ("actor-3", 2)):
+        session.run.started(worker, restarts, "")
     result = session.result()
     assert "restarts: learner 1, actor-3 2" in str(result)
     assert read_result(session.folder.path)["restarts"] == {"learner": 1, "actor-3": 2}
@@ -144,20 +145,20 @@ def test_full_disk_does_not_end_the_run(session: Session, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(status_writer, "write_status", full)
     session.tick()
-    assert session.reason is None and not (session.folder.path / STATUS).exists()
+    assert session.run.reason is None and not (session.folder.path / STATUS).exists()
 
 
 def test_a_request_to_this_process_ends_the_run_once(session: Session):
-    asked: list[int] = []
-    session.interrupt = lambda: asked.append(1)
+    told = list[str]()
+    session.display.message = lambda text, level="info": told.append(text)  # type: ignore[method-assign]
     own = ProcessIdentity.own()
     assert ask_to_stop(session.folder.path, dataclasses.replace(own, started=own.started + 1))  # an earlier process
     session.tick()
-    assert not asked
+    assert not session.stop_asked
     assert ask_to_stop(session.folder.path, own) and not ask_to_stop(session.folder.path, own)
     session.tick()
     session.tick()
-    assert asked == [1]
+    assert session.stop_asked and session.run.reason == "interrupted" and len(told) == 1
 
 
 def test_result_of_a_run_whose_final_snapshot_was_not_written_says_so(session: Session):

@@ -249,12 +249,12 @@ def test_counts_of_other_workers_are_not_those_of_the_training(session: Session)
     report = Report("actor-1", 0, {}, {"updates": 10**9, "env_steps": 10**9, "finished": True})
     session.report(Report("learner-b", 0, {}, {"updates": 9, "env_steps": 90}))
     session.report(report)
-    progress = session.policies["b"]
+    progress = session.run.policies["b"]
     assert (progress.updates, progress.env_steps, progress.kept["updates"], progress.ended) == (9, 90, 9, "")
 
 
 def test_scores_of_a_very_long_run_take_a_bounded_memory(session: Session) -> None:
-    progress = session.policies["policy"]
+    progress = session.run.policies["policy"]
     for number in range(3 * MOST_PROGRESS):
         progress.evaluated({"env_steps": number, "return_mean": 9.0 if number == 101 else number / 1e6})
         assert progress.curve[-1][0] == number
@@ -266,10 +266,11 @@ def test_state_of_a_director_is_kept_with_snapshots_of_the_first_policy_only(ses
     """Versions of the other policy's learner are higher for ever, once it was restarted."""
     states = StateFile(tmp_path / "director", None, pytest.fail)
     session._kinds["director"] = find_kind("director")
-    session.send_command = lambda worker, command, facts: states.write(facts["version"], {})
-    session.event(Event("learner", 0, "saving", "", {"version": make_version(0, 5)}))
-    for updates in range(8):
-        session.event(Event("learner-b", 1, "saving", "", {"version": make_version(1, updates)}))
+    events = [Event("learner", 0, "saving", "", {"version": make_version(0, 5)})]
+    events += [Event("learner-b", 1, "saving", "", {"version": make_version(1, updates)}) for updates in range(8)]
+    for worker, _, facts in (forward for event in events for forward in session.event(event)):
+        assert worker == "director"
+        states.write(facts["version"], {})
     assert [path.name for path in states.folder.iterdir()] == [f"state-{make_version(0, 5)}.json"]
 
 
@@ -278,8 +279,8 @@ def test_result_counts_no_updates_that_a_restart_rolled_back(session: Session) -
         session.report(Report(worker, 0, {}, {"updates": 9, "env_steps": 90}))
         session.report(Report(worker, 1, {}, {"updates": 4, "env_steps": 40}))  # it began at the last snapshot
     session.report(Report("actor-1", 0, {}, {"env_steps": 123}))
-    assert session.last_updates == {"policy": 4, "b": 4}  # of the newest learners
-    assert (session.updates, session.env_steps) == (9, 90)  # lines of metrics do not go back
+    assert session.run.last_updates == {"policy": 4, "b": 4}  # of the newest learners
+    assert (session.run.updates, session.run.env_steps) == (9, 90)  # lines of metrics do not go back
     result = session.result()
     assert (result.updates, result.env_steps) == (4, 40)
     assert (result.others["b"]["updates"], result.others["b"]["env_steps"]) == (4, 40)
@@ -302,18 +303,18 @@ def test_a_run_ends_when_the_training_of_every_policy_has_ended(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session.event(finished("learner"))
-    assert session.reason is None
+    assert session.run.reason is None
     session.event(evaluated("evaluator-b", 99.0))
-    assert session.reason is None
+    assert session.run.reason is None
     session.event(evaluated("evaluator-b", 110.0))
-    assert session.reason is None  # it has to be confirmed
+    assert session.run.reason is None  # it has to be confirmed
     session.event(confirmed("evaluator-b", 99.0))
-    assert session.reason is None  # a lucky score
+    assert session.run.reason is None  # a lucky score
     session.event(confirmed("evaluator-b", 101.0, updates=0))
-    assert session.reason is None  # of its initial params
+    assert session.run.reason is None  # of its initial params
     session.event(evaluated("evaluator-b", 120.0))
     session.event(confirmed("evaluator-b", 101.0))
-    assert session.reason == "total_env_steps"  # of the first; b ended by its return
+    assert session.run.reason == "total_env_steps"  # of the first; b ended by its return
     said: list[str] = []
     monkeypatch.setattr(session.display, "message", lambda text, level="info": said.append(text))
     session.event(confirmed("evaluator-b", 102.0))  # one in transit
@@ -331,15 +332,15 @@ def test_a_run_ends_by_the_reports_of_learners_that_have_finished(session: Sessi
     facts = {"updates": 300, "env_steps": 9_600}
     session.report(Report("learner", 0, {}, facts | {"finished": True}))
     session.report(Report("learner-b", 0, {}, facts | {"finished": False}))
-    assert session.reason is None
+    assert session.run.reason is None
     session.report(Report("learner-b", 0, {}, facts | {"finished": True}))
-    assert session.reason == "total_env_steps"
+    assert session.run.reason == "total_env_steps"
 
 
 def test_a_final_score_counts_once_also_if_its_event_was_lost(session: Session) -> None:
     score = {"return_mean": 7.0, "return_ci95": 1.0, "episodes": 4}
     session.report(Report("evaluator-b", 0, {}, {"evaluated finally": score}))
-    assert session.finals == {"evaluator-b"} and session.result().others["b"]["final"] == score
+    assert session.run.finals == {"evaluator-b"} and session.result().others["b"]["final"] == score
     session.report(Report("evaluator-b", 0, {}, {"evaluated finally": score | {"return_mean": 8.0}}))
     assert session.result().others["b"]["final"] == score
 

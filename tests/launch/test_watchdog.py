@@ -54,8 +54,13 @@ def session_in(folder: Path) -> SimpleNamespace:
     (folder / "logs").mkdir(exist_ok=True)
     run, hub = SimpleNamespace(path=folder, name="tiny/first"), SimpleNamespace(latest={"learner/queue_depth": 3.0})
     display = SimpleNamespace(told=[], message=lambda text, level="info": display.told.append((text, level)))
-    told = {"elapsed_s": 12.5, "updates": 7, "env_steps": 896, "read_ledgers": lambda: ["ledger: balanced"]}
-    return SimpleNamespace(folder=run, hub=hub, display=display, **told)
+    experiment = SimpleNamespace(deadlines=SimpleNamespace(still_s=10.0))
+    told = {
+        "elapsed_s": 12.5,
+        "run": SimpleNamespace(updates=7, env_steps=896),
+        "read_ledgers": lambda: ["ledger: balanced"],
+    }
+    return SimpleNamespace(folder=run, hub=hub, display=display, experiment=experiment, **told)
 
 
 def job(name: str, kind: str = "actor", **env) -> Job:
@@ -330,7 +335,7 @@ def test_stall_is_reported_once_and_again_only_if_longer(tmp_path: Path, monkeyp
         """Return how often something was reported by then; `counters`: the first report of actor-0."""
         clock[0] += seconds
         workers["actor-0"].receive(Report("actor-0", 0, {}, counters), clock[0])
-        watchdog.report_standstill(10.0)
+        watchdog.report_standstill()
         return len(session.display.told)
 
     assert [told(0.0, env_steps=8), told(9.0), told(9.0, env_steps=16), told(9.0)] == [0, 0, 0, 0]

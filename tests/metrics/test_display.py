@@ -11,8 +11,9 @@ from rich.console import Console
 
 from jsrl.errors import ConfigError
 from jsrl.launch.status_writer import row_of
-from jsrl.metrics.display import LineDisplay, LiveDisplay, make_display, picture, plain_line
+from jsrl.metrics.display import LineDisplay, make_display, plain_line
 from jsrl.metrics.display_state import DisplayState, PlayerRow, Waiting, clock, percent, short, sparkline
+from jsrl.metrics.live_display import LiveDisplay, picture
 from jsrl.workers.kinds import own_kinds
 
 

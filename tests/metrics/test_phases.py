@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jsrl.metrics.metrics import Meter
-from jsrl.metrics.phases import PHASES, Phases, by_phase
-from jsrl.metrics.tracing import FILE, FOLDER, TracedPhases, Tracer, merge_traces
+from jsrl.metrics.phases import PHASES, TRACES, Phases, by_phase
+from jsrl.metrics.tracing import FILE, TracedPhases, Tracer, merge_traces
 from jsrl.workers.kinds import catalogue, find_kind, own_kinds, phase_of
 
 
@@ -126,10 +126,10 @@ def test_traces_of_several_workers_share_one_axis(tmp_path: Path):
         main.mark("updates", 3)
         main.rest()
         tracer.save()
-    (tmp_path / FOLDER / "actor-1.0.json").write_text('{"worker": "actor-1", "thr')  # killed while writing
+    (tmp_path / TRACES / "actor-1.0.json").write_text('{"worker": "actor-1", "thr')  # killed while writing
     path = merge_traces(tmp_path, phase_of())
     assert path == tmp_path / FILE
-    assert not (tmp_path / FOLDER).exists()
+    assert not (tmp_path / TRACES).exists()
     events = json.loads(path.read_text())["traceEvents"]
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"actor-0", "learner"}
     spans = [e for e in events if e["ph"] == "X"]

@@ -124,7 +124,7 @@ def parsed(*words):
 
 def test_wandb_is_off_without_options(monkeypatch):
     made = []
-    monkeypatch.setattr(run_command, "WandbSink", lambda **names: made.append(names))
+    monkeypatch.setattr("jsrl.metrics.wandb_sink.WandbSink", lambda **names: made.append(names))
     assert run_command.sinks_of(parsed("--sinks", "a:b,c:d")) == ["a:b", "c:d"]
     assert not made
     run_command.sinks_of(parsed("--wandb", "--wandb.project", "p", "--wandb.group", "g", "--wandb.mode", "offline"))
@@ -144,7 +144,7 @@ def config_of(folder: Path) -> dict:
 
 def test_a_resume_goes_on_with_weights_and_biases_under_the_same_name(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(run_command, "WandbSink", lambda **names: made.append(names))
+    monkeypatch.setattr("jsrl.metrics.wandb_sink.WandbSink", lambda **names: made.append(names))
     folder = RunFolder.create(tmp_path, "ppo", "one").path
     again = ("--resume", str(folder))
     assert run_command.sinks_of(parsed(*again)) == [] and not made

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.networks.entities import EntityConfig
-from jsrl.networks.model import NetworkConfig, actor_critic
+from jsrl.networks.model import EntityConfig, NetworkConfig, actor_critic
 from jsrl.networks.off_policy import critic_network, policy_network
 from jsrl.types import ArraySpec, Continuous, EnvSpec, MultiDiscrete
 from tests.networks.weights import drawn, programs

@@ -10,9 +10,10 @@ from jax import lax
 from jsrl.agents.check import check_agent
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.sac import SACConfig, sac
+from jsrl.networks.images import ImpalaResNet, NatureCNN
 from jsrl.networks.kernels import conv
 from jsrl.networks.model import NetworkConfig, actor_critic
-from jsrl.networks.torsos import MLP, ImpalaResNet, NatureCNN, dense
+from jsrl.networks.torsos import MLP, dense
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.networks.test_conv import CASES, native
 

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from jsrl.references.capture import Capture, Entry, ordered
+from jsrl.references.capture import Entry, ordered
 from jsrl.references.importing import own_paths
 from jsrl.references.reference import to_json
 from jsrl.references.source_index import used_names
@@ -20,11 +20,10 @@ READ = (
 WRITE = """
 import functools, json, sys
 from jsrl.references.reference import to_json
-from jsrl.references.capture import Capture
 from jsrl.errors import ConfigError
 
-def written(tree, session=None, path="agent"):
-    tree = to_json(tree, session or Capture("captured"), path)
+def written(tree, path="agent"):
+    tree = to_json(tree, "captured", path)
     with open("tree.json", "w") as file:
         json.dump(tree, file)
     return tree
@@ -33,7 +32,7 @@ def refusals(**things):
     said = {}
     for name, make in things.items():
         try:
-            to_json({"network": make}, Capture("captured"), "agent")
+            to_json({"network": make}, "captured", "agent")
             said[name] = "ACCEPTED"
         except ConfigError as error:
             said[name] = str(error)
@@ -189,13 +188,12 @@ class Factory:
         def make():
             return helper()
 ---
-session = Capture("captured")
 tree = {
     "agent": functools.partial(make, config=Config(lr=2.0, point=Point(3.0))),
     "class": Config, "named": square, "wrapped": weird, "point": Point(4.0), "color": Color.RED,
     "inner": Factory.Inner, "static": Factory.Inner.make, "partial": functools.partial(make, DEFAULT),
 }
-written(tree, session)
+written(tree)
 print(json.dumps(make(Config(lr=2.0))))
 '''
 
@@ -351,7 +349,7 @@ def local():
     class Local: pass
     return Local
 ---
-fine = to_json(load, Capture("captured"))
+fine = to_json(load, "captured")
 assert fine == {"$function": "helpers_nearby:load"}, fine
 refusals(
     log=uses_log, big=uses_big, rng=uses_rng, closure=act, uses_closure=uses_closure, deep=uses_deep,
@@ -471,7 +469,7 @@ def test_unwritable_folder(folder, tmp_path):
 
 
 def test_capture_of_importable_definitions_writes_nothing(tmp_path):
-    assert to_json(json.dumps, Capture(tmp_path)) == {"$function": "json:dumps"}
+    assert to_json(json.dumps, tmp_path) == {"$function": "json:dumps"}
     assert not list(tmp_path.iterdir())
 
 

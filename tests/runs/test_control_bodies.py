@@ -141,8 +141,8 @@ def test_invalid_messages_are_named_counted_and_shown_ever_more_rarely(rig, mess
     text, again = [line for line in rig.told if "dropped" in line]
     assert worker.drops.count == 3 and "was dropped (2 so far)" in again and not worker.life.cut_off
     assert re.search(why, text), text
-    assert message.worker in text and (rig.session.updates, rig.session.env_steps) == (0, 0)
-    assert rig.session.reason is None
+    assert message.worker in text and (rig.session.run.updates, rig.session.run.env_steps) == (0, 0)
+    assert rig.session.run.reason is None
     assert worker.life.left == isinstance(message, Bye)
 
 
@@ -170,7 +170,7 @@ def test_a_worker_says_and_measures_only_what_its_kind_does(rig, message) -> Non
     (line,) = rig.told
     assert f"a worker of kind {WORKERS[message.worker]} does not" in line
     assert rig.session.result().final == rig.session.result().evaluation == {}
-    assert not rig.session.finals and not rig.session.hub.tick(0, 0).keys() - {"env_steps", "updates", "wall_s"}
+    assert not rig.session.run.finals and not rig.session.hub.tick(0, 0).keys() - {"env_steps", "updates", "wall_s"}
 
 
 def test_own_worker_with_too_much_text_is_cut_off_with_a_sentence(rig) -> None:
@@ -222,9 +222,9 @@ MESSAGES = st.one_of(
 @given(message=MESSAGES)
 def test_no_message_ends_a_run(rig, message) -> None:
     rig.receive(message)
-    rig.session.hub.tick(rig.session.env_steps, rig.session.updates)
-    assert rig.session.reason is None
-    assert 0 <= rig.session.updates <= MOST and 0 <= rig.session.env_steps <= MOST
+    rig.session.hub.tick(rig.session.run.env_steps, rig.session.run.updates)
+    assert rig.session.run.reason is None
+    assert 0 <= rig.session.run.updates <= MOST and 0 <= rig.session.run.env_steps <= MOST
     assert rig.session.result().ended == "interrupted"  # it can be written as JSON
 
 

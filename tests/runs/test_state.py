@@ -26,8 +26,8 @@ from jsrl.runs.state import (
     read_state,
     write_status,
 )
-from jsrl.transport.memory import segment
-from jsrl.transport.memory.segment import is_held
+from jsrl.transport.memory import locks as file_locks
+from jsrl.transport.memory.locks import is_held
 
 OWN = ProcessIdentity.own()
 ELSEWHERE = dataclasses.replace(OWN, host="far", boot="another")
@@ -49,7 +49,7 @@ def leave(folder: RunFolder, process: ProcessIdentity, *, status: bool = True, a
 
 
 def test_run_is_claimed_once_even_if_its_last_process_leaves_meanwhile(folder: RunFolder, monkeypatch) -> None:
-    running, lock, locks = folder.path / RUNNING, segment.try_lock, []
+    running, lock, locks = folder.path / RUNNING, file_locks.try_lock, []
 
     def late(fd: int) -> bool:
         if not locks:
@@ -57,7 +57,7 @@ def test_run_is_claimed_once_even_if_its_last_process_leaves_meanwhile(folder: R
         locks.append(fd)
         return lock(fd)
 
-    monkeypatch.setattr(segment, "try_lock", late)
+    monkeypatch.setattr(file_locks, "try_lock", late)
     with claimed(folder):
         assert len(locks) == 2 and is_held(running)
         with pytest.raises(ConfigError, match="is running"), claimed(folder):

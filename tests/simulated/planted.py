@@ -168,7 +168,7 @@ FAULTS = (
     Planted(
         "a connection closed by a timeout is taken for a killed agent",
         MEMBERS,
-        "if host.identity == identity and self._now_s - host.heard_s < PROMPT_S:",
+        "if host.identity == identity and self._now_s - host.heard_s < wire.PROMPT_S:",
         "if host.identity == identity:",
     ),
     Planted(
@@ -207,7 +207,7 @@ FAULTS = (
     Planted(
         "an order that is lost is not sent again",
         MEMBERS,
-        "        if self._now_s - host.ordered_s > LACKS_S:\n",
+        "        if self._now_s - host.ordered_s > AGAIN_S:\n",
         "        if False:\n",
     ),
     Planted(

@@ -57,7 +57,10 @@ MISBEHAVIOUR = {
 }
 
 
-@pytest.mark.parametrize("name", marked(MISBEHAVIOUR, slow=MISBEHAVIOUR.keys() - {"RaisesInStep", "CallsSysExit"}))
+@pytest.mark.parametrize(
+    "name",
+    marked(MISBEHAVIOUR, slow={"RaisesInReset"}, nightly={"ReturnsNan", "ReturnsWrongShape", "ReturnsWrongDtype"}),
+)
 def test_environment_that_misbehaves_in_serial_mode(world, tmp_path: Path, name: str) -> None:
     with pytest.raises(EnvironmentFault) as caught:
         run(tiny(f"worlds:{name}"), runs_dir=tmp_path, display="quiet", placement="serial")

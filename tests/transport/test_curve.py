@@ -24,7 +24,8 @@ from jsrl.runs.control_bodies import Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import zmq_client
 from jsrl.transport.meeting import curve
-from jsrl.transport.meeting.handshake import hello_of_producer
+from jsrl.transport.meeting.admission import hello_of_producer
+from jsrl.transport.meeting.handshake import hello_frames
 from jsrl.transport.meeting.keys import admit_hosts, load_client_keys, make_host_keys, make_keys, named_by_key
 from jsrl.transport.samples import zmq as samples
 from jsrl.transport.transports import (
@@ -437,7 +438,7 @@ def test_client_with_only_the_server_key_delivers_nothing(world: Path, caplog) -
         stranger.curve_publickey, stranger.curve_secretkey = public, secret
         stranger.curve_serverkey = load_client_keys(world / "run").server
         stranger.connect(consumer.address)
-        stranger.send_multipart(hello_of_producer(ProducerId("stranger", 0), 1, consumer.leaves).frames())
+        stranger.send_multipart(hello_frames(hello_of_producer(ProducerId("stranger", 0), 1, consumer.leaves)))
         strangers.append(stranger)
     deadline = time.monotonic() + TIMEOUT_S
     while consumer._listener.refused < 9:

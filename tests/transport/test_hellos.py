@@ -17,9 +17,9 @@ from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import shared as inference_shared
 from jsrl.transport.inference import zmq as inference_zmq
-from jsrl.transport.meeting import handshake
-from jsrl.transport.meeting.admission import MOST_NAMES, Admission, JoinRules, read_pairs
-from jsrl.transport.meeting.handshake import HELLO, hello_of_producer
+from jsrl.transport.meeting import admission
+from jsrl.transport.meeting.admission import HELLO, MOST_NAMES, Admission, JoinRules, hello_of_producer, read_pairs
+from jsrl.transport.meeting.handshake import hello_frames
 from jsrl.transport.samples import shared as samples_shared
 from jsrl.transport.transports import bind_inference, bind_samples, connect_inference, connect_samples
 from jsrl.transport.wire.codec import decode, encode
@@ -63,7 +63,7 @@ def refuse_work(patch: pytest.MonkeyPatch) -> None:
     for module in (inference_shared, inference_zmq):
         patch.setattr(module, "AreaLayout", work)
     for name in ("compare_schemas", "schema_from_fields"):
-        patch.setattr(handshake, name, work)
+        patch.setattr(admission, name, work)
     patch.setattr(samples_shared.ProducerPages, "create", work)
 
 
@@ -184,7 +184,7 @@ def test_malformed_groups_are_refused(given: Any) -> None:
 def test_hello_fields_are_checked_before_the_schema(tmp_path: Path) -> None:
     """A hello of an unauthorised client costs nothing, with any schema."""
     consumer: Any = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, join_rules=ACTORS)
-    frames = hello_of_producer(ProducerId("stranger", 0), 1, flatten_schema(SCHEMA)).frames()
+    frames = hello_frames(hello_of_producer(ProducerId("stranger", 0), 1, flatten_schema(SCHEMA)))
     message = decode(frames)
     message.fields["schema"] = object()
     with pytest.raises(StreamClosed, match="stranger cannot join"):

@@ -18,7 +18,8 @@ from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import zmq as zmq_server
 from jsrl.transport.inference.area import AreaLayout
-from jsrl.transport.meeting.handshake import WELCOME, Hello, read_answer
+from jsrl.transport.meeting.admission import Hello
+from jsrl.transport.meeting.handshake import WELCOME, hello_frames, read_answer
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.meeting.unix_socket import connect_socket
 from jsrl.transport.transports import bind_inference, connect_inference
@@ -88,7 +89,7 @@ def test_many_clients_at_once_are_all_welcome(tmp_path) -> None:
     for number in range(80):
         clients.append(connect_socket(tmp_path / "run" / "inference", 1.0, lambda: None))
         hello = Hello(ProducerId(f"actor-{number}", 0), {0: 1}, flatten_schema(SPEC))
-        clients[-1].send(hello.frames()[0])
+        clients[-1].send(hello_frames(hello)[0])
     for _ in range(3):
         server.collect(1, 0.0)
     assert {read_answer([client.recv(1 << 16)]).kind for client in clients} == {WELCOME}
@@ -129,7 +130,7 @@ def test_a_thousand_late_requests_of_a_replaced_client_are_refused(tmp_path: Pat
     with zmq.Context() as context, context.socket(zmq.DEALER) as old:
         old.setsockopt(zmq.LINGER, 0)
         old.connect(server.address)
-        old.send_multipart(Hello(ProducerId("actor-0", 0), {0: 5}, flatten_schema(SPEC)).frames())
+        old.send_multipart(hello_frames(Hello(ProducerId("actor-0", 0), {0: 5}, flatten_schema(SPEC))))
         wait_until(lambda: server.collect(5, 0.05) == [] and bool(server._peers), "the hello")
         with ThreadPoolExecutor(1) as pool:
             joining = pool.submit(connect, server.address, incarnation=1)

@@ -22,7 +22,8 @@ import zmq
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.transport.meeting import sockets
-from jsrl.transport.meeting.handshake import hello_of_producer
+from jsrl.transport.meeting.admission import hello_of_producer
+from jsrl.transport.meeting.handshake import hello_frames
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.samples import shared
 from jsrl.transport.samples import zmq as samples_zmq
@@ -67,7 +68,7 @@ for costly in (
     test_a_producer_killed_while_it_streams,  # noqa: F405
 ):
     NOT_IPC(costly)
-TWO = ["local", "shm", nightly("ipc"), nightly("tcp")]
+TWO = [nightly("local"), "shm", nightly("ipc"), nightly("tcp")]
 pytest.mark.parametrize("transport", TWO, indirect=True)(test_two_producers_of_many_trajectories)  # noqa: F405
 
 
@@ -165,7 +166,7 @@ def test_dead_producer_is_detected(tmp_path: Path) -> None:
 
 def test_memory_of_a_producer_that_dies_before_it_maps_it_is_freed(tmp_path: Path, monkeypatch) -> None:
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
-    consumer._welcome(decode(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)).frames()))
+    consumer._welcome(decode(hello_frames(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)))))
     consumer.pending()
     assert len(list((tmp_path / "run").glob("*.pages"))) == 1
     monkeypatch.setattr(shared, "_ATTACH_S", 0.0)
@@ -176,7 +177,7 @@ def test_memory_of_a_producer_that_dies_before_it_maps_it_is_freed(tmp_path: Pat
 def test_producer_that_gave_up_before_its_welcome_may_ask_again(tmp_path: Path) -> None:
     """Making the memory of many producers takes longer than each of them waits."""
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
-    consumer._welcome(decode(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)).frames()))
+    consumer._welcome(decode(hello_frames(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)))))
     producer = connect(consumer, groups=1)
     producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
     drain(consumer, 1, check=False)
@@ -477,7 +478,7 @@ def test_producer_that_sends_more_than_its_blocks_is_fenced(tmp_path: Path) -> N
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(consumer.address)
-        socket.send_multipart(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)).frames())
+        socket.send_multipart(hello_frames(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA))))
         for index in range(3):
             socket.send_multipart(encode("sample", {"index": index, "group": 0, "sequence": index}, block))
         with pytest.raises(StreamError, match=r"at most 2 ahead of 0. It was fenced"):
@@ -529,7 +530,7 @@ def test_a_thousand_late_messages_of_a_replaced_producer_are_refused(tmp_path: P
     with zmq.Context() as context, context.socket(zmq.DEALER) as old:
         old.setsockopt(zmq.LINGER, 0)
         old.connect(consumer.address)
-        old.send_multipart(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)).frames())
+        old.send_multipart(hello_frames(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA))))
         assert decode(old.recv_multipart()).kind == "welcome"
         new = connect(consumer, ProducerId(ACTOR.name, 1))
         for index in range(1_000):

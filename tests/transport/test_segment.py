@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed
-from jsrl.transport.memory import segment
+from jsrl.transport.memory import locks
 from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.segment import (
+from jsrl.transport.memory.locks import (
     ALIVE,
-    Segment,
     is_held,
     living_folder,
     lock_file,
@@ -22,6 +21,7 @@ from jsrl.transport.memory.segment import (
     remove_unless_living,
     share_lock,
 )
+from jsrl.transport.memory.segment import Segment
 from jsrl.transport.wire.schema import (
     Leaf,
     compare_schemas,
@@ -183,7 +183,7 @@ def test_object_arrays_have_no_schema():
 def test_folder_that_another_process_removes_while_it_is_made_is_made_again(tmp_path, monkeypatch, moment):
     """Every start of a run removes the folders of killed runs."""
     path, early = tmp_path / "run", [True]
-    make, lock = segment.make_folder, segment.try_lock
+    make, lock = locks.make_folder, locks.try_lock
 
     def interfere(result):
         if early and early.pop():
@@ -191,9 +191,9 @@ def test_folder_that_another_process_removes_while_it_is_made_is_made_again(tmp_
         return result
 
     if moment == "before its file":
-        monkeypatch.setattr(segment, "make_folder", lambda folder: interfere(make(folder)))
+        monkeypatch.setattr(locks, "make_folder", lambda folder: interfere(make(folder)))
     else:
-        monkeypatch.setattr(segment, "try_lock", lambda fd: lock(interfere(fd)))
+        monkeypatch.setattr(locks, "try_lock", lambda fd: lock(interfere(fd)))
     with living_folder(path) as folder:
         assert not early and is_held(folder / ALIVE)
         remove_unless_living(folder)
@@ -202,7 +202,7 @@ def test_folder_that_another_process_removes_while_it_is_made_is_made_again(tmp_
 
 
 def test_folder_of_a_killed_process_is_removed(tmp_path):
-    code = "import sys, time; from pathlib import Path; from jsrl.transport.memory.segment import living_folder\n"
+    code = "import sys, time; from pathlib import Path; from jsrl.transport.memory.locks import living_folder\n"
     code += "with living_folder(Path(sys.argv[1])):\n  print('made', flush=True); time.sleep(60)"
     with python(code, tmp_path / "run") as owner:
         assert owner.stdout.readline() == "made\n"

@@ -33,7 +33,8 @@ from jsrl.references.reference import to_json
 from jsrl.runs.files import file_lock
 from jsrl.tuning import profiles
 from jsrl.tuning import trial as trials
-from jsrl.tuning.advice import Measurements, advise, label, load, save
+from jsrl.tuning.advice import Measurements, advise, label
+from jsrl.tuning.profiles import load, save
 from jsrl.tuning.search import Budget, fit, leaders, openings, propose, search
 from jsrl.tuning.space import (
     Knob,

@@ -32,7 +32,7 @@ from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
 from jsrl.workers.learner.sources import FromStream, Prefetched
 from jsrl.workers.learner.updaters import OwnUpdate, no_check
 from jsrl.workers.learner.worker import Learner, LearnerSettings
-from tests.marks import slow
+from tests.marks import nightly, slow
 
 T, B, WIDTH = 7, 8, 64
 READS = 2_000_000  # of one update, one after another: tens of milliseconds, long enough for a refill during them
@@ -162,12 +162,13 @@ def evidence(feed: Feed, folder, *, buffers: int, reuse: int = 1, aligned: bool 
         updater.give_back(batcher)
     source = Prefetched(FromStream(batcher, feed.consumer, T * B, reuse), Phases())
     published, store = Published(), SnapshotStore(folder / "state")
-    settings = LearnerSettings(0, 8 // reuse * T * B, calls_per_batch=reuse, poll_s=5.0)
+    updates = 400 if early else 8  # on a busy machine, few updates are still computing when their buffer is refilled
+    settings = LearnerSettings(0, updates // reuse * T * B, calls_per_batch=reuse, poll_s=5.0)
     begin = lambda: updater.make(jax.random.key(0))  # noqa: E731
     learner = Learner(updater, begin, lambda: (source, published), no_check, store, settings, NullReporter())
     learner.setup()
     feed.start()
-    while not learner.finished:
+    while not learner.finished and not (early and any(low != high for low, high in published.seen[1:])):
         assert learner.step()
     source.close()
     store.close()
@@ -189,7 +190,7 @@ def test_early_released_buffer_changes(feed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("buffers", "reuse"), [(1, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("buffers", "reuse"), [(1, 1), nightly(3, 1), (3, 2)])
 def test_learner_releases_a_buffer_only_after_its_updates(feed, tmp_path, buffers, reuse):
     seen = evidence(feed, tmp_path, buffers=buffers, reuse=reuse)
     assert seen == [(float(n // reuse), float(n // reuse)) for n in range(8)]

@@ -126,7 +126,7 @@ share_cores.saved = {}  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", marked(AGENTS, nightly={("gru", None)}), ids=str)
+@pytest.mark.parametrize("kind", marked(AGENTS, nightly={("none", 2), ("gru", None)}), ids=str)
 def test_each_row_is_acted_on_by_its_version_with_its_core(kind) -> None:
     """One group at its full shape: the bits equal those of an engine with that version only."""
     share_cores.saved.clear()  # type: ignore[attr-defined]

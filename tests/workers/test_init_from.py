@@ -76,7 +76,7 @@ def explored(agent: Agent, state: AgentState, rows: int = 2000) -> float:
     return float(np.mean(np.asarray(sampled) != np.asarray(greedy)))
 
 
-@pytest.mark.parametrize("name", marked(TARGETS, slow=TARGETS.keys() - {"dqn"}))
+@pytest.mark.parametrize("name", marked(TARGETS, slow={"r2d2", "td3", "qmix"}, nightly={"ladder", "ddpg"}))
 def test_target_networks_are_loaded(name, tmp_path):
     other, begun = initialised_from(AGENTS[name](), tmp_path, updates=5000)
     target = TARGETS[name](begun.learner_params)

@@ -1,1 +1,1 @@
-"""Environments with several seats: their row table, the stacking of seats, and the adapters."""
+"""Environments with several seats: their row table and the stacking of seats."""

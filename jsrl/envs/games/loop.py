@@ -10,14 +10,13 @@ import numpy as np
 
 from jsrl.envs.base import GameStep, options_of_task
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import describe, fault, in_making
+from jsrl.envs.faults import ADVICE_SPACE, advice_raised, close_quietly, describe, fault, in_making
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.played import EnvState, PlayedGame, SeatSpaces
 from jsrl.envs.games.rows import GameRows
-from jsrl.envs.repair import SlotRepairs, close_quietly
+from jsrl.envs.repair import SlotRepairs
 from jsrl.envs.rows import metric_value, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, allowed_choices, choice_starts
-from jsrl.envs.sync import ADVICE_SPACE, advice_raised
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError
 from jsrl.types import ACTING, Array, GameSpec, Seat, Tree, map_tree
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
-from jsrl.fields import NonNegativeFinite, PositiveFinite, PositiveInt, UnitFloat, option
+from jsrl.fields import NonNegativeFinite, PositiveFinite, PositiveInt, UnitFloat, option, suggesting
 from jsrl.launch.graph_file import graph_of
 from jsrl.launch.local.outside import ObservedRun, ObservedWorker
 from jsrl.linux import memory_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -21,10 +21,12 @@ from jsrl.errors import (
     UnknownPolicy,
 )
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
-from jsrl.transport.inference.area import ClientArea, ServerArea
 from jsrl.transport.meeting.admission import Admission
 from jsrl.transport.wire.codec import Message
 from jsrl.types import Array
+
+if TYPE_CHECKING:
+    from jsrl.transport.inference.area import ClientArea, ServerArea
 
 UNSERVED = "unserved"
 
@@ -222,6 +224,13 @@ def unserved(group: int, policy: Array | int, served: Mapping[int, str], problem
     asked = {int(number) for number in np.unique(policy)}
     names = [f"{number} ({name})" for number, name in sorted(served.items())]
     return PolicyNotServed(group, sorted(asked - served.keys()), names, problem[:1000])
+
+
+def refused(
+    server: str, group: int, policy: Array | int, served: Mapping[int, str], problem: str = ""
+) -> UnknownPolicy:
+    """Return the error of a group's request that cannot be served; see `unserved`."""
+    return unknown_policy(server, unserved(group, policy, served, problem))
 
 
 def unknown_policy(server: str, unserved: PolicyNotServed) -> UnknownPolicy:

@@ -16,8 +16,7 @@ from jsrl.transport.inference.ends import (
     ServerEnd,
     unknown_policy,
 )
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import Check, Hello, HelloChecker
+from jsrl.transport.meeting.admission import ANYBODY, Check, Hello, HelloChecker, JoinRules
 from jsrl.transport.wire.schema import flatten_schema
 
 _servers: dict[str, LocalInferenceServer] = {}

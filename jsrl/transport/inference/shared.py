@@ -24,10 +24,11 @@ from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout, ServerArea
 from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, HelloChecker, refusal_frames
+from jsrl.transport.meeting.admission import ANYBODY, HelloChecker, JoinRules
+from jsrl.transport.meeting.handshake import WELCOME, hello_limits, refusal_frames
 from jsrl.transport.meeting.unix_socket import listen_socket
-from jsrl.transport.memory.segment import Segment, make_folder
+from jsrl.transport.memory.locks import make_folder
+from jsrl.transport.memory.segment import Segment
 from jsrl.transport.wire.codec import decode, encode
 from jsrl.transport.wire.schema import flatten_schema
 
@@ -83,6 +84,7 @@ class SharedInferenceServer(ServerEnd):
 
     def __init__(self, path: str | Path, spec: InferenceSpec, join_rules: JoinRules = ANYBODY):
         self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
+        self._hello_limits = hello_limits(self._hello_checker)
         super().__init__(self._hello_checker.admission)
         self.spec = spec
         self._path = Path(path)
@@ -182,7 +184,7 @@ class SharedInferenceServer(ServerEnd):
             if not message:
                 connection.close()
                 return
-            client, group_sizes, _ = self._hello_checker.read(decode([message], self._hello_checker.limits))
+            client, group_sizes, _ = self._hello_checker.read(decode([message], self._hello_limits))
             self._admission.check_incarnation(client)
             self._admit_hello(client, group_sizes, connection)
         except JsrlError as error:

@@ -11,7 +11,8 @@ from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, ClientArea
 from jsrl.transport.inference.ends import ClientEnd, PolicyNotServed, read_fields, unknown_policy
 from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST
-from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Check, Hello, read_answer
+from jsrl.transport.meeting.admission import Check, Hello
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, hello_frames, read_answer
 from jsrl.transport.meeting.unix_socket import connect_socket
 from jsrl.transport.memory.segment import Segment
 from jsrl.transport.wire.codec import decode
@@ -45,7 +46,7 @@ class SharedInferenceClient(ClientEnd):
         self._timeout_s: float | None = None
 
     def _greet(self, path: Path, spec: InferenceSpec, deadline: float, timeout_s: float) -> Segment:
-        (message,) = Hello(self.identity, self._layout.group_sizes, flatten_schema(spec)).frames()
+        (message,) = hello_frames(Hello(self.identity, self._layout.group_sizes, flatten_schema(spec)))
         if len(message) > MAX_CONTROL_BYTES:
             raise ConfigError(f"the hello of {self.identity.name} has {len(message)} bytes, over {MAX_CONTROL_BYTES}.")
         try:

@@ -29,9 +29,9 @@ from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout, ServerArea
 from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd, read_fields
 from jsrl.transport.inference.packing import RequestPacker
-from jsrl.transport.meeting.admission import JoinRules
+from jsrl.transport.meeting.admission import HELLO, HelloChecker, JoinRules
 from jsrl.transport.meeting.curve import Listener, incoming, keys_to_bind, outgoing
-from jsrl.transport.meeting.handshake import HELLO, PING, WELCOME, HelloChecker, refusal_frames
+from jsrl.transport.meeting.handshake import PING, WELCOME, hello_limits, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
@@ -146,7 +146,7 @@ class ZmqInferenceServer(ServerEnd):
         self._keys = own_keys = keys_to_bind(endpoint, keys)
         self.spec = spec
         self._packing = packing if own_keys is not None else PLAIN  # messages within this host are not packed
-        header_bytes = self._hello_checker.limits.header_bytes
+        header_bytes = hello_limits(self._hello_checker).header_bytes
         request_bytes = AreaLayout(spec, {0: join_rules.rows}).question_bytes(0)
         most_bytes = min(MAX_MESSAGE_BYTES, header_bytes + request_bytes)
         self._limits = Limits(header_bytes, frames=2, message_bytes=most_bytes)

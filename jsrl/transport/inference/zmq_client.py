@@ -27,8 +27,9 @@ from jsrl.transport.inference.zmq import (
     ReplyFields,
     array_of,
 )
+from jsrl.transport.meeting.admission import Check, Hello
 from jsrl.transport.meeting.curve import connect, incoming, keys_to_connect, outgoing
-from jsrl.transport.meeting.handshake import HELLO_LIMITS, PING, REFUSED, Check, Hello, meet, raise_refusal
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, PING, REFUSED, meet, raise_refusal
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure, send_if_possible
 from jsrl.transport.wire.codec import Limits, decode, encode

@@ -1,15 +1,22 @@
-"""Rules for joining a stream: names, groups, rows and incarnations. Every hello is checked against them first."""
+"""Who may join a stream: names, groups, rows and incarnations. Every hello is checked for them first, then for its schema."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsrl.errors import CodecError, ConfigError, StreamClosed
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.address import check_producer
+from jsrl.transport.wire.schema import Leaf, compare_schemas, schema_from_fields
 
+if TYPE_CHECKING:
+    from jsrl.transport.wire.codec import Message
+
+HELLO = "hello"
+Check = Callable[[], None]
+"""Raises StreamClosed if the awaited end is gone, so that waiting is useless."""
 MOST_NAMES = 4096  # for a stream that accepts any name
 _SHOWN = 8
 
@@ -110,3 +117,65 @@ def read_pairs(given: Any, most: int) -> dict[int, int]:
     if len(pairs) != len(given):
         raise CodecError(f"a hello that names {len(given)} groups, of which only {len(pairs)} differ.")
     return pairs
+
+
+class Hello(NamedTuple):
+    """The first message of the connecting end.
+
+    Attributes:
+      sender: name and incarnation of the worker. schema: of the stream.
+      groups: group of environments -> how often a message of the group has the schema: rows of a request, or one trajectory.
+    """
+
+    sender: ProducerId
+    groups: dict[int, int]
+    schema: tuple[Leaf, ...]
+
+
+def hello_of_producer(producer: ProducerId, num_groups: int, schema: tuple[Leaf, ...]) -> Hello:
+    """Return the hello of a worker that sends trajectories of groups 0 to `num_groups` - 1."""
+    return Hello(producer, dict.fromkeys(range(num_groups), 1), schema)
+
+
+class HelloChecker:
+    """Checks hellos for a binding end: first the identity and groups, then the schema.
+
+    Args:
+      name: of this end, for messages. schema: of the stream. rules: for joining.
+
+    Attributes:
+      admission: which incarnations may join; the end records admissions.
+    """
+
+    def __init__(self, name: str, schema: tuple[Leaf, ...], rules: JoinRules) -> None:
+        self.admission = Admission(rules)
+        self._name, self.schema = name, schema
+
+    def read(self, message: Message, speaks_for: Callable[[str], bool] = lambda worker: True) -> Hello:
+        """Return a hello, after checking that its sender may join.
+
+        Args:
+          message: with the hello. speaks_for: whether the key of its connection may use a worker's name.
+
+        Raises:
+          CodecError: it is not a hello. ConfigError, StreamClosed: the sender may not join this stream.
+          SpecMismatch: its schema differs.
+        """
+        fields = message.fields
+        name, incarnation = fields.get("name"), fields.get("incarnation")
+        if message.kind != HELLO or not isinstance(name, str) or type(incarnation) is not int:
+            raise CodecError(f"expected a hello, found {message.kind[:40]!r} with {sorted(fields)[:8]}.")
+        groups = read_pairs(fields.get("groups"), self.admission.rules.num_groups)
+        sender = ProducerId(name, incarnation)
+        self.admission.check(sender, groups)
+        if not speaks_for(name):
+            raise StreamClosed(f"{name} cannot join with the key of this host: the run has not placed it there.")
+        return self._compared(Hello(sender, groups, schema_from_fields(fields.get("schema"))))
+
+    def check(self, hello: Hello) -> None:
+        self.admission.check(hello.sender, hello.groups)
+        self._compared(hello)
+
+    def _compared(self, hello: Hello) -> Hello:
+        compare_schemas(self.schema, hello.schema, self._name, hello.sender.name)
+        return hello

@@ -11,103 +11,41 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError
 from jsrl.transport.base import ProducerId, remaining
-from jsrl.transport.meeting.admission import Admission, JoinRules, read_pairs
+from jsrl.transport.meeting.admission import HELLO, Check, Hello, HelloChecker
 from jsrl.transport.meeting.answering import AnswerThread
 from jsrl.transport.meeting.curve import ConnectionWatch, connect, outgoing
 from jsrl.transport.meeting.sockets import bind, configure, send_if_possible
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
-from jsrl.transport.wire.schema import Leaf, compare_schemas, schema_from_fields, schema_to_fields
+from jsrl.transport.wire.schema import schema_to_fields
 
-HELLO, WELCOME, REFUSED, PING = "hello", "welcome", "refused", "ping"
+WELCOME, REFUSED, PING = "welcome", "refused", "ping"
 HELLO_LIMITS = Limits(header_bytes=1 << 20, frames=1, message_bytes=1 << 20)  # for messages to the connecting end
 _HELLO_BYTES = 1 << 15  # for a foreign schema, whose first difference is reported
 _GROUP_BYTES = 16
 _SLICE_S = 0.1  # between checks of the connection
-Check = Callable[[], None]
-"""Raises StreamClosed if the awaited end is gone, so that waiting is useless."""
 _ERRORS: dict[str, type[JsrlError]] = {
     kind.__name__: kind for kind in (SpecMismatch, StreamClosed, ConfigError, CodecError, StreamError)
 }
 
 
-class Hello(NamedTuple):
-    """The first message of the connecting end.
-
-    Attributes:
-      sender: name and incarnation of the worker. schema: of the stream.
-      groups: group of environments -> how often a message of the group has the schema: rows of a request, or one trajectory.
-    """
-
-    sender: ProducerId
-    groups: dict[int, int]
-    schema: tuple[Leaf, ...]
-
-    def frames(self) -> list[Any]:
-        fields = {
-            "name": self.sender.name,
-            "incarnation": self.sender.incarnation,
-            "groups": [list(pair) for pair in self.groups.items()],
-            "schema": schema_to_fields(self.schema),
-        }
-        return encode(HELLO, fields)
+def hello_frames(hello: Hello) -> list[Any]:
+    """Return the message with a hello."""
+    sender, groups = hello.sender, [list(pair) for pair in hello.groups.items()]
+    fields = {"name": sender.name, "incarnation": sender.incarnation, "groups": groups}
+    return encode(HELLO, fields | {"schema": schema_to_fields(hello.schema)})
 
 
-def hello_of_producer(producer: ProducerId, num_groups: int, schema: tuple[Leaf, ...]) -> Hello:
-    """Return the hello of a worker that sends trajectories of groups 0 to `num_groups` - 1."""
-    return Hello(producer, dict.fromkeys(range(num_groups), 1), schema)
-
-
-class HelloChecker:
-    """Checks hellos for a binding end: first the identity and groups, then the schema.
-
-    Args:
-      name: of this end, for messages. schema: of the stream. rules: for joining.
-
-    Attributes:
-      admission: which incarnations may join; the end records admissions. limits: of a hello.
-    """
-
-    def __init__(self, name: str, schema: tuple[Leaf, ...], rules: JoinRules) -> None:
-        self.admission = Admission(rules)
-        self._name, self._schema = name, schema
-        (own,) = Hello(ProducerId("x" * 64, 0), {}, schema).frames()
-        size_bytes = max(_HELLO_BYTES, 2 * len(own)) + _GROUP_BYTES * rules.num_groups
-        self.limits = Limits(header_bytes=size_bytes, frames=1, message_bytes=size_bytes)
-
-    def read(self, message: Message, speaks_for: Callable[[str], bool] = lambda worker: True) -> Hello:
-        """Return a hello, after checking that its sender may join.
-
-        Args:
-          message: with the hello. speaks_for: whether the key of its connection may use a worker's name.
-
-        Raises:
-          CodecError: it is not a hello. ConfigError, StreamClosed: the sender may not join this stream.
-          SpecMismatch: its schema differs.
-        """
-        fields = message.fields
-        name, incarnation = fields.get("name"), fields.get("incarnation")
-        if message.kind != HELLO or not isinstance(name, str) or type(incarnation) is not int:
-            raise CodecError(f"expected a hello, found {message.kind[:40]!r} with {sorted(fields)[:8]}.")
-        groups = read_pairs(fields.get("groups"), self.admission.rules.num_groups)
-        sender = ProducerId(name, incarnation)
-        self.admission.check(sender, groups)
-        if not speaks_for(name):
-            raise StreamClosed(f"{name} cannot join with the key of this host: the run has not placed it there.")
-        return self._compared(Hello(sender, groups, schema_from_fields(fields.get("schema"))))
-
-    def check(self, hello: Hello) -> None:
-        self.admission.check(hello.sender, hello.groups)
-        self._compared(hello)
-
-    def _compared(self, hello: Hello) -> Hello:
-        compare_schemas(self._schema, hello.schema, self._name, hello.sender.name)
-        return hello
+def hello_limits(checker: HelloChecker) -> Limits:
+    """Return the limits of a hello to a binding end."""
+    (own,) = hello_frames(Hello(ProducerId("x" * 64, 0), {}, checker.schema))
+    size_bytes = max(_HELLO_BYTES, 2 * len(own)) + _GROUP_BYTES * checker.admission.rules.num_groups
+    return Limits(header_bytes=size_bytes, frames=1, message_bytes=size_bytes)
 
 
 def refusal_frames(error: JsrlError) -> list[Any]:
@@ -150,7 +88,7 @@ def meet(
       StreamTimeout: no answer in time. AccessDenied: the keys are missing, or another run's. Others: why it was refused,
         and what `check` raises.
     """
-    frames = outgoing(hello.frames(), connection.keys)
+    frames = outgoing(hello_frames(hello), connection.keys)
     deadline, due_s = time.monotonic() + timeout_s, 0.0
     while True:
         now_s = time.monotonic()

@@ -164,8 +164,8 @@ def hex_of(key: bytes) -> str:
 
 
 def keys_for(server: bytes, keys: KeyPath | ClientKeys) -> KeyPath | ClientKeys:
-    """Return the keys for connecting to the listener with public key `server` (32 bytes; empty: the run's)."""
-    if not server or keys is None:
+    """Return the keys for connecting to the listener with public key `server` (32 bytes)."""
+    if keys is None:
         return keys
     own = keys if isinstance(keys, ClientKeys) else load_client_keys(keys)
     return replace(own, server=z85.encode(server))

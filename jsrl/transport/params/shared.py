@@ -20,7 +20,8 @@ import numpy as np
 
 from jsrl.errors import CodecError, ConfigError, StreamClosed
 from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.segment import Segment, is_locked, make_folder, memory_fence, try_lock
+from jsrl.transport.memory.locks import is_locked, make_folder, try_lock
+from jsrl.transport.memory.segment import Segment, memory_fence
 from jsrl.transport.params.bank import (
     CHECKED,
     COPIES,

@@ -12,8 +12,7 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
 from jsrl.transport.meeting.address import check_name
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import Check, HelloChecker, hello_of_producer
+from jsrl.transport.meeting.admission import ANYBODY, Check, HelloChecker, JoinRules, hello_of_producer
 from jsrl.transport.samples.ends import (
     OpenBlock,
     ProducerEnd,

@@ -19,10 +19,10 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
 from jsrl.transport.meeting.address import check_ipc_path
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, Hello, HelloChecker, HelloResponder
+from jsrl.transport.meeting.admission import ANYBODY, Hello, HelloChecker, JoinRules
+from jsrl.transport.meeting.handshake import WELCOME, HelloResponder, hello_limits
 from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.segment import make_folder, try_lock
+from jsrl.transport.memory.locks import make_folder, try_lock
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
 from jsrl.transport.wire.codec import Message, encode
@@ -88,7 +88,7 @@ class SharedSampleConsumer:
                 stale.unlink(missing_ok=True)
         self._bell = Doorbell.create(self._folder / f"{prefix}.bell")
         self._responder = HelloResponder(
-            f"ipc://{self._folder / prefix}.hello", self._welcome, self._hello_checker.limits
+            f"ipc://{self._folder / prefix}.hello", self._welcome, hello_limits(self._hello_checker)
         )
 
     @property

@@ -9,9 +9,10 @@ from pathlib import Path
 from jsrl.errors import StreamClosed
 from jsrl.transport.base import Entry, Origin, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import HopPage, read_session
-from jsrl.transport.meeting.handshake import Check, hello_of_producer, meet_at
+from jsrl.transport.meeting.admission import Check, hello_of_producer
+from jsrl.transport.meeting.handshake import meet_at
 from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.segment import is_locked
+from jsrl.transport.memory.locks import is_locked
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, wait_until
 from jsrl.transport.samples.pages import ProducerPages, file_stem
 from jsrl.transport.wire.schema import make_layout

@@ -31,8 +31,9 @@ import zmq
 from jsrl.errors import CodecError, JsrlError, StreamClosed, StreamError
 from jsrl.transport.base import Entry, Origin, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import HopPage, read_session
+from jsrl.transport.meeting.admission import Check, hello_of_producer
 from jsrl.transport.meeting.curve import connect, keys_to_connect, outgoing
-from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Check, hello_of_producer, meet
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, meet
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure, send_if_possible
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd

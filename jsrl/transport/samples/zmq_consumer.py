@@ -18,9 +18,9 @@ from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, Strea
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_session
 from jsrl.transport.meeting.address import check_origin
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import ANYBODY, HELLO, HelloChecker, JoinRules
 from jsrl.transport.meeting.curve import Listener, incoming, keys_to_bind
-from jsrl.transport.meeting.handshake import HELLO, WELCOME, HelloChecker, refusal_frames
+from jsrl.transport.meeting.handshake import WELCOME, hello_limits, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
@@ -83,7 +83,7 @@ class ZmqSampleConsumer:
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
-        header_bytes = self._hello_checker.limits.header_bytes
+        header_bytes = hello_limits(self._hello_checker).header_bytes
         self._limits = Limits(header_bytes, frames=2, message_bytes=header_bytes + self._layout.size_bytes)
         self._peers: dict[bytes, _Peer] = {}
         self._unsent: list[list[Any]] = []  # messages that the thread must send

@@ -16,10 +16,12 @@ import msgspec
 import numpy as np
 
 from jsrl.envs.base import Episode
+from jsrl.experiment.policies import wants_scores
 from jsrl.runs.control_bodies import Games, GroupStep, Lease, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
-from jsrl.types import ONLY_SCORED, WAITING, Array, EnvSpec, GameSpec, spread
+from jsrl.types import ONLY_SCORED, WAITING, Array, EnvSpec, GameSpec, leaves, spread
 from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import Job
 
 TELL_S = 0.05  # between messages to the director, if no slot waits
 AHEAD_S = 0.25  # time for which an actor keeps assignments in advance, in addition to one for each of its slots
@@ -282,3 +284,15 @@ def side_returns(sides: Sequence[int], returns: Sequence[float]) -> list[float]:
     for side, value in zip(sides, returns, strict=True):
         totals[side] += float(value)
     return totals
+
+
+def assignments_of(job: Job, reporter: Reporter) -> Assignments:
+    policies = [(part.policy_number, tuple(part.seats.values())) for part in job.by_policy]
+    cores = [bool(leaves(part.schemas.act.core)) for part in job.by_policy]
+    return Assignments(
+        policies,
+        cores,
+        reporter=reporter,
+        in_order=job.experiment.is_deterministic,
+        scored=wants_scores(job.experiment.director),
+    )

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from jsrl.directors.base import wants_scores
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.metrics.metrics import Meter
 from jsrl.references.importing import import_target, shown_target
-from jsrl.types import leaves
-from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.journaled import journaled
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.streams import ActorStreams
@@ -19,7 +16,9 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 
-RECORDER = "jsrl.workers.actor.recording:recording_writer"  # imported only where a run records
+# imported only where a run records, or has a director
+RECORDER = "jsrl.workers.actor.recording:recording_writer"
+ASSIGNMENTS = "jsrl.workers.actor.assignments:assignments_of"
 
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:
@@ -38,22 +37,9 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     groups = job.end("samples").groups
     environments = {group: partial(make_group, job, group, reporter, meter) for group in groups}
     writer = None if e.record is None else import_target(RECORDER)(job, meter, reporter)
+    assignments = None if e.director is None else import_target(ASSIGNMENTS)(job, reporter)
     policies = [_policy(part, meter) for part in parts]
-    return Actor(job.name, settings, environments, policies, reporter, meter, writer, _assignments(job, reporter))
-
-
-def _assignments(job: Job, reporter: Reporter) -> Assignments | None:
-    if job.experiment.director is None:
-        return None
-    policies = [(part.policy_number, tuple(part.seats.values())) for part in job.by_policy]
-    cores = [bool(leaves(part.schemas.act.core)) for part in job.by_policy]
-    return Assignments(
-        policies,
-        cores,
-        reporter=reporter,
-        in_order=job.experiment.is_deterministic,
-        scored=wants_scores(job.experiment.director),
-    )
+    return Actor(job.name, settings, environments, policies, reporter, meter, writer, assignments)
 
 
 def _policy(job: Job, meter: Meter) -> ActingPolicy:

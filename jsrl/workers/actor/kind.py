@@ -15,9 +15,9 @@ from jsrl.workers.kinds import Headline, Kind, Lifecycle, Port, Resources, Shown
 
 
 def loads_jax(worker: Any) -> bool:
-    """Return whether an actor acts itself for some policy, or for the frozen players of one."""
+    """Return whether an actor acts itself for some policy or its frozen players, or its environments are in JAX."""
     experiment = getattr(worker, "experiment", None)
-    if experiment is not None and plays_frozen(experiment):
+    if experiment is not None and (plays_frozen(experiment) or experiment.env.in_jax):
         return True
     return any(one.has("params") for one in (worker, *getattr(worker, "others", ())))
 

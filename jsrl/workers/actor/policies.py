@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from jsrl.envs.seats import NO_SEATS, SeatView, actions_of, finite_actions, part
 from jsrl.errors import StreamTimeout
 from jsrl.transport.base import LATEST_VERSION, Block, InferenceClient, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, spread, version_epoch, version_updates
-from jsrl.workers.actor.assignments import SeatPlayers
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.base import EnvCall
+
+if TYPE_CHECKING:
+    from jsrl.workers.actor.assignments import SeatPlayers
 
 
 class Pace(NamedTuple):

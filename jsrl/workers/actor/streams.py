@@ -9,7 +9,7 @@ from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.values import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
-from jsrl.transport.meeting.handshake import Check
+from jsrl.transport.meeting.admission import Check
 from jsrl.transport.transports import connect_inference
 from jsrl.workers.actor.kind import plays_frozen
 from jsrl.workers.ends import names_of_peers
@@ -63,12 +63,12 @@ class ActorStreams:
         self._writer.open()
         self._peers: list[Peer] = list(self._writer.peers)
         if not job.has("inference"):
-            from jsrl.workers.players import inline_client
+            from jsrl.workers.inline import inline_client
 
             self._client = inline_client(job, group_sizes, self._meter.phases)
         else:
             if plays_frozen(job.experiment):
-                from jsrl.workers.players import frozen_inline
+                from jsrl.workers.inline import frozen_inline
 
                 self._frozen = frozen_inline(job, group_sizes, self._meter.phases)
             servers = names_of_peers(job.end("inference"))

@@ -23,11 +23,11 @@ from jsrl.metrics.metrics import Meter
 from jsrl.runs.control_bodies import Command, Lease
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.types import ACTING
-from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.policies import ActingPolicy, Group, PolicyRows
 from jsrl.workers.base import EnvCall, Reporter
 
 if TYPE_CHECKING:
+    from jsrl.workers.actor.assignments import Assignments
     from jsrl.workers.actor.recording import RecordingWriter
 
 SHORT_WAIT_S = 0.002  # timeout for one policy, while another's actions may arrive

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from jsrl.directors.base import wants_scores
+from jsrl.experiment.policies import wants_scores
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.workers.base import Reporter
 from jsrl.workers.director.in_order import OrderSettings

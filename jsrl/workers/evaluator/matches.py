@@ -5,15 +5,18 @@ Opponents are frozen players of the own run, once they are frozen, and players o
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from jsrl.agents.base import Agent
+from jsrl.contest import contestant_of, load_player
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import VectorGame
 from jsrl.envs.faults import LONG_STEPS
@@ -25,7 +28,9 @@ from jsrl.metrics.phases import Phases
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import Request
 from jsrl.types import Array, EnvSpec, Tree, version_updates
-from jsrl.workers.acting import Engine, GroupSlots
+from jsrl.workers.acting import Engine, GroupSlots, make_agent
+from jsrl.workers.frozen import players_of
+from jsrl.workers.jobs import Job
 from jsrl.workers.play import Seated
 
 
@@ -107,8 +112,12 @@ class ScoreOfMatches:
     """Results of the matches of one snapshot."""
 
     def __init__(self, version: int) -> None:
-        self.version = version
+        self.version, self.is_opposed = version, False
         self.matches: list[MatchScore] = []
+
+    @property
+    def against(self) -> list[str]:
+        return [match.away for match in self.matches]
 
     def facts(self) -> dict[str, Any]:
         """Return the win rate over all opponents with its 95% interval, and return, length and number of games."""
@@ -181,3 +190,30 @@ class Matches:
 def _seat_policy(policy: Seated, slots: int) -> SeatPolicy:
     assert policy.view is not None
     return SeatPolicy(policy.view.places, Acting(policy.engine, slots))
+
+
+def make_opponents(job: Job) -> list[Opponent]:
+    of_group: dict[str, Job] = {}
+    for part in job.by_policy:
+        of_group.setdefault(part.seat_group, part)
+    found: list[Opponent] = []
+    for number, name in enumerate(job.experiment.evaluator.against):
+        if "@" in name:
+            found.append(LoadedOpponent(name, functools.partial(_load, number)))
+            continue
+        policy, _, player = name.rpartition("/")
+        parts = [part for part in job.by_policy if part.policy == policy] if policy else list(of_group.values())
+        found.append(FrozenOpponent(name, player, [_frozen(part, number) for part in parts]))
+    return found
+
+
+def _frozen(part: Job, number: int) -> FrozenPolicy:
+    assert part.view is not None
+    seed = part.experiment.seed + 2 + number
+    return FrozenPolicy(players_of(part), make_agent(part), part.schemas.env, part.view, seed)
+
+
+def _load(number: int, name: str) -> Contestant:
+    run, _, tag = name.rpartition("@")
+    label = f"{Path(run).parent.name}/{Path(run).name}@{tag}"
+    return contestant_of(load_player(name)._replace(name=label), number + 1, greedy=False)

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -19,24 +18,23 @@ from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.errors import SnapshotError
 from jsrl.intervals import score_of
-from jsrl.matches.players import Contestant
 from jsrl.metrics.metrics import Meter
+from jsrl.references.importing import import_target
 from jsrl.runs.control_bodies import FINAL, Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
-from jsrl.workers.evaluator.matches import (
-    FrozenOpponent,
-    FrozenPolicy,
-    LoadedOpponent,
-    Matches,
-    Opponent,
-    ScoreOfMatches,
-)
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings, Score
-from jsrl.workers.players import common_player_settings, make_agent, played_policies, snapshot_store
+from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
+from jsrl.workers.players import common_player_settings, played_policies, snapshot_store
+
+if TYPE_CHECKING:
+    from jsrl.workers.evaluator.matches import Opponent
+
+# imported only where opponents are named
+MATCHES = "jsrl.workers.evaluator.matches:Matches"
+OPPONENTS = "jsrl.workers.evaluator.matches:make_opponents"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +90,8 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         super().__init__(settings.name or "evaluator", policies, settings, make_env, reporter, meter)
         self._settings, self._store = settings, store
         self._plan: list[tuple[str, bool, int]] = []
-        self._make_opponents, self._opponents = opponents, list[Opponent]()
+        self._make_opponents = opponents
+        self._opponents: list[Opponent] = []
         self._best, self._best_against = -math.inf, list[str]()
         self._best_params: tuple[int, list[np.ndarray]] | None = None
         self._metrics: dict[str, float] = {}
@@ -155,9 +154,8 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         policies, env = self._seated(greedy, slots), self._env(slots, SEEDS.get(name, 1))
         watch = partial(self._watched, env)
         if there:
-            self._play = Matches(
-                policies, there, cast(VectorGame, env), episodes, watch, self._phases, self._settings.max_steps
-            )
+            matches = import_target(MATCHES)
+            self._play = matches(policies, there, env, episodes, watch, self._phases, self._settings.max_steps)
         else:
             self._play = Play(
                 policies, env, episodes, watch, self._phases, rests=self._final, max_steps=self._settings.max_steps
@@ -167,10 +165,10 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         assert self._play is not None and self._params is not None
         self._played += self._play.env_steps
         score, (name, greedy, _) = self._play.score, self._plan.pop(0)
-        against = [match.away for match in score.matches] if isinstance(score, ScoreOfMatches) else []
+        against = score.against
         self._play = None
-        if self._settings.joins_rewards and isinstance(score, Score) and score.cancelled == len(score.returns):
-            self._reporter.event("warning", OPPOSED.format(episodes=score.cancelled), once="opposed")
+        if self._settings.joins_rewards and score.is_opposed:
+            self._reporter.event("warning", OPPOSED.format(episodes=len(score.returns)), once="opposed")
         facts, updates = score.facts(), version_updates(score.version)
         if self._final:
             self._final_score = facts
@@ -188,8 +186,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             return
         env_steps = self._env_steps(updates)
         self._metrics |= {f"{name}/{key}": value for key, value in facts.items()}
-        if isinstance(score, ScoreOfMatches):
-            self._metrics |= {f"{name}/{key}": value for key, value in score.by_opponent().items()}
+        self._metrics |= {f"{name}/{key}": value for key, value in score.by_opponent().items()}
         # of equal scores the newest is the best: those of opposed sides in self-play all are 0. Scores against different
         # opponents do not compare.
         if score_of(facts) >= self._best or against != self._best_against:
@@ -292,34 +289,8 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         groups = None if e.evaluator.against else job.seat_groups or None
         return make(e.evaluation_env, num_envs, seed, group=0, groups=groups, warn=warn)
 
-    store, opponents = snapshot_store(job, reporter, "params"), functools.partial(make_opponents, job)
+    def opponents() -> Sequence[Opponent]:
+        return import_target(OPPONENTS)(job) if e.evaluator.against else ()
+
+    store = snapshot_store(job, reporter, "params")
     return Evaluator(played_policies(job), settings, make_env, store, reporter, make_meter(job), opponents)
-
-
-def make_opponents(job: Job) -> list[Opponent]:
-    of_group: dict[str, Job] = {}
-    for part in job.by_policy:
-        of_group.setdefault(part.seat_group, part)
-    found: list[Opponent] = []
-    for number, name in enumerate(job.experiment.evaluator.against):
-        if "@" in name:
-            found.append(LoadedOpponent(name, functools.partial(_load, number)))
-            continue
-        policy, _, player = name.rpartition("/")
-        parts = [part for part in job.by_policy if part.policy == policy] if policy else list(of_group.values())
-        found.append(FrozenOpponent(name, player, [_frozen(part, number) for part in parts]))
-    return found
-
-
-def _frozen(part: Job, number: int) -> FrozenPolicy:
-    assert part.view is not None
-    seed = part.experiment.seed + 2 + number
-    return FrozenPolicy(part.players, make_agent(part), part.schemas.env, part.view, seed)
-
-
-def _load(number: int, name: str) -> Contestant:
-    from jsrl.contest import contestant_of, load_player
-
-    run, _, tag = name.rpartition("@")
-    label = f"{Path(run).parent.name}/{Path(run).name}@{tag}"
-    return contestant_of(load_player(name)._replace(name=label), number + 1, greedy=False)

@@ -15,13 +15,12 @@ from jsrl.metrics.metrics import Meter
 from jsrl.runs.control_bodies import Command
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.types import version_updates
-from jsrl.workers.acting import Engine
+from jsrl.workers.acting import Engine, frozen_players, make_agent
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import bind_server, subscribe
 from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.players import frozen_players, make_agent
 
 _HELD_WAIT_S = 0.001  # between checks for the params that some policies' requests wait for
 

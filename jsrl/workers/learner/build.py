@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
-from jsrl.directors.base import wants_scores
 from jsrl.references.importing import import_target
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
@@ -20,16 +19,18 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher
 from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make_source
+from jsrl.workers.learner.build_source import begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater, missed_ratio, trained_agent, unseen_rows
-from jsrl.workers.learner.directed import Copies, DirectorCommands, Scores
 from jsrl.workers.learner.sources import ONE_RANK, RANKS, OneRank, Source, SynchronizedSource
-from jsrl.workers.learner.updaters import Updater
+from jsrl.workers.learner.updaters import NO_DIRECTOR
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import snapshot_store
 
 if TYPE_CHECKING:
     from jsrl.workers.learner.ranks import RankLink
+
+# imported only where a run has a director, or keeps its first params
+DIRECTED = "jsrl.workers.learner.directed:director_commands"
 
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
@@ -75,35 +76,10 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         ages="window_age" if e.has_replay_workers else "policy_lag",
         drains=job.plays_along and e.is_deterministic and isinstance(ranks, OneRank),
     )
-    directed = director_commands(job, start, agent, updater, reporter)
+    directed = NO_DIRECTOR
+    if e.director is not None or job.keeps_initial:
+        directed = import_target(DIRECTED)(job, start, agent, updater, reporter)
     return Learner(updater, begin, connect, check, store, settings, reporter, meter, directed, ranks)
-
-
-def director_commands(
-    job: Job, start: LearnerStart, agent: Agent, updater: Updater, reporter: Reporter
-) -> DirectorCommands:
-    e, key = job.experiment, stream_key(job.experiment.seed, INIT_STREAM)
-    scores = None
-    if wants_scores(e.director):
-        scores = Scores(
-            reporter, job.policy_number, always=e.is_deterministic, known=start.directed.get("open_games", ())
-        )
-
-    def again(values: list[Any], updates: int) -> Any:
-        state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
-        return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
-
-    return DirectorCommands(
-        updater,
-        job.players,
-        again,
-        Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key)),
-        scores,
-        reporter,
-        freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
-        on_policy=e.buffer is None,
-        meta=start.directed,
-    )
 
 
 def restore_state(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,15 +13,17 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger
-from jsrl.transport.stream import epoch_at, replay_batch_spec
+from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import bind_reader
 from jsrl.workers.jobs import Job
-from jsrl.workers.learner.batching import Batcher, BatchPlan, by_lag, of_another_policy, of_any_age
-from jsrl.workers.learner.replay_link import batch_of_windows, replay_consumer
-from jsrl.workers.learner.sources import FromReplay, FromStream, IntoRing, Prefetched, Source
+from jsrl.workers.learner.batching import Batcher, BatchPlan, by_lag, of_another_policy
+from jsrl.workers.learner.sources import FromStream, IntoRing, Prefetched, Source
 
+# imported only where the learner reads a recording, or has replay workers
+RECORDED = "jsrl.workers.learner.recorded:from_recording"
+REPLAYED = "jsrl.workers.learner.replay_link:from_replay"
 Join = Callable[[SampleConsumer, Trajectory, BatchPlan], Batcher]
 
 
@@ -60,9 +61,9 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
 
 def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source]:
     if job.experiment.recording is not None:
-        return import_target("jsrl.workers.learner.recorded:from_recording")
+        return import_target(RECORDED)
     if job.has("priorities"):
-        return from_replay
+        return import_target(REPLAYED)
     return from_actors if job.experiment.buffer is None else into_ring
 
 
@@ -99,17 +100,6 @@ def into_ring(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Sou
     assert e.buffer is not None
     consumer, windows = bind(job, spec, start), e.buffer.batch_size * e.updates_per_call
     return IntoRing(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse, windows)
-
-
-def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
-    """Return the source of the windows that replay workers draw: one batch for each compiled call."""
-    e = job.experiment
-    assert e.buffer is not None
-    spec = batch_of_windows(e.buffer, job.schemas.trajectory)
-    size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
-    plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
-    consumer = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
-    return FromReplay(join(consumer, spec, plan), consumer, windows, job.start_point.env_steps)
 
 
 def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:

@@ -14,27 +14,28 @@ import jax.numpy as jnp
 
 from jsrl.agents.base import Agent, AgentState, Update
 from jsrl.agents.finite import with_output_check, with_state_check
-from jsrl.agents.hyperparameters import with_hyperparameters
 from jsrl.agents.minibatches import several_updates
-from jsrl.agents.rewards import with_rewards, with_running_scale
-from jsrl.directors.base import explored_names
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, build_agent, resolved_agent
 from jsrl.experiment.numbers import device_columns
+from jsrl.experiment.policies import explored_names
 from jsrl.parallel import AXIS_NAME, data_parallel
 from jsrl.references.importing import import_target
 from jsrl.types import EnvSpec, Trajectory, leaves, map_tree, with_columns
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.kind import RESERVED
-from jsrl.workers.learner.replay_link import batch_of_windows
 from jsrl.workers.learner.updaters import Check, FiniteCheck, OwnUpdate, RingUpdate, Updater, no_check, only_finite
 
 if TYPE_CHECKING:
     from jsrl.replay.device.agent import OnDevice
 
-# imported only where the learner is split, or replays on its device
+# imported only where the learner is split, replays, has hyperparameters that a director changes, or scales rewards
 SPLIT = "jsrl.workers.learner.split_update:split_update"
+EXPLORED = "jsrl.agents.hyperparameters:with_hyperparameters"
+SCALED = "jsrl.agents.rewards:with_rewards"
+RUNNING_SCALE = "jsrl.agents.rewards:with_running_scale"
+WINDOWS = "jsrl.workers.learner.replay_link:batch_of_windows"
 ON_DEVICE = "jsrl.replay.device.agent:on_device"
 
 
@@ -83,7 +84,7 @@ def trace_update(agent: Agent, experiment: Experiment, state: AgentState, trajec
     replay, columns, learner = experiment.buffer, device_columns(experiment), experiment.learner
     if replay is not None:
         columns = replay.batch_size // (learner.num_devices or 1)
-        trajectory = batch_of_windows(replay, trajectory)
+        trajectory = import_target(WINDOWS)(replay, trajectory)
     batch = map_tree(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), with_columns(trajectory, columns))
     prioritised = replay is not None and replay.prioritised
     devices = {AXIS_NAME: learner.num_ranks * (learner.num_devices or 1)}
@@ -194,10 +195,12 @@ def learner_devices(number: int | None, columns: int, way_out: str = "lower lear
 
 def trained_agent(experiment: Experiment, spec: EnvSpec, hyperparameters: Mapping[str, float]) -> Agent:
     """Return the agent that an experiment trains; `hyperparameters`: name of a field -> its value in a new state."""
-    config, env = resolved_agent(experiment), experiment.env
-    agent = with_hyperparameters(config, functools.partial(build_agent, spec=spec), hyperparameters)
+    config, build, env = resolved_agent(experiment), functools.partial(build_agent, spec=spec), experiment.env
+    agent = import_target(EXPLORED)(config, build, hyperparameters) if hyperparameters else build(config)
+    if env.reward_scale == 1.0 and env.reward_clip is None:
+        return agent
     if isinstance(env.reward_scale, float | int):
-        return with_rewards(agent, env.reward_scale, env.reward_clip)
+        return import_target(SCALED)(agent, env.reward_scale, env.reward_clip)
     if experiment.buffer is not None:
         raise ConfigError(
             "env.reward_scale=running needs fresh trajectories, and this agent learns from replay; give a number, or "
@@ -205,7 +208,7 @@ def trained_agent(experiment: Experiment, spec: EnvSpec, hyperparameters: Mappin
         )
     gamma = getattr(config, "gamma", 0.99)
     columns = (experiment.batch_columns, *([] if spec.num_agents is None else [spec.num_agents]))
-    return with_running_scale(agent, gamma=gamma, clip=env.reward_clip, columns=columns)
+    return import_target(RUNNING_SCALE)(agent, gamma=gamma, clip=env.reward_clip, columns=columns)
 
 
 def agent_of(experiment: Experiment, spec: EnvSpec) -> Agent:

@@ -7,27 +7,33 @@ a restarted learner executes it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import msgspec
 import numpy as np
 
-from jsrl.agents.base import AgentState, UpdateOutput
+from jsrl.agents.base import Agent, AgentState, UpdateOutput, adopt
 from jsrl.agents.hyperparameters import set_hyperparameters
 from jsrl.directors.messages import INITIAL
 from jsrl.errors import SnapshotError
+from jsrl.experiment.policies import wants_scores
 from jsrl.runs.control_bodies import Command, CommandDone
 from jsrl.snapshots.players import PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ONLY_SCORED, Array
+from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
+from jsrl.workers.frozen import players_of
+from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batch
+from jsrl.workers.learner.build_source import LearnerStart
 from jsrl.workers.learner.tickets import ExecutedTickets
-from jsrl.workers.learner.updaters import Updater
+from jsrl.workers.learner.updaters import DirectorLink, LearnerState, Updater
 
 SUMS = 5  # of a row, see jsrl.agents.rows.row_scores
 MOST_OPEN = 10_000  # unfinished games kept: some never end, because their rows were dropped
@@ -116,42 +122,6 @@ class Copies:
         template = {"state": jax.eval_shape(self._fresh)}
         saved = SnapshotStore(self._snapshots[self._own] / FOLDER).load(version, template).tree["state"]
         return self._updater.place(set_hyperparameters(saved, hyperparameters))
-
-
-class LearnerState(NamedTuple):
-    """The state of a learner between two updates."""
-
-    version: int
-    updates: int
-    state: Any
-
-
-class DirectorLink:
-    """The learner's interface to its director; this class is for a learner without one."""
-
-    def begin(self, now: LearnerState) -> None:
-        """Note the state at the start of this process."""
-
-    def next_state(self, updates: int) -> Any:
-        """Return the state that replaces the next update; None: none."""
-        return None
-
-    def trains(self, batch: Batch) -> bool:
-        """Return whether the rows of a batch may be trained on."""
-        return True
-
-    def trained(self, batch: Batch, output: UpdateOutput, batches: int) -> None:
-        """Note a batch and its last update; `batches`: number of batches so far, this one included."""
-
-    def meta(self) -> dict[str, Any]:
-        """Return metadata that a snapshot must keep for a restart."""
-        return {}
-
-    def execute(self, name: str, facts: dict[str, Any], now: LearnerState, save: Callable[[], None]) -> None:
-        """Execute a command of a director, if it is one; `save` writes a snapshot."""
-
-
-NO_DIRECTOR = DirectorLink()
 
 
 class DirectorCommands(DirectorLink):
@@ -246,3 +216,30 @@ class DirectorCommands(DirectorLink):
         if "hyperparameters" in pending:
             return self._copies.load(pending["version"], pending["hyperparameters"])
         return self._again(self._players.load(pending["version"]), pending["updates"])
+
+
+def director_commands(
+    job: Job, start: LearnerStart, agent: Agent, updater: Updater, reporter: Reporter
+) -> DirectorCommands:
+    """Return the interface of a learner to its director."""
+    e, key = job.experiment, stream_key(job.experiment.seed, INIT_STREAM)
+    scores = None
+    if wants_scores(e.director):
+        known = start.directed.get("open_games", ())
+        scores = Scores(reporter, job.policy_number, always=e.is_deterministic, known=known)
+
+    def again(values: list[Any], updates: int) -> Any:
+        state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
+        return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
+
+    return DirectorCommands(
+        updater,
+        players_of(job),
+        again,
+        Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key)),
+        scores,
+        reporter,
+        freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
+        on_policy=e.buffer is None,
+        meta=start.directed,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,13 @@ from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.experiment import ReplayConfig
 from jsrl.replay.host.rows import read_ids, windows_spec
 from jsrl.transport.base import Lease, Ledger, ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.stream import name_at, priorities_spec
+from jsrl.transport.stream import name_at, priorities_spec, replay_batch_spec
 from jsrl.types import Array, Trajectory
 from jsrl.workers.ends import connect_writer
 from jsrl.workers.jobs import Job
+from jsrl.workers.learner.batching import BatchPlan, of_any_age
+from jsrl.workers.learner.build_source import Join, LearnerStart, bind
+from jsrl.workers.learner.sources import FromReplay, Source
 from jsrl.workers.peers import CONNECT_S, MOST_CONNECT_S
 
 FEEDBACK_TIMEOUT_S = 2.0
@@ -136,3 +140,14 @@ def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
         return connect_writer(job, "priorities", priorities_spec(number), found.address, connect_s)
 
     return ReplayConsumer(batches, priorities, number, wait=not job.in_process)
+
+
+def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
+    """Return the source of the windows that replay workers draw: one batch for each compiled call."""
+    e = job.experiment
+    assert e.buffer is not None
+    spec = batch_of_windows(e.buffer, job.schemas.trajectory)
+    size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
+    plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
+    consumer = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
+    return FromReplay(join(consumer, spec, plan), consumer, windows, job.start_point.env_steps)

@@ -18,10 +18,10 @@ from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.types import Trajectory
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch, Batcher
-from jsrl.workers.learner.replay_link import ReplayConsumer
 
 if TYPE_CHECKING:
     from jsrl.workers.learner.ranks import RankLink
+    from jsrl.workers.learner.replay_link import ReplayConsumer
 
 RANKS = "ranks"  # the port to the other ranks of a learner
 

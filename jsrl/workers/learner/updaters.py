@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from jsrl.workers.jobs import FAILED_UPDATE
 
 if TYPE_CHECKING:
     from jsrl.replay.device.agent import OnDevice
+    from jsrl.workers.learner.batching import Batch
 
 
 class Updater(Protocol):
@@ -210,3 +212,39 @@ class FiniteCheck:
             f"before it and its batch lie in {self._folder}. Replay it with: {self._command}"
         )
         return Refused(failed.state, error)
+
+
+class LearnerState(NamedTuple):
+    """The state of a learner between two updates."""
+
+    version: int
+    updates: int
+    state: Any
+
+
+class DirectorLink:
+    """The learner's interface to its director; this class is for a learner without one."""
+
+    def begin(self, now: LearnerState) -> None:
+        """Note the state at the start of this process."""
+
+    def next_state(self, updates: int) -> Any:
+        """Return the state that replaces the next update; None: none."""
+        return None
+
+    def trains(self, batch: Batch) -> bool:
+        """Return whether the rows of a batch may be trained on."""
+        return True
+
+    def trained(self, batch: Batch, output: UpdateOutput, batches: int) -> None:
+        """Note a batch and its last update; `batches`: number of batches so far, this one included."""
+
+    def meta(self) -> dict[str, Any]:
+        """Return metadata that a snapshot must keep for a restart."""
+        return {}
+
+    def execute(self, name: str, facts: dict[str, Any], now: LearnerState, save: Callable[[], None]) -> None:
+        """Execute a command of a director, if it is one; `save` writes a snapshot."""
+
+
+NO_DIRECTOR = DirectorLink()

@@ -23,9 +23,8 @@ from jsrl.types import make_version
 from jsrl.workers.acting import UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.directed import NO_DIRECTOR, DirectorLink, LearnerState
 from jsrl.workers.learner.sources import ONE_RANK, OneRank, Source
-from jsrl.workers.learner.updaters import Check, Updater, reported
+from jsrl.workers.learner.updaters import NO_DIRECTOR, Check, DirectorLink, LearnerState, Updater, reported
 
 if TYPE_CHECKING:
     from jsrl.workers.learner.ranks import RankLink

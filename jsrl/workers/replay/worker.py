@@ -25,7 +25,7 @@ from jsrl.runs.values import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import read_page
-from jsrl.transport.meeting.handshake import Check
+from jsrl.transport.meeting.admission import Check
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_readers

@@ -16,8 +16,9 @@ from jsrl.intervals import score_of
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
 from jsrl.recordings.video import VideoWriter, require_video
-from jsrl.recordings.video_shelf import FOLDER, Video, VideoShelf
+from jsrl.recordings.video_shelf import Video, VideoShelf
 from jsrl.runs.control_bodies import Command
+from jsrl.runs.runs import VIDEOS
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
@@ -307,7 +308,7 @@ def build_video_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
         return make_rendered(e.filmed_env, (seed, FILMED), job.seat_groups or None)
 
     def open_shelf() -> VideoShelf:
-        return VideoShelf(Path(job.folder, FOLDER, job.policy_folder), e.video.keep_newest)
+        return VideoShelf(Path(job.folder, VIDEOS, job.policy_folder), e.video.keep_newest)
 
     return VideoRecorder(played_policies(job), settings, make_env, open_shelf, reporter, make_meter(job))
 

@@ -46,7 +46,7 @@ from jsrl.runs.control import ControlServer
 from jsrl.runs.control_bodies import Heartbeat, Stacks, Stage
 from jsrl.runs.values import Registration
 from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make_keys
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.locks import make_folder
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import find_kind, value_of
 from tests.cluster.test_members import place

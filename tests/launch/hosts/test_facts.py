@@ -15,7 +15,7 @@ import zmq
 
 from jsrl.errors import ConfigError
 from jsrl.launch.local import agent, children, facts
-from jsrl.transport.memory import segment
+from jsrl.transport.memory import locks
 
 
 def test_host_that_has_enough_lacks_nothing(tmp_path: Path):
@@ -36,7 +36,7 @@ def test_host_with_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert facts.lacks(tmp_path, 1_000) == "0 MB free in /dev/shm, and needs at least 16"
 
 
-@pytest.mark.parametrize(("module", "name"), [(tempfile, "gettempdir"), (segment, "lock_file")])
+@pytest.mark.parametrize(("module", "name"), [(tempfile, "gettempdir"), (locks, "lock_file")])
 def test_host_without_space_for_temporary_files_is_refused(
     module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

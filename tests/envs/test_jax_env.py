@@ -1,0 +1,142 @@
+"""Environments in JAX: their rows are those of any environment, and an own one is checked like any other."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl import EnvConfig, Experiment, PPOConfig, check_env, load_policy, make_env, run
+from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.extend import ArraySpec, Continuous, Discrete, EnvSpec, JaxStep
+from jsrl.launch.plan import make_plan
+
+
+class State(NamedTuple):
+    time: jax.Array
+    start: jax.Array
+    key: jax.Array  # a key in the state must survive resets
+
+
+class Climb:
+    """Climbs from a random start, one step at a time: observation (start, time), reward time, ends after `length` steps."""
+
+    def __init__(self, length: int = 3, truncates: bool = False, action=None, fails: bool = False):
+        self.spec = EnvSpec(ArraySpec((2,), "float32"), action or Discrete(2))
+        self.length, self.truncates, self.fails = length, truncates, fails
+
+    def reset(self, key):
+        state = State(0, jax.random.uniform(key), key)  # a weakly typed 0
+        return state, self._seen(state)
+
+    def step(self, key, state, action):
+        if self.fails:
+            raise ValueError("no floor")
+        state = state._replace(time=state.time + 1)
+        over = state.time >= self.length
+        reward = state.time * (action if jnp.ndim(action) == 0 else action[0])
+        return JaxStep(state, self._seen(state), reward, over & (not self.truncates), over & self.truncates)
+
+    def _seen(self, state):
+        return jnp.stack([state.start, jnp.float32(state.time)])
+
+
+def climb(num_envs: int = 2, seed: int = 0, group: int = 0, most: int | None = None, **kwargs):
+    config = EnvConfig(f"{__name__}:Climb", kwargs=kwargs, backend="jax", max_episode_steps=most)
+    env = make_env(config, num_envs, seed, group=group)
+    return env, env.reset()
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_rows_are_those_of_next_step_resets(truncates: bool) -> None:
+    env, first = climb(truncates=truncates)
+    steps = [env.step(np.ones(2, np.int32)) for _ in range(5)]
+    assert first.is_first.all() and [step.is_first.tolist() for step in steps] == [[t == 3] * 2 for t in range(5)]
+    assert [step.observation[0, 1] for step in steps] == [
+        1,
+        2,
+        3,
+        0,
+        1,
+    ]  # the last observation, then the next first one
+    assert [float(step.reward[0]) for step in steps] == [1, 2, 3, 0, 1]
+    assert [float(step.discount[0]) for step in steps] == [1, 1, 1 if truncates else 0, 1, 1]
+    ended = steps[2].episodes
+    assert [(e.slot, e.return_, e.length, e.terminated) for e in ended] == [(s, 6, 3, not truncates) for s in (0, 1)]
+    assert steps[2].observation[0, 0] == first.observation[0, 0] != steps[3].observation[0, 0]  # another random start
+    assert env._step._cache_size() == 1
+
+
+def test_the_same_seed_and_group_give_the_same_episodes() -> None:
+    starts = [climb(seed=s, group=g)[1].observation[:, 0].tolist() for s, g in ((0, 0), (0, 0), (1, 0), (0, 1))]
+    assert starts[0] == starts[1] and len({*map(tuple, starts)}) == 3 and len(set(starts[0])) == 2
+
+
+def test_episodes_may_be_cut_and_actions_are_within_their_bounds() -> None:
+    env, _ = climb(most=2, action=Continuous((-2.0,), (2.0,), "rescale"))
+    steps = [env.step(np.full((2, 1), 9.0, np.float32)) for _ in range(3)]
+    assert [float(step.reward[0]) for step in steps] == [2, 4, 0] and steps[2].is_first.all()
+    assert [e.terminated for e in steps[1].episodes] == [False, False] and (steps[1].discount == 1).all()
+
+
+def test_check_env_checks_it_and_mistakes_are_named() -> None:
+    assert check_env(EnvConfig(Climb, backend="jax"), steps=12).episodes > 0
+    env, _ = climb(fails=True)
+    with pytest.raises(EnvironmentFault, match="raised ValueError in step: no floor"):
+        env.step(np.ones(2, np.int32))
+    with pytest.raises(
+        ConfigError, match=r"env.backend=jax made OrderedDict; expected an environment with spec, reset"
+    ):
+        make_env(EnvConfig("collections:OrderedDict", backend="jax"), 1, 0)
+
+
+@pytest.mark.parametrize("placement", ["inline", "served"])
+def test_actors_load_jax_for_it_and_are_not_forked(placement: str, tmp_path) -> None:
+    env = EnvConfig(f"{__name__}:Climb", backend="jax")
+    e = Experiment(PPOConfig(num_minibatches=1), env, num_envs=16, num_actors=16, placement=placement)
+    plan = make_plan(e, str(tmp_path), tmp_path)
+    assert not plan.forked
+    assert plan.job("actor-0").experiment.agent is not None
+
+
+@pytest.mark.slow
+def test_the_same_bits_in_the_process_and_in_actors(tmp_path) -> None:
+    agent = PPOConfig(num_epochs=1, num_minibatches=1, learning_rate=0.01)
+    env = EnvConfig(f"{__name__}:Climb", backend="jax")
+    common = {"num_envs": 4, "num_groups": 2, "rollout_length": 8, "total_env_steps": 320, "deterministic": True}
+    weights = []
+    for placement in ("serial", "served"):
+        e = Experiment(agent, env, placement=placement, num_actors=1 if placement == "serial" else 2, **common)
+        result = run(e, runs_dir=tmp_path, name=placement, display="quiet")
+        weights.append(jax.tree.leaves(load_policy(f"{result.folder}@latest").params))
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# -- gymnax -----------------------------------------------------------------------------------------------------------
+
+
+def test_cartpole_of_gymnax_moves_as_gymnasiums_and_keeps_last_observations() -> None:
+    pytest.importorskip("gymnax")
+    env = make_env(EnvConfig("gymnax:CartPole-v1", kwargs={"max_steps_in_episode": 5}), 3, 0)
+    step, other = env.reset(), gymnasium.make("CartPole-v1").unwrapped
+    other.reset()
+    for t in range(5):
+        other.state = step.observation[1].astype(np.float64)
+        expected = other.step(t % 2)[0]
+        step = env.step(np.full(3, t % 2, np.int32))
+        np.testing.assert_allclose(step.observation[1], expected, atol=1e-5)
+    assert [(e.length, e.terminated) for e in step.episodes] == [(5, False)] * 3 and (step.discount == 1).all()
+    assert env.step(np.zeros(3, np.int32)).is_first.all()
+
+
+def test_unknown_names_of_gymnax_are_answered() -> None:
+    pytest.importorskip("gymnax")
+    with pytest.raises(ConfigError, match=r"gymnax has no environment 'Cartpole'; nearest: CartPole-v1"):
+        make_env(EnvConfig("gymnax:Cartpole"), 1, 0)
+    with pytest.raises(ConfigError, match=r"env.kwargs has 'gravitas'; the parameters of CartPole-v1 are max_steps"):
+        make_env(EnvConfig("gymnax:CartPole-v1", kwargs={"gravitas": 1}), 1, 0)
