@@ -298,8 +298,8 @@ FAULTS = (
     Planted(
         "games are proposed while a command waits",
         TICKETS,
-        "        return actions if self._orders or self.lacking else actions + self._propose()\n",
-        "        return actions + self._propose()\n",
+        "        return actions if self._orders or self.lacking else actions + self._propose(now)\n",
+        "        return actions + self._propose(now)\n",
         "games",
     ),
     Planted(
