@@ -303,8 +303,8 @@ class Budgets:
         return f"restart {self.used(worker, now)} of {self._rules[worker].restarts} within {self._config.window_s:g} s"
 
     def used_up(self, worker: str, now: float) -> str:
-        """Return why a worker is not restarted any more, as text; empty: it never was restarted."""
-        if not self.used(worker, now):
+        """Return that a worker has used its restarts, as text; empty: it has not, or may have none."""
+        if not self.allows(worker) or self.used(worker, now) < self._rules[worker].restarts:
             return ""
         return (
             f"{worker} has used its {counted(self._rules[worker].restarts, 'restart')} within {self._config.window_s:g} s. "
@@ -413,12 +413,20 @@ class Supervision:
         return [Show(f"{message.worker} {what}; {text}", "warning"), *actions]
 
     def _move(self, life: Life, why: str, now: float) -> list[Action]:
-        """Ask a worker to leave, so that it restarts on another host; a worker that is just starting is ended."""
-        if life.moves or life.phase is not Phase.LIVES or self._watched is not None:
+        """Ask a worker to leave, so that it restarts on another host; a worker that is just starting is ended.
+
+        All ranks of a learner leave together: those of different incarnations do not meet.
+        """
+        ranks = [self.lives[name] for name in self.rules[life.worker].ranks]
+        if self._watched is not None or any(rank.moves or rank.phase is not Phase.LIVES for rank in ranks):
             return []
-        life.moves, life.moves_s = why, now
-        ask = Send(life.worker, life.incarnation, "stop") if life.is_reachable else Kill(life.worker, life.incarnation)
-        return [Show("moving to another host", stage_of=life.worker), ask]
+        actions: list[Action] = []
+        for rank in ranks:
+            rank.moves, rank.moves_s = (why if rank is life else f"{life.worker} moves"), now
+            who = (rank.worker, rank.incarnation)
+            ask = Send(*who, "stop") if rank.is_reachable else Kill(*who)
+            actions += [Show("moving to another host", stage_of=rank.worker), ask]
+        return actions
 
     # -- deaths -------------------------------------------------------------------------------------------------------
 

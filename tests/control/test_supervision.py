@@ -53,7 +53,8 @@ def test_worker_lost_with_its_host_uses_no_restart() -> None:
 
 def test_restarts_before_the_window_do_not_count() -> None:
     taken = Budgets(rules("actor"), BACKOFF)
-    assert [taken.take("actor", 100.0) for _ in range(3)] == [0.5, 1.0, None]
+    assert taken.take("actor", 100.0) == 0.5 and taken.used_up("actor", 100.0) == ""
+    assert [taken.take("actor", 100.0) for _ in range(2)] == [1.0, None]
     assert taken.used_up("actor", 700.0).startswith("actor has used its 2 restarts within 600 s")
     assert taken.used("actor", 700.5) == 0 and taken.take("actor", 700.5) == 0.5
 
@@ -282,6 +283,19 @@ def test_a_moving_worker_is_asked_to_leave_and_costs_no_restart() -> None:
     actions = shell.run(20.0)
     assert starts(actions) == [("actor-0", 3, 0)] and any(isinstance(action, NoteEnd) for action in actions)
     assert shell.shown[-1] == "actor-0 moves, because its host leaves (it did not leave in order)"
+
+
+def test_all_ranks_leave_if_one_moves() -> None:
+    shell = Shell(rules(*RANKS, ranks=RANKS))
+    for _ in range(3):
+        shell.move("rank-1")
+    assert [action.worker for _, action in shell.done if isinstance(action, Send)] == list(RANKS)
+    shell.leave("rank-1")
+    shell.run(1.0)
+    shell.leave("learner")
+    shell.run(2.0)
+    assert [shell.incarnation(rank) for rank in RANKS] == [1, 1] and shell.supervision.budgets.counts == {}
+    assert {"rank-1 moves, because its host leaves", "learner moves, because rank-1 moves"} <= set(shell.shown)
 
 
 def test_learners_are_told_once_which_groups_nobody_steps_now() -> None:
