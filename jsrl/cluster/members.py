@@ -433,7 +433,7 @@ class Members:
             self._do(Send(identity, wire.Refused(0, why)))
             return
         for host in [host for host in self.hosts if self._is_same(host, hello)]:
-            if host.session == hello.session and not (host.has_answered or host.workers):
+            if host.session == hello.session and hello.epoch < host.epoch and not (host.has_answered or host.workers):
                 # It repeats its hello: the welcome was late or lost.
                 host.identity, host.heard_s = identity, self._now_s
                 self._send(host, wire.Welcome(host.epoch, self._lease_s))

@@ -375,10 +375,12 @@ def test_repeated_hello_of_an_agent_that_waits_for_its_welcome_is_one_membership
     answers = [answer for _ in range(3) for answer in world.hello()]
     assert len(answers) == 3 and {answer.epoch for answer in answers} == {1}
     assert len(world.notices) == 1 and len(world.members.hosts) == 1
+    (answer,) = world.hello(epoch=1)  # its lease has ended since, before it could say anything
+    assert answer.epoch == 2
     (host,) = world.members.hosts
     world.hear(host, wire.Beat(host.epoch, 1.0, []))
-    (answer,) = world.hello()  # its lease has ended since
-    assert answer.epoch == 2
+    (answer,) = world.hello()
+    assert answer.epoch == 3
 
 
 def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
