@@ -44,7 +44,7 @@ from jsrl.cluster.members import (
 )
 from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.runs.control import encoded
-from jsrl.runs.control_bodies import Stage
+from jsrl.runs.control_bodies import Crash, Stage
 from jsrl.runs.values import Registration
 from jsrl.transport.stream import epoch_at, name_at
 from jsrl.workers.kinds import find_kind
@@ -267,6 +267,17 @@ def test_exit_is_recorded_once(world: World):
     life = host.workers["actor-0", 0]
     assert (life.exit.status, life.exit.text, life.tail) == (-9, "killed", "the end")
     assert host.num_living == 0
+
+
+def test_last_words_of_an_ended_worker_are_not_passed_on_again(world: World):
+    """They are repeated over each new connection, and their text would use up what the worker may say."""
+    host = world.join()
+    crash = encoded(Crash("actor-0", 0, "ValueError", "it crashed", "x" * 60_000))
+    world.hear(host, wire.WorkerMessages(host.epoch, [crash]))
+    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 1, "exit 1", ""))
+    for _ in range(100):
+        world.hear(host, wire.WorkerMessages(host.epoch, [crash]))
+    assert world.relayed == [crash] and not world.members.drops
 
 
 def test_only_replies_to_questions_are_kept(world: World):
