@@ -113,6 +113,12 @@ def end_of(process, timeout_s=240.0):
     return process.returncode, lines[:-1]
 
 
+def test_the_minimal_actor_needs_no_jax():
+    parts = "minimal.jsrl.make_env(minimal.ENV, 2, seed=0), minimal.extend.connect_samples, minimal.extend.connect_inference"
+    code = f"import sys, minimal; {parts}; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=EXAMPLES)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", pytest.param("ipc", marks=pytest.mark.nightly)])
 def test_the_minimal_run_ends_at_its_goal(transport):

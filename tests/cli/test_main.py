@@ -239,7 +239,6 @@ def test_invalid_config_file_is_reported_in_one_sentence(folder, text, sentence,
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_the_command_runs_a_config_of_the_working_directory_in_processes(folder):
     words = "mine --placement inline --total-env-steps 64 --rollout-length 8 --num-envs 4 --agent.num-minibatches 1 "
     words += "--evaluator.enabled false --display plain --runs-dir out"

@@ -19,7 +19,7 @@ from zmq.utils import z85
 
 from jsrl.cluster.members import JOIN, Received, Revoke
 from jsrl.cluster.messages import LEASE_S, Exited, Hello, Leaving, Order
-from jsrl.runs.control_bodies import AnyMessage, Command, Crash
+from jsrl.runs.control_bodies import FINAL, AnyMessage, Command, Crash, Report
 from tests.simulated.world import Process, Violation, World
 
 if TYPE_CHECKING:
@@ -41,12 +41,13 @@ class Checks:
 
     Attributes:
       liars: names of hosts that lie, whose own workers nobody can vouch for. acted_s: worker -> when it last acted.
-      ending: the end of the run has begun. processes: all that ever were, by worker and incarnation.
+      hanging: workers whose next incarnation hangs in its start. processes: all that ever were, by worker and incarnation.
     """
 
     def __init__(self, world: World, rules: dict[str, Rules], levels: list[Level], limits: DeadlineConfig) -> None:
         self.world, self.rules, self.levels, self.limits = world, rules, levels, limits
         self.liars: set[str] = set()
+        self.hanging: set[str] = set()
         self.acted_s: dict[str, float] = {}
         self.processes: dict[Life, Worker] = {}
         self._newest: dict[str, int] = {}  # worker -> its newest incarnation that was ever started
@@ -72,6 +73,7 @@ class Checks:
         self._judged_s: dict[Life, float] = {}  # when the controller began to end it,
         self._silent_s: dict[Life, float] = {}  # and for how long it was silent then
         self._reported: set[Life] = set()  # deaths
+        self._finished: set[str] = set()  # workers that have reported the end of their task
         self._stopped_s: dict[str, float] = {}  # worker -> when it was told to stop, as the run ends
 
     @property
@@ -121,6 +123,13 @@ class Checks:
             self.acted_s[worker.worker] = self.world.now
         elif not self._is_excused(worker):
             self.fail(f"{worker.name} acts on {worker.host.name}, after incarnation {newest} was started")
+
+    def hangs(self, worker: Worker) -> bool:
+        """Return whether a worker hangs in its start, as a fault wants."""
+        if worker.worker not in self.hanging:
+            return False
+        self.hanging.remove(worker.worker)
+        return True
 
     def next_snapshot(self, worker: str) -> int:
         """Return the number of a snapshot that a worker writes."""
@@ -269,6 +278,20 @@ class Checks:
 
     def heard(self, message: Any) -> None:
         self._worker_heard_s[message.worker, message.incarnation] = self.world.now
+        if isinstance(message, Report) and FINAL in message.facts:
+            self._finished.add(message.worker)
+
+    def shown(self, text: str) -> None:
+        """Check what the user is told about the end of a worker."""
+        worker = text.partition(":")[0].partition(" ")[0]
+        process = self.processes.get((worker, self._newest.get(worker, -1)))
+        if "was not finished within" in text and worker in self._finished:
+            self.fail(f"the controller has heard that {worker} finished its task, and says: {text}")
+        if process is None or process.parent is None or process.parent.name != "controller":
+            return
+        since_s = self.world.now - process.ended_s
+        if "did not leave in order within" in text and since_s > SLACK_S:
+            self.fail(f"{process.name} ended {since_s:.1f} s ago, and the controller says: {text}")
 
     def starts(self, worker: str, incarnation: int) -> None:
         """Check that the controller may start an incarnation."""
@@ -344,19 +367,16 @@ class Checks:
             self.fail(f"{what}, and said {process.error}")
         if is_here and process.status == -9 and life not in self._killed and "status -9" not in death.what:
             self.fail(f"{what}, and was killed")
-        if process.error == "StreamClosed" and is_here:
-            self._check_symptom(death, process)
+        if process.peer is not None and is_here:
+            self._check_symptom(death, process, process.peer)
 
-    def _check_symptom(self, death: Died, process: Worker) -> None:
+    def _check_symptom(self, death: Died, process: Worker, cause: Worker) -> None:
         """Check that the death that a worker noticed is reported before that of the worker."""
-        cause = process.peer
-        if cause is None or cause.alive or cause.error or not cause.ended_s < process.ended_s - SLACK_S:
-            return
-        is_known = (cause.worker, cause.incarnation) in self._reported | self._killed
-        if not is_known and cause.parent is not None and cause.parent.name == "controller" and cause.status != 0:
-            self.fail(
-                f"{process.name} is reported as dead ({death.what}) before {cause.name}, because of which it ended"
-            )
+        ended_by_fault = cause.status == -9 and (cause.worker, cause.incarnation) not in self._killed
+        is_here = cause.parent is not None and cause.parent.name == "controller"
+        is_unknown = (cause.worker, cause.incarnation) not in self._reported
+        if ended_by_fault and is_here and is_unknown and process.error in ("StreamClosed", "RuntimeError"):
+            self.fail(f"{process.name} is reported as dead ({death.what}); it ended because {cause.name} did")
 
 
 def fingerprint(host: JoinedHost) -> tuple[Any, ...]:

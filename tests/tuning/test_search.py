@@ -344,7 +344,6 @@ def config():
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_command_searches_with_real_runs_and_continues(tmp_path, monkeypatch, capsys):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "own.py").write_text(OWN)

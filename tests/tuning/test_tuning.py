@@ -209,7 +209,6 @@ def test_regret_is_small_on_most_machines():
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize(("cores", "mean", "share"), [(2, 0.02, 0.85), (16, 0.04, 0.75)])
 def test_regret_over_many_machines(cores, mean, share):
     found = regrets(cores, range(60), noise=0.05)

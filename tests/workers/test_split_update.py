@@ -17,6 +17,7 @@ from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.networks.model import NetworkConfig
 from tests.fake_devices import fake_devices
+from tests.marks import nightly
 
 COMMON = """
 import dataclasses
@@ -159,10 +160,9 @@ def run_script(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "delay"),
-    [("sac", 2), *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("sac", 1), ("td3", 2), ("ddpg", 1)))],
+    [("sac", 2), *(nightly(*case) for case in (("sac", 1), ("td3", 2), ("ddpg", 1)))],
 )
 def test_alternating_on_two_devices_equals_one_update(name, delay):
     assert run_script(TURNS, name, str(delay)) == "equal"
@@ -208,7 +208,6 @@ print("resumed")
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_split_run_repeats_itself_and_is_continued_split_or_not(tmp_path):
     assert run_script(RESUMED, str(tmp_path)) == "resumed"
 

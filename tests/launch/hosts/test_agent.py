@@ -249,7 +249,6 @@ def test_killed_agent_ends_its_workers_and_they_restart_elsewhere(tmp_path: Path
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_workers_of_a_suspended_agent_end_at_its_lease_and_it_joins_again_without_them(tmp_path: Path) -> None:
     with world_of(tmp_path, 1) as world:
         handle = world.start("actor-0")
