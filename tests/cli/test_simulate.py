@@ -34,6 +34,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_layout_is_simulated_and_plotted(files: Path, capsys):
     words = [
         "hosts.json",

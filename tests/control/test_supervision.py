@@ -173,13 +173,20 @@ def test_a_host_that_is_lost_costs_no_restart() -> None:
 
 @pytest.mark.parametrize("restarts", [0, 2])
 def test_a_broken_stream_is_a_symptom_of_the_death_of_its_peer(restarts: int) -> None:
-    shell = Shell(rules("actor-0", "inference-0", restarts=restarts))
+    asked = list[Any]()
+
+    def may_restart(status: int | None, error: str | None) -> bool:
+        asked.append((status, error))
+        return True
+
+    shell = Shell(rules("actor-0", "inference-0", restarts=restarts, may_restart=may_restart))
     shell.crash("actor-0")
     shell.run(0.15)
     shell.exits["inference-0"] = KILLED  # noticed while the last messages of the actor were awaited
     found = deaths(shell.run(3.0))
     assert found[0] == ("inference-0", "ended unexpectedly: killed", "replaced" if restarts else "fails")
     assert [worker for worker, *_ in found[1:]] == (["actor-0"] if restarts else [])
+    assert asked == [(-9, None), (70, "StreamClosed")][: len(found)]  # the symptom keeps its error
 
 
 def test_two_symptoms_without_a_cause_do_not_wait_for_each_other() -> None:
@@ -287,7 +294,7 @@ def test_all_ranks_leave_if_one_moves() -> None:
     shell.run(1.0)
     shell.leave("learner")
     shell.run(2.0)
-    assert [shell.incarnation(rank) for rank in RANKS] == [1, 1] and shell.supervision.counts == {}
+    assert [shell.incarnation(rank) for rank in RANKS] == [1, 1] and shell.supervision.budgets.counts == {}
     assert {"rank-1 moves, because its host leaves", "learner moves, because rank-1 moves"} <= set(shell.shown)
 
 

@@ -239,7 +239,7 @@ def test_full_disk_or_long_journal_ends_only_the_journal(tmp_path: Path, monkeyp
     env = journaled_env(path, None, reporter, max_bytes=400.0)
     env.reset()
     play(env, 40, seed=0)
-    assert len(reporter.warnings) == 1 and "journal-mb" in reporter.warnings[0] and not path.exists()
+    assert len(reporter.warnings) == 1 and "journal_mb" in reporter.warnings[0] and not path.exists()
     env.close()
     env = journaled_env(path, None, reporter)
     env.reset()
