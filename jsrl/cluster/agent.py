@@ -114,9 +114,13 @@ Message = Received | Connected | CannotJoin | ToldToEnd | Arrived | NotStarted |
 
 
 class Ask(NamedTuple):
-    """Ask to be admitted, or to join if this host's own key is admitted; look first whether the key file has moved."""
+    """Ask to be admitted, or to join if this host's own key is admitted; look first whether the key file has moved.
+
+    `epoch`: of the last membership; 0: there was none.
+    """
 
     is_admitted: bool
+    epoch: int
 
 
 class UseOwnKey(NamedTuple):
@@ -240,7 +244,7 @@ class HostAgent:
     ) -> None:
         self._name, self._address, self._max_starts = name, address, max_starts
         self._patience_s, self._drain_s = patience_s, drain_s
-        self.epoch = 0
+        self.epoch = self._newest_epoch = 0
         self.kept: dict[str, list[str]] = {}
         self.run = ""
         self.was_lost = False
@@ -349,7 +353,7 @@ class HostAgent:
 
     def _beat(self) -> None:
         if not self.epoch:
-            self._do(Ask(self._is_admitted))
+            self._do(Ask(self._is_admitted, self._newest_epoch))
             return
         measures = self._now_s >= self._measure_at_s
         if measures:
@@ -357,12 +361,13 @@ class HostAgent:
         self._do(SendBeat(measures, "" if self._leave_by_s is None else LEAVES, self._executed))
 
     def _join(self, message: wire.Welcome) -> None:
-        if message.epoch <= self.epoch:
+        if message.epoch <= self._newest_epoch:  # also of one that ended with its lease
             self.num_dropped += 1
             return
         self._kill_all()  # of an earlier membership; there should be none
         self._do(BeginMembership(self.folders))
-        self.epoch, self._lease_s = message.epoch, message.lease_s
+        self.epoch = self._newest_epoch = message.epoch
+        self._lease_s = message.lease_s
         self._extend(self._now_s)
         self._executed, self.was_lost = 0, False
         self.kept.clear()

@@ -16,7 +16,7 @@ from jsrl.cluster import messages as wire
 from jsrl.cluster.facts import HostFacts, difference
 from jsrl.errors import counted
 from jsrl.rate_limit import is_reported
-from jsrl.runs.control_bodies import AnyMessage
+from jsrl.runs.control_bodies import AnyMessage, Bye, Crash, Stage
 from jsrl.runs.door import Drops, Speech, TextBudget, objection
 from jsrl.runs.values import Exit, Registration, ResourceUsage, log_name
 from jsrl.transport.stream import EPOCH
@@ -433,7 +433,7 @@ class Members:
             self._do(Send(identity, wire.Refused(0, why)))
             return
         for host in [host for host in self.hosts if self._is_same(host, hello)]:
-            if host.session == hello.session and not (host.has_answered or host.workers):
+            if host.session == hello.session and hello.epoch < host.epoch and not (host.has_answered or host.workers):
                 # It repeats its hello: the welcome was late or lost.
                 host.identity, host.heard_s = identity, self._now_s
                 self._send(host, wire.Welcome(host.epoch, self._lease_s))
@@ -544,7 +544,8 @@ class Members:
                 self._drop(host.key, f"a worker's message cannot be read ({error})")
                 continue
             remote = self._worker(host, message.worker, message.incarnation)
-            if remote is None:
+            is_repeated = isinstance(message, Stage | Crash | Bye) and remote is not None and remote.exit is not None
+            if remote is None or is_repeated:  # over a new connection; its text would be paid twice
                 continue
             if why := objection(message, remote.speech, remote.budget, self._now_s):
                 self._drop(host.key, f"{message.worker}, {type(message).__name__.lower()}: {why}")

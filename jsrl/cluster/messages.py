@@ -76,7 +76,7 @@ class Join(AgentMessage, tag="join"):
 
 
 class Hello(AgentMessage, tag="hello"):
-    """An agent asks to join; it has no workers.
+    """An agent asks to join; it has no workers. `epoch`: of its last membership; 0: there was none.
 
     Attributes:
       session: a secret random number of this agent process. name, boot: of the host, and the id of its last boot.

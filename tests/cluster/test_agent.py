@@ -107,9 +107,9 @@ def world() -> World:
 
 def test_agent_shows_the_join_key_and_then_joins_with_its_own() -> None:
     world = World(epoch=0)
-    assert world.tick(0.0) == [Ask(is_admitted=False)] and not world.tick(0.1)
+    assert world.tick(0.0) == [Ask(False, 0)] and not world.tick(0.1)
     assert world.hear(wire.Admitted(0)) == [UseOwnKey()] and not world.hear(wire.Admitted(0))
-    assert world.tick(0.6) == [Ask(is_admitted=True)]
+    assert world.tick(0.6) == [Ask(True, 0)]
     begin, lease, told = [action for action in world.hear(wire.Welcome(4, LEASE_S)) if not isinstance(action, KillAll)]
     assert (begin, lease) == (BeginMembership([]), ExtendLease(0.6 + LEASE_S))
     assert told == Notify("joined the run at 10.0.0.5:7000 as a") and world.agent.epoch == 4
@@ -181,7 +181,8 @@ def test_agent_that_was_stopped_for_long_still_tries_to_join_again(world: World)
         world.begin(name)
     actions = world.tick(600.0)
     line = "no message from the controller for 600 s: 3 workers ended; joining again"
-    assert actions == [KillAll(), Notify(line), Ask(is_admitted=False)]
+    assert actions == [KillAll(), Notify(line), Ask(False, 1)]
+    assert not world.hear(wire.Welcome(1, LEASE_S))  # late, of the membership that has ended
     world.tick(719.0)
     assert not world.of(End)
     world.tick(721.0)

@@ -44,7 +44,7 @@ from jsrl.cluster.members import (
 )
 from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.runs.control import encoded
-from jsrl.runs.control_bodies import Stage
+from jsrl.runs.control_bodies import Crash, Stage
 from jsrl.runs.values import Registration
 from jsrl.transport.stream import epoch_at, name_at
 from jsrl.workers.kinds import find_kind
@@ -269,6 +269,17 @@ def test_exit_is_recorded_once(world: World):
     assert host.num_living == 0
 
 
+def test_last_words_of_an_ended_worker_are_not_passed_on_again(world: World):
+    """They are repeated over each new connection, and their text would use up what the worker may say."""
+    host = world.join()
+    crash = encoded(Crash("actor-0", 0, "ValueError", "it crashed", "x" * 60_000))
+    world.hear(host, wire.WorkerMessages(host.epoch, [crash]))
+    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 1, "exit 1", ""))
+    for _ in range(100):
+        world.hear(host, wire.WorkerMessages(host.epoch, [crash]))
+    assert world.relayed == [crash] and not world.members.drops
+
+
 def test_only_replies_to_questions_are_kept(world: World):
     host = world.join()
     question = wire.TextRequest(host.epoch, 3, "actor-0", 0, "tail", 10.0)
@@ -375,10 +386,12 @@ def test_repeated_hello_of_an_agent_that_waits_for_its_welcome_is_one_membership
     answers = [answer for _ in range(3) for answer in world.hello()]
     assert len(answers) == 3 and {answer.epoch for answer in answers} == {1}
     assert len(world.notices) == 1 and len(world.members.hosts) == 1
+    (answer,) = world.hello(epoch=1)  # its lease has ended since, before it could say anything
+    assert answer.epoch == 2
     (host,) = world.members.hosts
     world.hear(host, wire.Beat(host.epoch, 1.0, []))
-    (answer,) = world.hello()  # its lease has ended since
-    assert answer.epoch == 2
+    (answer,) = world.hello()
+    assert answer.epoch == 3
 
 
 def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):

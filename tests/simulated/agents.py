@@ -160,9 +160,10 @@ class Agent(Process):
                 self._send(message)
             case SendBeat():
                 self._beat(action)
-            case Ask(is_admitted):
+            case Ask(is_admitted, epoch):
                 if self._connection.is_open:
-                    self._send(self._hello if is_admitted else Join(0, self._own_key))
+                    hello = msgspec.structs.replace(self._hello, epoch=epoch)
+                    self._send(hello if is_admitted else Join(0, self._own_key))
             case UseOwnKey():
                 self._connection.end()
                 self._connect(self._own_key)

@@ -203,7 +203,12 @@ class Checks:
         key, message = happened.key, happened.message
         before = {host.key: fingerprint(host) for host in members.hosts}
         self._sender_epoch = self._epochs.get(key)  # it may be lost by its message
+        names = {entry for host in members.hosts for entry in host.names}
         yield
+        if isinstance(message, Exited):
+            gone = names - {entry for host in members.hosts for entry in host.names}
+            if others := [entry for entry in gone if entry.incarnation != message.incarnation]:
+                self.fail(f"the end of {message.worker}.{message.incarnation} removed the name {others}")
         if self._sender_epoch is not None:
             self._heard_s[self._sender_epoch] = self.world.now
         after = {host.key: fingerprint(host) for host in members.hosts}
@@ -271,6 +276,10 @@ class Checks:
             life = (entry.name.partition(".")[2], entry.incarnation)
             if self._placed.get(life) not in self._epochs.values():
                 self.fail(f"the name {entry.name} is that of incarnation {entry.incarnation}, which runs on no member")
+            if (life[0], life[1] + 1) in self._began_s and entry.host not in self.liars:
+                self.fail(
+                    f"the name {entry.name} is that of incarnation {entry.incarnation}, after which another was started"
+                )
             if entry.name not in (f"inference.{worker}" for worker in self.rules if worker.startswith("inference")):
                 self.fail(f"the name {entry.name} was registered")
 
@@ -334,8 +343,8 @@ class Checks:
                     self.fail(f"{worker} is told to stop {now - told_s:.2f} s after {earlier}, which still runs")
         self._stopped_s.setdefault(worker, now)
 
-    def died(self, death: Died, crash: Crash | None) -> None:
-        """Check that a death is reported once, and as what it was."""
+    def died(self, death: Died, crash: Crash | None, ended: set[str]) -> None:
+        """Check that a death is reported once, and as what it was; `ended`: workers whose ends the controller has seen."""
         life = (death.worker, death.incarnation)
         process = self.processes.get(life)
         if life in self._reported:
@@ -348,6 +357,8 @@ class Checks:
         if process is None or process.host.name in self.liars:
             return
         self._check_cause(death, crash, process)
+        if process.peer is not None and process.peer.worker in ended:
+            self._check_symptom(death, process, process.peer)
 
     def _check_cause(self, death: Died, crash: Crash | None, process: Worker) -> None:
         life, now = (death.worker, death.incarnation), self.world.now
@@ -367,15 +378,13 @@ class Checks:
             self.fail(f"{what}, and said {process.error}")
         if is_here and process.status == -9 and life not in self._killed and "status -9" not in death.what:
             self.fail(f"{what}, and was killed")
-        if process.peer is not None and is_here:
-            self._check_symptom(death, process, process.peer)
 
     def _check_symptom(self, death: Died, process: Worker, cause: Worker) -> None:
         """Check that the death that a worker noticed is reported before that of the worker."""
         ended_by_fault = cause.status == -9 and (cause.worker, cause.incarnation) not in self._killed
-        is_here = cause.parent is not None and cause.parent.name == "controller"
+        is_newest = cause.incarnation == self._newest[cause.worker]
         is_unknown = (cause.worker, cause.incarnation) not in self._reported
-        if ended_by_fault and is_here and is_unknown and process.error in ("StreamClosed", "RuntimeError"):
+        if ended_by_fault and is_newest and is_unknown and process.error in ("StreamClosed", "RuntimeError"):
             self.fail(f"{process.name} is reported as dead ({death.what}); it ended because {cause.name} did")
 
 

@@ -276,7 +276,8 @@ class Controller(Process):
                 crash = self.supervision.lives[action.worker].crash
                 why = f"{action.worker} {crash.error if crash else action.what} ({action.text})"
                 self.world.note(self.name, "reports:", why, action.outcome)
-                self.checks.died(action, crash)
+                ended = {worker for worker, handle in self.handles.items() if handle.exit is not None}
+                self.checks.died(action, crash, ended)
                 if action.outcome == "fails":
                     raise RunFailed(why)
                 if action.outcome == "lost":

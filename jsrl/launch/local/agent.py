@@ -232,7 +232,7 @@ class Agent:
             case machine.SendBeat():
                 self._beat(action)
             case machine.Ask():
-                return self._ask(is_admitted=action.is_admitted)
+                return self._ask(action)
             case machine.UseOwnKey():
                 self._connection.close()
                 self._socket.close(linger=0)
@@ -268,14 +268,16 @@ class Agent:
                 self._end = (action.status, action.why)
         return []
 
-    def _ask(self, *, is_admitted: bool) -> list[machine.Message]:
+    def _ask(self, asked: machine.Ask) -> list[machine.Message]:
         if has_moved(self._key, self._keys):
             return [
                 machine.CannotJoin(f"the run at {self._address} has ended or has begun again elsewhere; join again")
             ]
         if self._connection.made:
             with contextlib.suppress(OSError):  # there is no way to the controller now: the link is down
-                self._send(self._hello() if is_admitted else wire.Join(0, self._own_keys.public.decode()))
+                self._send(
+                    self._hello(asked.epoch) if asked.is_admitted else wire.Join(0, self._own_keys.public.decode())
+                )
         return []
 
     def _beat(self, beat: machine.SendBeat) -> None:
@@ -349,13 +351,13 @@ class Agent:
             self._send(wire.WorkerMessages(self._epoch, batch))
         return last
 
-    def _hello(self) -> wire.Hello:
+    def _hello(self, epoch: int) -> wire.Hello:
         host, _, port = self._address.rpartition(":")
         self._own_address = address_towards(host.strip("[]"), int(port))
         facts = own_facts(self._name, self._own_address)
         memory_mb = min(facts.memory_mb, self._most[1] or facts.memory_mb)
         return wire.Hello(
-            0,
+            epoch,
             session=self._session,
             name=facts.name,
             boot=facts.machine,

@@ -111,17 +111,17 @@ def test_agent_without_a_network_waits_for_it(alone: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(local_agent, "address_towards", unreachable)
     monkeypatch.setattr(alone, "_send", sent.append)
     monkeypatch.setattr(alone._connection, "made", True)
-    assert alone._do(Ask(is_admitted=True)) == [] and not sent
-    assert alone._do(Ask(is_admitted=False)) == [] and len(sent) == 1
+    assert alone._do(Ask(True, 0)) == [] and not sent
+    assert alone._do(Ask(False, 0)) == [] and len(sent) == 1
 
 
 def test_agent_sees_that_the_run_of_its_key_has_begun_again(alone: Any) -> None:
     """It would wait for the old address as long as its patience allows."""
-    assert alone._do(Ask(is_admitted=False)) == []
+    assert alone._do(Ask(False, 0)) == []
     alone.join_key.close()
     second = JoinKey(alone.join_key.path)
     for begin in (lambda: None, lambda: second.publish("10.0.0.6:7000")):
         begin()
-        (report,) = alone._do(Ask(is_admitted=False))
+        (report,) = alone._do(Ask(False, 0))
         assert report == CannotJoin("the run at 127.0.0.1:9 has ended or has begun again elsewhere; join again")
     second.close()
