@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -381,9 +382,10 @@ class Checks:
 
     def _check_symptom(self, death: Died, process: Worker, cause: Worker) -> None:
         """Check that the death that a worker noticed is reported before that of the worker."""
-        ended_by_fault = cause.status == -9 and (cause.worker, cause.incarnation) not in self._killed
+        life = (cause.worker, cause.incarnation)
+        ended_by_fault = cause.status == -9 and cause.ended_s < self._judged_s.get(life, math.inf)
         is_newest = cause.incarnation == self._newest[cause.worker]
-        is_unknown = (cause.worker, cause.incarnation) not in self._reported
+        is_unknown = life not in self._reported
         if ended_by_fault and is_newest and is_unknown and process.error in ("StreamClosed", "RuntimeError"):
             self.fail(f"{process.name} is reported as dead ({death.what}); it ended because {cause.name} did")
 

@@ -194,13 +194,13 @@ e = Experiment(
 whole = run(e, runs_dir=folder, name="whole", display="quiet")
 again = run(e, runs_dir=folder, name="again", display="quiet")
 jax.tree.map(np.testing.assert_array_equal, whole.params, again.params)
-assert whole.updates == 100, whole.updates
+assert whole.updates == 88, whole.updates  # the first 96 env steps fill the replay
 run(e, runs_dir=folder, name="half", total_env_steps=400, display="quiet")
 later = run(e, runs_dir=folder, resume="experiment/half", display="quiet")
-assert later.updates == 100
+assert later.updates == 88
 alone = run(e, runs_dir=folder, name="alone", display="quiet", learner=LearnerConfig())
 there = run(e, runs_dir=folder, resume="experiment/alone", total_env_steps=1_040, display="quiet")  # whole again: split
-assert there.updates == 130, there.updates
+assert there.updates == 118, there.updates
 columns = whole.metrics
 assert "learner/split_policy_staleness" in columns and "learner/loss_value" in columns
 print("resumed")
