@@ -117,6 +117,7 @@ from jsrl.transport.base import Lease as Lease
 from jsrl.transport.base import Origin as Origin
 from jsrl.transport.base import ParamsPublisher as ParamsPublisher
 from jsrl.transport.base import ParamsSubscriber as ParamsSubscriber
+from jsrl.transport.base import ProducerId as ProducerId
 from jsrl.transport.base import Reply as Reply
 from jsrl.transport.base import Request as Request
 from jsrl.transport.base import SampleConsumer as SampleConsumer
@@ -124,6 +125,12 @@ from jsrl.transport.base import SampleProducer as SampleProducer
 from jsrl.transport.stream import End as End
 from jsrl.transport.stream import Stream as Stream
 from jsrl.transport.transports import Transport as Transport
+from jsrl.transport.transports import bind_inference as bind_inference
+from jsrl.transport.transports import bind_params as bind_params
+from jsrl.transport.transports import bind_samples as bind_samples
+from jsrl.transport.transports import connect_inference as connect_inference
+from jsrl.transport.transports import connect_params as connect_params
+from jsrl.transport.transports import connect_samples as connect_samples
 from jsrl.types import ArraySpec as ArraySpec
 from jsrl.types import Continuous as Continuous
 from jsrl.types import Discrete as Discrete

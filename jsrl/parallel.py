@@ -4,7 +4,7 @@
 the sums over the axis. The state has no device axis: every device holds a full copy.
 
 Only device 0's copy of the returned state is used (`out_axes=None`), so an update whose devices disagree gives wrong results
-silently: tests compare all copies with `replicas`.
+silently: tests compare all copies.
 """
 
 from __future__ import annotations
@@ -250,12 +250,6 @@ def join_devices(tree: Tree) -> Tree:
         return local.reshape(-1, *local.shape[2:])
 
     return jax.tree.map(join, tree)
-
-
-def replicas(tree: Tree) -> list[Tree]:
-    """Return each device's copy of the tree (numpy), for checks that the copies are equal."""
-    count = len(jax.tree.leaves(tree)[0].addressable_shards)
-    return [jax.tree.map(lambda x, d=d: np.array(x.addressable_shards[d].data), tree) for d in range(count)]
 
 
 def _of_first(x: Array, is_first: Array) -> Array:

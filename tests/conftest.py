@@ -71,5 +71,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if nightly:
             config.hook.pytest_deselected(items=nightly)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    slow = Counter(item.path for item in items for name in ("slow", "nightly") if item.get_closest_marker(name))
     items.sort(key=lambda item: -slow[item.path])

@@ -10,7 +10,7 @@ import optax
 
 from jsrl.agents.base import ActParams, AgentState, UpdateOutput, row_mask
 from jsrl.agents.devices import mean_gradient
-from jsrl.parallel import data_parallel, join_devices, replicas, split_devices
+from jsrl.parallel import data_parallel, join_devices, split_devices
 from jsrl.types import Trajectory
 
 T, B, F = 6, 8, 5
@@ -51,6 +51,12 @@ def update(state, batch, key, *, axis_name=None):
 def update_with_priorities(state, batch, key, *, axis_name=None):
     state, output = update(state, batch, key, axis_name=axis_name)
     return state, output._replace(priorities=batch.reward.sum(0))
+
+
+def replicas(tree):
+    """Return each device's copy of the tree (numpy)."""
+    count = len(jax.tree.leaves(tree)[0].addressable_shards)
+    return [jax.tree.map(lambda x, d=d: np.array(x.addressable_shards[d].data), tree) for d in range(count)]
 
 
 def assert_trees_close(a, b, **tolerance):

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.parallel import data_parallel, join_processes, leave_processes, replicas, split_devices
+from jsrl.parallel import data_parallel, join_processes, leave_processes, split_devices
 from tests import parallel_cases
+from tests.parallel_cases import replicas
 
 COUNT, DEVICES = 2, 2
 

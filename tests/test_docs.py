@@ -271,7 +271,6 @@ def test_algorithm_pages_name_every_config() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_the_examples_environment_trains(tmp_path: Path) -> None:
     """The environment and the command of the first page, shortened."""
     block = blocks(ROOT / "docs" / "index.md", "python")[0]
@@ -304,7 +303,6 @@ def test_the_tutorials_environment_has_the_two_faults_and_the_mended_one_can_be_
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
     """The file and the commands of docs/policies.md, shortened; a user's copy in another folder."""
     block = blocks(ROOT / "docs" / "policies.md", "python")[0]

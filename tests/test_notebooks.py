@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import nightly
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
 NAMES = (
@@ -48,7 +50,7 @@ def process(what: str, name: str, folder: Path, *changed: str, optimised: bool =
     ended = subprocess.run(
         [*command, str(FOLDER / f"{name}.ipynb"), *changed],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"} | (FAST if optimised else {}),
+        env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "COLUMNS": "120"} | (FAST if optimised else {}),
         capture_output=True,
         text=True,
         timeout=280,
@@ -77,7 +79,7 @@ def test_the_second_notebook_finds_the_algorithm_that_the_first_one_writes() -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "at_least"),
-    [(SHORT[0], 0.0), pytest.param((), 300.0, marks=pytest.mark.nightly)],
+    [(SHORT[0], 0.0), nightly((), 300.0)],
     ids=["runs", "learns"],
 )
 def test_an_algorithm_in_a_plain_loop(tmp_path: Path, changed: tuple[str, ...], at_least: float) -> None:
@@ -86,10 +88,9 @@ def test_an_algorithm_in_a_plain_loop(tmp_path: Path, changed: tuple[str, ...], 
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "at_least"),
-    [(SHORT[1], 0.0), pytest.param((), 300.0, marks=pytest.mark.nightly)],
+    [(SHORT[1], 0.0), nightly((), 300.0)],
     ids=["runs", "learns"],
 )
 def test_the_same_algorithm_distributed(tmp_path: Path, changed: tuple[str, ...], at_least: float) -> None:
@@ -101,7 +102,6 @@ def test_the_same_algorithm_distributed(tmp_path: Path, changed: tuple[str, ...]
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_interrupting_a_cell_stops_every_process(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "small_ppo.py", tmp_path)
     seen = json.loads(process("interrupt", NAMES[1], tmp_path).splitlines()[-1])
@@ -112,7 +112,6 @@ def test_interrupting_a_cell_stops_every_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_custom_dataflow_notebook_runs(tmp_path: Path) -> None:
     printed = process("execute", NAMES[2], tmp_path)
     assert "no worker answers the stream inference" in printed and "norm of the params" in printed
@@ -123,15 +122,13 @@ def test_custom_dataflow_notebook_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("changed", [SHORT[2], pytest.param((), marks=pytest.mark.nightly)], ids=["runs", "whole"])
+@pytest.mark.parametrize("changed", [SHORT[2], nightly(())], ids=["runs", "whole"])
 def test_analysis_notebook_runs(tmp_path: Path, changed: tuple[str, ...]) -> None:
     printed = process("execute", NAMES[3], tmp_path, *changed, optimised=not changed)
     assert re.search(r"95% interval -?[\d.]+ to -?[\d.]+\npermutation test: p = [\d.]+\n", printed), printed
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_two_policies_play_a_game_that_a_notebook_defines(tmp_path: Path) -> None:
     printed = process("execute", NAMES[4], tmp_path, *SHORT[3])
     assert "policy runner: 8,192 env steps" in printed and "turns, deaths and masks" in printed
@@ -139,7 +136,7 @@ def test_two_policies_play_a_game_that_a_notebook_defines(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed", [SHORT[4], pytest.param((), marks=pytest.mark.nightly)], ids=["runs", "learns"])
+@pytest.mark.parametrize("changed", [SHORT[4], nightly(())], ids=["runs", "learns"])
 def test_a_run_in_the_background_is_watched_stopped_changed_and_started_again(
     tmp_path: Path, changed: tuple[str, ...]
 ) -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from jsrl.workers.learner.ranks import held_port
 from tests.fake_devices import STRICT, fake_devices
+from tests.marks import nightly
 
 SCRIPT = Path(__file__).parent / "process_cases.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("updates", [4, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("updates", [4, nightly(50)])
 def test_two_processes_with_two_devices_each(updates: int) -> None:
     held, place = held_port("tcp://127.0.0.1:0")
     environment = fake_devices(2) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

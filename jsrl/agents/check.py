@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jsrl.agents import check_act as act
+from jsrl.agents import check_devices as devices
 from jsrl.agents import check_update as update
 from jsrl.agents.base import Agent
 from jsrl.agents.checking import Broken, Checked
@@ -46,7 +47,7 @@ CHECKS = (
     Check(act.act_keeps_nothing, "act is a pure function: return what changes as the core, or change it in update"),
     Check(update.update_traces, "update is a pure function from state to state; priorities are one number for each column"),
     Check(update.update_contract, "return a state like the old one, updates + 1, and finite scalars"),
-    Check(update.update_learns, "put what act needs into params, and what update learns into the new state"),
+    Check(update.update_learns, "put what act needs into params, and what nothing trains, like a fixed teacher, into extra"),
     Check(update.update_priorities, "return absolute errors, or other finite numbers of 0 or more"),
     Check(act.act_after_updates, "look at what act does with params after the first updates"),
     Check(act.act_batch_sizes, "rows must not mix, and any number of them comes"),
@@ -64,10 +65,10 @@ CHECKS = (
     Check(update.update_resets_core, "start from trajectory.core, reset where is_first is set, or set store_core=False"),
     Check(update.update_bootstraps, "multiply the next value by trajectory.discount, 0 only at terminations"),
     Check(update.update_weighs_columns, "multiply each column's loss by its weight"),
-    Check(update.devices_agree, "sum gradients, moments and metrics over axis_name"),
-    Check(update.devices_sum, "divide local sums by the count of all devices, then psum gradients and metrics"),
-    Check(update.devices_equal_one, "take means by masked_mean(x, mask, axis_name), a largest weight by jax.lax.pmax"),
-    Check(update.devices_draw_apart, "all devices get one key: draw the noise of all columns and take this device's share"),
+    Check(devices.devices_agree, "sum gradients, moments and metrics over axis_name"),
+    Check(devices.devices_sum, "divide local sums by the count of all devices, then psum gradients and metrics"),
+    Check(devices.devices_equal_one, "take means by masked_mean(x, mask, axis_name), a largest weight by jax.lax.pmax"),
+    Check(devices.devices_draw_apart, "all devices get one key: draw the noise of all columns and take this device's share"),
 )  # fmt: skip
 
 
@@ -95,13 +96,15 @@ def check_agent(
         spec = spec.view(spec.names)
     checked = Checked(agent, spec, num_rows, num_envs, seed)
     passed, skipped = [], []
-    for check in CHECKS:
-        name = check.run.__name__
-        reason = _run(check, checked)
-        if reason is None:
-            passed.append(name)
-        else:
-            skipped.append(f"{name}: {reason}")
+    try:
+        for check in CHECKS:
+            name, reason = check.run.__name__, _run(check, checked)
+            if reason is None:
+                passed.append(name)
+            else:
+                skipped.append(f"{name}: {reason}")
+    finally:
+        checked.forget()
     return CheckReport(tuple(passed), tuple(skipped), **checked.seconds)
 
 

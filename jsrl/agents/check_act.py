@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import time
 from typing import Any
 
@@ -20,19 +20,16 @@ from jsrl.agents.checking import (
     finite,
     matches,
     same,
-    schema_of,
     traced_alike,
 )
 from jsrl.agents.finite import check_layout
 from jsrl.agents.random_rows import action_nums, random_observation
-from jsrl.types import Array, ArraySpec, Continuous, Discrete, Tree, map_tree, named_leaves, spread
+from jsrl.types import Array, ArraySpec, Continuous, Discrete, Tree, map_tree, named_leaves, spec_of, spread
 
 CALLS = 512  # draws of each row's action
-LEAST_EXPECTED = 5.0  # draws of an action, to be compared
 UNLIKELY = 8.0  # standard deviations of chi-squared
+NEAR, DIGAMMA_NEAR = 4, 1.256  # among neighbours of a draw the one whose distance counts, and digamma(4)
 RARER = "act: actions are not as frequent as log_prob says"
-FLAT = 2  # in more dimensions too few draws are in one part
-DEEP = 6  # actions of more dimensions have no near neighbours
 
 
 def init(checked: Checked) -> None:
@@ -62,7 +59,7 @@ def initial_core(checked: Checked) -> None:
 
 def act_outputs(checked: Checked) -> None:
     """Shapes, dtypes and ranges of ActOutput; the core keeps its layout; the same key gives the same action."""
-    request = checked.request(checked.num_envs)
+    request = checked.request()
     begin = time.perf_counter()
     output, core = jax.block_until_ready(checked.act(checked.state.params, checked.key, *request))
     between = time.perf_counter()
@@ -76,7 +73,7 @@ def act_outputs(checked: Checked) -> None:
     check_layout("act: the new core against initial_core", checked.core, core)
     _in_range(checked, output)
     same("act called twice with one key", (output, core), again)
-    checked.extras = schema_of(output.extras)
+    checked.extras = map_tree(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), spec_of(output.extras))
 
 
 def _in_range(checked: Checked, output: ActOutput) -> None:
@@ -92,7 +89,7 @@ def _in_range(checked: Checked, output: ActOutput) -> None:
 
 def act_keeps_nothing(checked: Checked) -> None:
     """`act` changes no argument and keeps no value between its calls: not in a closure, and not in params."""
-    request, given = checked.request(checked.num_envs), checked.state.params
+    request, given = checked.request(), checked.state.params
     copies = []
 
     def act(key: Any, *request: Any) -> Any:
@@ -107,16 +104,15 @@ def act_keeps_nothing(checked: Checked) -> None:
 
 def act_after_updates(checked: Checked) -> None:
     """`act` gives finite actions and log-probabilities with the params after updates, too."""
-    for params in (checked.learned.params, checked.trained.params):
-        for greedy in (False, True):
-            output, core = checked.act(params, checked.key, *checked.request(checked.num_envs), greedy=greedy)
-            _in_range(checked, output)
-            finite("act: the new core", core)
+    for greedy in (False, True):
+        output, core = checked.act(checked.trained.params, checked.key, *checked.request(), greedy=greedy)
+        _in_range(checked, output)
+        finite("act: the new core", core)
 
 
 def act_batch_sizes(checked: Checked) -> None:
     """Any batch size works, and a row alone gives what it gives in a batch (to rounding)."""
-    request = checked.request(checked.num_envs)
+    request = checked.request()
     params = checked.trained.params
     whole, _ = checked.act(params, checked.key, *request, greedy=True)
     alone, _ = checked.act(params, checked.key, *(jax.tree.map(lambda x: x[:1], part) for part in request), greedy=True)
@@ -128,13 +124,13 @@ def act_batch_sizes(checked: Checked) -> None:
 
 def act_rows_apart(checked: Checked) -> None:
     """Actions, log-probabilities and cores do not depend on the other rows, whether sampled or greedy."""
-    request, other = checked.request(checked.num_envs), checked.request(checked.num_envs)
+    request, other = checked.request(), checked.request()
     keep = np.arange(checked.num_envs) // 2 % 2 == 0  # of rows that begin an episode and of others
     mixed = tuple(
         map_tree(lambda x, y: np.where(spread(keep, np.asarray(x)), x, y), a, b)
         for a, b in zip(request, other, strict=True)
     )
-    for params in (checked.state.params, checked.trained.params):
+    for params in checked.policies:
         for greedy in (False, True):
             ends = [checked.act(params, checked.key, *rows, greedy=greedy) for rows in (request, mixed)]
             ends = [jax.tree.map(lambda x: np.asarray(x)[keep], end) for end in ends]
@@ -144,8 +140,8 @@ def act_rows_apart(checked: Checked) -> None:
 def act_greedy(checked: Checked) -> None:
     """Greedy actions do not depend on the key, where two actions are nearly equal neither."""
     keys = jax.random.split(checked.key, 8)
-    for params in (checked.state.params, checked.trained.params):
-        request = checked.request(checked.num_envs)
+    for params in checked.policies:
+        request = checked.request()
         for rows in (request, _near_ties(checked, params, request)):
             actions = [checked.act(params, key, *rows, greedy=True)[0].action for key in keys]
             for action in actions[1:]:
@@ -176,8 +172,8 @@ def act_resets_core(checked: Checked) -> str | None:
     """Where is_first is set, the incoming core does not matter; elsewhere it does."""
     if not jax.tree.leaves(checked.core):
         return "feed-forward, there is no core"
-    observation, _, core = checked.request(checked.num_envs)
-    other = checked.random_core(checked.num_envs)
+    observation, _, core = checked.request()
+    other = checked.random_core()
     if difference(core, other) is None:
         return "the core holds no floats"
     params = checked.trained.params
@@ -199,18 +195,15 @@ def act_obeys_mask(checked: Checked) -> str | None:
         return "the observation has no action_mask"
     nums = action_nums(checked.spec)
     for number in range(8):
-        observation, is_first, core = checked.request(checked.num_envs)
-        like = observation["action_mask"]
-        agents = like.shape[:-1]
-        allowed = [checked.rng.integers(num, size=agents) for num in nums]
-        mask = np.concatenate(
-            [np.arange(num) == only[..., None] for num, only in zip(nums, allowed, strict=True)], axis=-1
-        )
-        observation = {**observation, "action_mask": mask.astype(like.dtype)}
+        observation, is_first, core = checked.request()
+        given = observation["action_mask"]
+        allowed = [checked.rng.integers(num, size=given.shape[:-1]) for num in nums]
+        mask = np.concatenate([np.eye(num)[only] for num, only in zip(nums, allowed, strict=True)], axis=-1)
+        observation = {**observation, "action_mask": mask.astype(given.dtype)}
+        wanted = allowed[0] if isinstance(checked.spec.action, Discrete) else np.stack(allowed, axis=-1)
         key = jax.random.fold_in(checked.key, number)
-        for params in (checked.state.params, checked.trained.params):
+        for params in checked.policies:
             output, _ = checked.act(params, key, observation, is_first, core, greedy=number % 2 == 1)
-            wanted = allowed[0] if isinstance(checked.spec.action, Discrete) else np.stack(allowed, axis=-1)
             wrong = int((np.asarray(output.action) != wanted).sum())
             expect(not wrong, f"act: action_mask allowed one action in each row, and {wrong} other actions were chosen")
     return None
@@ -218,110 +211,98 @@ def act_obeys_mask(checked: Checked) -> str | None:
 
 def _going_on(checked: Checked, params: ActParams) -> Any:
     """Return a request in episodes that go on, with the cores of their first rows: what a core draws anew is drawn there."""
-    before, after = checked.request(checked.num_envs), checked.request(checked.num_envs)
+    before, after = checked.request(), checked.request()
     _, core = checked.act(params, checked.key, before[0], np.ones(checked.num_envs, bool), before[2])
     return after[0], np.zeros(checked.num_envs, bool), core
 
 
 def act_log_prob(checked: Checked) -> str | None:
     """Actions are as frequent as exp(log_prob) says, before the first update and later."""
-    for params in (checked.state.params, checked.trained.params):
+    action = checked.spec.action
+    for params in checked.policies:
         request = _going_on(checked, params)
-        action, log_prob = [], []
-        for key in jax.random.split(checked.key, CALLS):
-            output, _ = checked.act(params, key, *request)
-            action.append(np.asarray(output.action))
-            log_prob.append(np.asarray(output.log_prob, np.float64))
-        logs = np.stack(log_prob).reshape(CALLS, -1)
+        outputs = [checked.act(params, key, *request)[0] for key in jax.random.split(checked.key, CALLS)]
+        logs = np.stack([np.asarray(output.log_prob, np.float64) for output in outputs]).reshape(CALLS, -1)
         if not logs.any():
             continue
-        actions = np.stack(action).reshape(*logs.shape, -1)
-        if isinstance(checked.spec.action, Continuous):
-            _density(actions.astype(np.float64), logs, squash=checked.spec.action.transform == "squash")
+        actions = np.stack([np.asarray(output.action) for output in outputs]).reshape(*logs.shape, -1)
+        if isinstance(action, Continuous):
+            _density(*_unbounded(actions.astype(np.float64), logs, action))
         else:
-            nums = action_nums(checked.spec)
-            _frequencies(np.ravel_multi_index(tuple(np.moveaxis(actions, -1, 0)), nums), logs)
+            _frequencies(np.ravel_multi_index(tuple(np.moveaxis(actions, -1, 0)), action_nums(checked.spec)), logs)
     return None if logs.any() else "log_prob is 0 everywhere"
 
 
 def _frequencies(actions: np.ndarray, logs: np.ndarray) -> None:
     """Compare draws of discrete actions [n, R] with their log-probabilities, by chi-squared over all rows."""
-    total, cells = 0.0, 0
-    worst, where = 0.0, ""
+    number, errors, cells = len(actions), [], []
     for row in range(actions.shape[1]):
-        left = 1.0
+        total = 0.0
         for action in np.unique(actions[:, row]):
             drawn = actions[:, row] == action
-            of_action = logs[drawn, row]
-            spread_ = float(np.ptp(of_action))
-            expect(
-                spread_ < 1e-2, f"act: log_prob of one action in one state differs by up to {spread_:.3g} between keys"
-            )
-            p = float(np.exp(of_action.mean()))
-            left -= p
-            expected = len(drawn) * p
-            if min(expected, len(drawn) - expected) >= LEAST_EXPECTED:
-                total, cells = total + (drawn.sum() - expected) ** 2 / (expected * (1 - p)), cells + 1
-            if abs(drawn.mean() - p) > worst:
-                worst, where = (
-                    abs(drawn.mean() - p),
-                    f"chosen in {drawn.mean():.2f} of its draws, exp(log_prob) is {p:.2f}",
-                )
-        expect(left > -0.01, f"act: probabilities exp(log_prob) of the actions of one state sum to {1 - left:.3f}")
-    far = worst > 0.2 or total - cells > UNLIKELY * np.sqrt(2.0 * max(cells, 1))
-    expect(not far, f"{RARER}: one is {where}")
+            off = float(np.ptp(logs[drawn, row]))
+            expect(off < 1e-2, f"act: log_prob of one action in one state differs by up to {off:.3g} between keys")
+            p = float(np.exp(logs[drawn, row].mean()))
+            total += p
+            errors.append((drawn.sum() - number * p) ** 2 / (number * p * max(1.0 - p, 0.0) + 1.0))
+            cells.append((drawn.mean(), p))
+        expect(total < 1.01, f"act: probabilities exp(log_prob) of the actions of one state sum to {total:.3f}")
+    drawn, p = max(cells, key=lambda cell: abs(cell[0] - cell[1]))
+    far = sum(errors) - len(errors) > UNLIKELY * np.sqrt(2.0 * len(errors))
+    expect(not far, f"{RARER}: one is chosen in {drawn:.2f} of its draws, exp(log_prob) is {p:.2f}")
 
 
-def _density(actions: np.ndarray, logs: np.ndarray, *, squash: bool) -> None:
-    """Compare draws of real actions [n, R, A] with their densities: the mean of 1 / density in a box is its volume."""
-    if squash:  # log_prob is that of tanh(action)
-        logs = logs + (2.0 * (np.log(2.0) - actions - np.logaddexp(0.0, -2.0 * actions))).sum(axis=-1)
-    size = actions.shape[-1]
-    still = (actions.std(axis=0) <= 1e-6 * (1.0 + np.abs(actions).max(axis=0))).any(axis=-1)  # up to rounding
+def _unbounded(actions: np.ndarray, logs: np.ndarray, spec: Continuous) -> tuple[np.ndarray, np.ndarray]:
+    """Return real actions in their bounds before tanh, where no density is infinite, and log-probabilities of these."""
+    if not spec.bounded:
+        return actions, logs
+    if spec.transform != "squash":
+        low, high = (-1.0, 1.0) if spec.transform == "rescale" else spec.bounds
+        half = (np.asarray(high) - low) / 2
+        unit = (actions - low) / half - 1.0
+        if not (np.abs(unit) <= 1.0).all():
+            return actions, logs
+        actions, logs = np.arctanh(unit * (1.0 - 1e-6)), logs + np.log(half).sum()
+    slope = 2.0 * (
+        np.log(2.0) - actions - np.logaddexp(0.0, -2.0 * actions)
+    )  # of tanh; log_prob is that of tanh(action)
+    return actions, logs + slope.sum(axis=-1)
+
+
+def _density(actions: np.ndarray, logs: np.ndarray) -> None:
+    """Compare log-probabilities [n, R] of draws of real actions [n, R, A] with how near the other draws are to each.
+
+    Source: Loftsgaarden and Quesenberry, "A nonparametric estimate of a multivariate density function" (1965).
+    """
+    size, width = actions.shape[-1], actions.std(axis=0)
+    still = (width <= 1e-5 * (1.0 + np.abs(actions).max(axis=0))).any(axis=-1)  # up to rounding
     random = bool((logs[:, still].mean(axis=0) < 5.0).any())  # a density of an action that hardly varies is high
     expect(not random, "act: with other keys the sampled action is the same, but log_prob is that of a random action")
     if still.all():
         return
-    actions, logs = actions[:, ~still], logs[:, ~still]
-    first, share = len(actions) // 4, 0.9 if size <= FLAT else 0.3 ** (1.0 / size)
-    edges = np.quantile(actions[:first], np.linspace((1.0 - share) / 2.0, (1.0 + share) / 2.0, 5), axis=0)  # [5, R, A]
-    actions, logs, low, high = actions[first:], logs[first:], edges[0], edges[-1]
-    inside = ((actions >= low) & (actions <= high)).all(axis=-1)
-    volume = np.log(high - low)
-    weights = np.where(inside, np.exp(np.minimum(-logs - volume.sum(axis=-1), 300.0)), 0.0)
-    # 1 if densities are right; less in many dimensions, where few draws have most of the weight
-    found = float(np.median(weights.mean(axis=0)))
-    expect(found < 3.0, f"{RARER}: densities exp(log_prob) are {found:.2g} times too low")
-    if size <= FLAT:
-        _quarters(actions, edges, weights, high - low)
-    if size <= DEEP:
-        unlike = _unlike_neighbours(actions, logs)
-        expect(unlike < 0.9, "act: log_prob is not a function of the action: that of nearly equal actions differs")
+    off = [
+        _times_off(actions[:, row] / width[row], logs[:, row] + np.log(width[row]).sum()) for row in np.where(~still)[0]
+    ]
+    far = min(float(np.sqrt(np.mean(np.square(off), axis=0)).max()), 300.0)
+    # of right policies, normal, squashed and of two modes, it is half of this at most
+    expect(
+        far < 0.15 + 0.1 * size + 0.01 * size**2, f"{RARER}: densities exp(log_prob) are off by {np.exp(far):.2g} times"
+    )
 
 
-def _quarters(actions: np.ndarray, edges: np.ndarray, weights: np.ndarray, widths: np.ndarray) -> None:
-    """Compare the mean of the weights [n, R] in each quarter of the box, along each axis, with 1, by chi-squared."""
-    for axis in range(actions.shape[-1]):
-        total, cells, ratios = 0.0, 0, []
-        for below, above in itertools.pairwise(edges[..., axis]):
-            here = (actions[..., axis] >= below) & (actions[..., axis] < above)
-            share = here * weights * widths[:, axis] / (above - below)
-            ratios.append(share.mean(axis=0))
-            error = np.maximum(share.std(axis=0) / np.sqrt(len(share)), 0.02)
-            total, cells = total + float(np.square((ratios[-1] - 1.0) / error).sum()), cells + error.size
-        far = float(np.exp(np.abs(np.log(np.maximum(ratios, 1e-9)))).max())
-        close_to = total - cells <= UNLIKELY * np.sqrt(2.0 * cells)
-        expect(close_to, f"{RARER}: densities exp(log_prob) are off by up to {far:.2g} times")
+def _times_off(actions: np.ndarray, logs: np.ndarray) -> list[float]:
+    """Return the log of how many times densities exp(log_prob) are too high, in parts of the draws [n, A] of one row.
 
-
-def _unlike_neighbours(actions: np.ndarray, logs: np.ndarray) -> float:
-    """Return how much log-probabilities [n, R] of nearest neighbours differ, as a share of that of any two actions."""
-    near, far = [], []
-    for row in range(actions.shape[1]):
-        scaled = actions[:, row] / actions[:, row].std(axis=0)
-        distance = ((scaled[:, None] - scaled[None]) ** 2).sum(axis=-1)
-        np.fill_diagonal(distance, np.inf)
-        near.append(np.abs(logs[:, row] - logs[distance.argmin(axis=1), row]))
-        far.append(np.abs(logs[:, row] - np.roll(logs[:, row], 1)))
-    typical = float(np.median(far))
-    return float(np.median(near)) / typical if typical > 1e-3 else 0.0
+    The parts are quarters along each axis, and along log_prob: one that is no function of the action differs in these.
+    """
+    number, size = actions.shape
+    squares = np.square(actions).sum(axis=-1)
+    apart = squares[:, None] + squares - 2.0 * actions @ actions.T
+    reach = np.sqrt(np.maximum(np.partition(apart, NEAR, axis=1)[:, NEAR], 1e-30))
+    ball = size / 2 * np.log(np.pi) - math.lgamma(size / 2 + 1)  # log of its volume
+    off = logs - (DIGAMMA_NEAR - np.log(number - 1) - ball - size * np.log(reach))
+    for axis in actions.T:  # what was clipped has no density
+        _, place, count = np.unique(axis, return_inverse=True, return_counts=True)
+        off[count[place] > 1] = np.nan
+    parts = [part for along in (*actions.T, logs) for part in np.array_split(np.argsort(along), 4)]
+    return [float(np.nanmedian(off[part])) if np.isfinite(off[part]).sum() > NEAR else 0.0 for part in parts]

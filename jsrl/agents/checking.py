@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
-from jsrl.agents.random_rows import random_observation, random_trajectory
-from jsrl.types import Array, ArraySpec, EnvSpec, Trajectory, Tree, map_tree, named_leaves, spec_of, spread
+from jsrl.agents.random_rows import changed, random_observation, random_trajectory, with_ends
+from jsrl.types import Array, ArraySpec, EnvSpec, Trajectory, Tree, map_tree, named_leaves
 
 QUICK = {"xla_backend_optimization_level": 0}  # compiling takes longer than all calls
 
@@ -35,8 +35,8 @@ class Checked:
     Attributes:
       state: fresh. core: initial, of all columns. extras: schema of an action's extras for one environment.
       trained: a state after a few updates, whose next update changes the policy; its matrices are shifted at random, so that
-        values are not 0 and policies not uniform. learned: the same before the shift.
-      priorities: whether update returns them. seconds: of first and later calls.
+        values are not 0 and policies not uniform.
+      priorities: whether update returns them. shuffles: whether it draws permutations. seconds: of first and later calls.
     """
 
     def __init__(self, agent: Agent, spec: EnvSpec, num_rows: int, num_envs: int, seed: int):
@@ -46,56 +46,42 @@ class Checked:
         self.act = jax.jit(agent.act, static_argnames="greedy", compiler_options=QUICK)
         self.update = jax.jit(agent.update, compiler_options=QUICK)
         self.state: Any = None
-        self.learned: Any = None
         self.trained: Any = None
         self.core: Tree = ()
         self.extras: Tree = ()
-        self.priorities = False
+        self.priorities = self.shuffles = False
 
-    @cached_property
-    def on_devices(self) -> Callable[[AgentState, Trajectory, Array], tuple[AgentState, UpdateOutput]]:
-        """The update with the axis of two devices, leaves [2, ...]; one device is enough for it."""
+    @property
+    def policies(self) -> tuple[ActParams, ActParams]:
+        """Return what acts: the fresh params and the trained ones."""
+        return self.state.params, self.trained.params
 
-        def on_each(state: AgentState, trajectory: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
-            return self.agent.update(state, trajectory, key, axis_name="devices")
+    def request(self) -> tuple[Tree, Array, Tree]:
+        """Return random observations [B, ...], is_first in every second row, and random cores."""
+        observation = random_observation(self.spec, self.rng, self.num_envs)
+        return observation, np.arange(self.num_envs) % 2 == 0, self.random_core()
 
-        return jax.jit(jax.vmap(on_each, (None, 0, None), axis_name="devices"), compiler_options=QUICK)
-
-    def request(self, rows: int) -> tuple[Tree, Array, Tree]:
-        """Return random observations, is_first in every second row, and random cores."""
-        return random_observation(self.spec, self.rng, rows), np.arange(rows) % 2 == 0, self.random_core(rows)
-
-    def random_core(self, rows: int) -> Tree:
+    def random_core(self) -> Tree:
         """Return a core whose numbers are normal; integers and flags are the initial ones."""
 
         def draw(leaf: Array) -> Array:
             leaf = np.asarray(leaf)
             return self.rng.normal(size=leaf.shape).astype(leaf.dtype) if leaf.dtype.kind == "f" else leaf
 
-        return map_tree(draw, self.agent.initial_core(rows))
+        return map_tree(draw, self.agent.initial_core(self.num_envs))
 
     def rows(self, lasts: Array, terminated: Array | bool = False) -> Trajectory:
-        """Return random rows whose episodes end; column b's last observation is row lasts[b] (T + 1: it goes on).
-
-        Args:
-          terminated: [B]: the episode ends by a termination; else by a time limit.
-        """
-        t = random_trajectory(
+        """Return random rows whose episodes end as `with_ends` says."""
+        rows = random_trajectory(
             self.spec,
             self.rng,
             num_rows=self.num_rows,
             num_envs=self.num_envs,
             extras=self.extras,
-            core=self.random_core(self.num_envs) if self.agent.store_core else (),
+            core=self.random_core() if self.agent.store_core else (),
             weighted=self.priorities,
         )
-        number, lasts = np.arange(self.num_rows + 1)[:, None], np.asarray(lasts)
-        ends = (number == lasts - 1) & np.asarray(terminated)
-        return t._replace(
-            is_first=number == lasts + 1,
-            reward=np.where(spread(number == lasts, t.reward), np.float32(0.0), t.reward),
-            discount=np.where(spread(ends, t.discount), np.float32(0.0), np.float32(1.0)) + np.zeros_like(t.discount),
-        )
+        return with_ends(rows, lasts, terminated)
 
     def varied(self) -> Trajectory:
         """Return rows with ends at all places, row 0 included; every second episode ends by a termination."""
@@ -110,7 +96,7 @@ class Checked:
         """Return the rows with the actions and log-probabilities that the agent samples there."""
         core = trajectory.core if self.agent.store_core else self.agent.initial_core(self.num_envs)
         chosen = []
-        for row, is_first in enumerate(trajectory.is_first[: len(trajectory.log_prob)]):
+        for row, is_first in enumerate(trajectory.is_first):
             observation = map_tree(operator.itemgetter(row), trajectory.observation)
             key = jax.random.fold_in(self.key, row)
             output, core = self.act(params, key, observation, is_first, core)
@@ -123,20 +109,73 @@ class Checked:
         state, output = self.update(self.trained, trajectory, self.key)
         return state, output.metrics
 
+    def learn_joint(self, trajectory: Trajectory) -> tuple[AgentState, dict[str, Array]]:
+        """Return what one device learns from the columns of two."""
+        state, output = self._on_one(self.trained, trajectory, self.key)
+        return state, output.metrics
 
-def other_rows(checked: Checked, trajectory: Trajectory, where: Array) -> Trajectory:
+    def learn_apart(self, *shares: Trajectory) -> tuple[list[tuple[AgentState, dict[str, Array]]], Array]:
+        """Return what each of several devices learns from its share of the columns, and all priorities [D, B]."""
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *shares)
+        state, output = self._on_devices(self.trained, stacked, self.key)
+        ends = [jax.tree.map(operator.itemgetter(d), (state, output.metrics)) for d in range(len(shares))]
+        return ends, output.priorities
+
+    @cached_property
+    def _on_one(self) -> Callable[..., tuple[AgentState, UpdateOutput]]:
+        return jax.jit(self._in_order(2), compiler_options=QUICK)
+
+    @cached_property
+    def _on_devices(self) -> Callable[..., tuple[AgentState, UpdateOutput]]:
+        """The update with an axis of devices, leaves [D, ...]; one device is enough for it."""
+        on_each = functools.partial(self._in_order(1), axis_name="devices")
+        return jax.jit(jax.vmap(on_each, (None, 0, None), axis_name="devices"), compiler_options=QUICK)
+
+    def _in_order(self, devices: int) -> Callable[..., tuple[AgentState, UpdateOutput]]:
+        """Return the update with a fixed order of rows in place of each shuffle, for the columns of one or two devices.
+
+        A minibatch of two devices' columns then consists of the minibatches of the same number of each device.
+        """
+        units = self.num_envs * (self.spec.num_agents or 1), self.num_envs
+
+        def order(key: Array, x: Any, axis: int = 0, *_: Any, **__: Any) -> Array:
+            self.shuffles = True
+            given = jnp.arange(x) if jnp.ndim(x) == 0 else jnp.asarray(x)
+            number = given.shape[axis]
+            unit = next((unit for unit in units if number % (devices * unit) == 0), 0)
+            if not unit:  # not of rows
+                return given
+            return jnp.take(given, np.arange(number).reshape(-1, devices, unit).swapaxes(1, 2).ravel(), axis)
+
+        def update(*arguments: Any, **axis: Any) -> tuple[AgentState, UpdateOutput]:
+            shuffle = jax.random.permutation
+            jax.random.permutation = order
+            try:
+                return self.agent.update(*arguments, **axis)
+            finally:
+                jax.random.permutation = shuffle
+
+        return update
+
+    def forget(self) -> None:
+        """Forget what was traced in a fixed order, so that it is not used elsewhere."""
+        if self.shuffles:
+            jax.clear_caches()
+
+
+def other_rows(checked: Checked, rows: Trajectory, where: Array) -> Trajectory:
     """Return the rows with other observations, states, actions, rewards and log-probabilities where [T+1, B] says so."""
     new = checked.open_rows()
-
-    def change(leaf: Array, other: Array) -> Array:
-        return np.where(spread(where, leaf), other, leaf)
-
-    changed = {
-        name: map_tree(change, getattr(trajectory, name), getattr(new, name))
-        for name in ("observation", "state", "action", "reward")
+    names = ("observation", "state", "action", "reward")
+    leaves = {
+        name: map_tree(lambda x, y: changed(x, where, y), getattr(rows, name), getattr(new, name)) for name in names
     }
-    log_prob = change(trajectory.log_prob, np.float32(-3.0))
-    return trajectory._replace(**changed, log_prob=log_prob)
+    return rows._replace(**leaves, log_prob=changed(rows.log_prob, where, -3.0))
+
+
+def row(checked: Checked, number: Array | int) -> np.ndarray:
+    """Return which rows [T+1, B] have this number, [B] or one for all."""
+    return np.broadcast_to(np.arange(checked.num_rows + 1)[:, None] == number, (checked.num_rows + 1, checked.num_envs))
 
 
 def shifted(tree: Tree, rng: np.random.Generator) -> Tree:
@@ -208,11 +247,6 @@ def batch_axis(what: str, tree: Tree, rows: int) -> None:
             shape[:1] == (rows,),
             f"{what}: leaf {name or 'it'} has shape {shape}, expected the batch axis ({rows}) first",
         )
-
-
-def schema_of(tree: Tree) -> Tree:
-    """Return the schema of one row of a tree [B, ...]."""
-    return map_tree(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), spec_of(tree))
 
 
 def traced_alike(what: str, function: Callable[..., Any], *arguments: Any) -> None:

@@ -30,7 +30,7 @@ def with_output_check(update: Update, reserved: Collection[str], *, prioritised:
     ) -> tuple[AgentState, UpdateOutput]:
         returned = update(state, trajectory, key, axis_name=axis_name)
         if not is_pair(returned) or not isinstance(returned[1], UpdateOutput):
-            raise ConfigError(
+            raise AgentFault(
                 f"the agent's update returned {type_names(returned)}, expected (AgentState, UpdateOutput); "
                 "metrics belong into UpdateOutput(metrics)."
             )

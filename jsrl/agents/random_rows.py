@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from jsrl.types import (
+    Array,
     ArraySpec,
     Continuous,
     Discrete,
@@ -15,6 +18,7 @@ from jsrl.types import (
     map_tree,
     named_leaves,
     spec_of,
+    spread,
     unflatten,
     zeros,
 )
@@ -64,27 +68,59 @@ def random_trajectory(
     """
     core_spec = map_tree(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), spec_of(core))
     blank = zeros(make_trajectory_spec(spec, extras, core_spec, num_rows=num_rows, num_envs=num_envs))
-    is_first, discount = np.zeros_like(blank.is_first), np.ones_like(blank.discount)
-    last = num_rows // 2  # the row of the last observation, where an episode ends
-    is_first[last + 1, ::2] = True
-    if last:
-        discount[last - 1, ::4] = 0.0
     if isinstance(spec.action, Continuous):
         action = rng.normal(size=blank.action.shape)
     else:
         nums = action_nums(spec)
         action = rng.integers(nums[0] if isinstance(spec.action, Discrete) else nums, size=blank.action.shape)
-    reward = rng.normal(size=blank.reward.shape).astype(np.float32)
-    reward[last, ::2] = 0.0
-    return blank._replace(
+    rows = blank._replace(
+        reward=rng.normal(size=blank.reward.shape).astype(np.float32),
         observation=random_observation(spec, rng, num_rows + 1, num_envs),
-        is_first=is_first,
         action=action.astype(blank.action.dtype),
-        reward=reward,
-        discount=discount,
         acts=np.ones_like(blank.acts),
         log_prob=np.full_like(blank.log_prob, -1.0),
         core=core,
         sampling=(1.0 - rng.random(num_envs)).astype(np.float32) if weighted else (),
         state=() if spec.state is None else _random_tree(spec.state, rng, num_rows + 1, num_envs),
     )
+    number = np.arange(num_envs)
+    return with_ends(rows, np.where(number % 2 == 0, num_rows // 2, num_rows + 1), number % 4 == 0)
+
+
+def with_ends(rows: Trajectory, lasts: Array, terminated: Array | bool = False) -> Trajectory:
+    """Return the rows with one end of an episode in each column, and none elsewhere.
+
+    Args:
+      lasts: [B], the row of the episode's last observation; T + 1: the episode goes on.
+      terminated: [B], whether the episode ends by a termination; else by a time limit.
+    """
+    number, lasts = np.arange(len(rows.is_first))[:, None], np.asarray(lasts)
+    return rows._replace(
+        is_first=number == lasts + 1,
+        reward=changed(rows.reward, number == lasts, 0.0),
+        discount=changed(np.ones_like(rows.discount), (number == lasts - 1) & np.asarray(terminated), 0.0),
+    )
+
+
+def changed(leaf: Array, where: Array, other: Any) -> np.ndarray:
+    """Return the leaf with other numbers where a mask of its leading axes is set."""
+    return np.asarray(np.where(spread(where, leaf), other, leaf), leaf.dtype)
+
+
+def acted_otherwise(rows: Trajectory, where: Array) -> Trajectory:
+    """Return the rows with actions 0, log-probabilities and rewards out of the ordinary where [T+1, B] says so."""
+    return rows._replace(
+        action=changed(rows.action, where, 0),
+        log_prob=changed(rows.log_prob, where, -50.0),
+        reward=changed(rows.reward, where, 1e4),
+    )
+
+
+def terminated(rows: Trajectory, where: Array) -> Trajectory:
+    """Return the rows with discount 0 where [T+1, B] says so."""
+    return rows._replace(discount=changed(rows.discount, where, 0.0))
+
+
+def dead(rows: Trajectory, where: Array) -> Trajectory:
+    """Return rows of which nothing is to be learned where [T+1, B] says so: waiting, and each a last observation."""
+    return rows._replace(acts=changed(rows.acts, where, 0), is_first=rows.is_first | where)

@@ -6,16 +6,16 @@ Comparisons with other libraries and each part alone: `python experiments/bench.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import Parser, show_error
-from jsrl.cli.command_line import check_used
-from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.errors import ConfigError, JsrlError
+from jsrl.cli.experiments import load
+from jsrl.cli.own_options import asked_of, execute, help_of
+from jsrl.fields import PositiveFinite, PositiveInt, option, suggesting
 from jsrl.report.page import Table
 from jsrl.tuning.space import Trial
 from jsrl.tuning.trial import Limits, measure
@@ -24,50 +24,33 @@ PLACEMENTS = ("serial", "inline", "served", "apart")
 TITLES = ("placement", "env steps/s", "range", "policy lag", "first update s")
 
 
+@suggesting
+@dataclass(frozen=True)
+class BenchCommand:
+    """The options of `jsrl dev bench`."""
+
+    seconds: PositiveFinite = option(8.0, "measured of each run.")
+    repetitions: PositiveInt = option(3, "runs of each placement.")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="jsrl dev bench",
-        usage="%(prog)s NAME [--option value ...]",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        epilog="All other options are those of `jsrl run NAME`.",
-    )
-    parser.add_argument("--seconds", type=float, default=8.0, help="measured of each run (default: %(default)s)")
-    parser.add_argument("--repetitions", type=int, default=3, help="runs of each placement (default: %(default)s)")
-    own, args = parser.parse_known_args(arguments)
-    use_working_directory()
-    try:
-        if any(word.partition("=")[0] == "--against" for word in args):
-            raise ConfigError(
-                "--against is an option of `python experiments/bench.py NAME`, which needs a checkout of jsrl."
-            )
-        if not 0 < own.seconds < float("inf") or own.repetitions < 1:
-            raise ConfigError("--seconds must be above 0, and --repetitions at least 1.")
-        print(table(_speeds(args, own.seconds, own.repetitions)))
-    except JsrlError as error:
-        return show_error(error, 2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    text = functools.partial(help_of, "jsrl dev bench NAME [--option value ...]", __doc__, BenchCommand())
+    return execute(arguments, _bench, text)
 
 
-def _speeds(args: list[str], seconds: float, repetitions: int) -> dict[str, list[Trial]]:
-    name = take_name(args)
-    if name is None:
-        raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-    asked = cli.parse(args, load(name))
-    check_used(asked, (), "dev bench")
+def _bench(args: list[str]) -> int:
+    name, asked = asked_of(args, BenchCommand())
     wanted = (asked.experiment.placement,) if "placement" in asked.given else PLACEMENTS
-    experiments = {one: cli.parse([*args, "--placement", one], load(name)).experiment for one in wanted}
-    limits = Limits(seconds=seconds, longest_s=4 * seconds)
+    experiments = {one: cli.parse([*args, "--placement", one], load(name), BenchCommand()).experiment for one in wanted}
+    limits = Limits(seconds=asked.run.seconds, longest_s=4 * asked.run.seconds)
     speeds: dict[str, list[Trial]] = {placement: [] for placement in experiments}
-    for repetition in range(repetitions):
+    for repetition in range(asked.run.repetitions):
         for placement, experiment in experiments.items():
             speeds[placement].append(speed := measure(experiment, limits))
             how = speed.error or f"{speed.env_steps_per_s:,.0f} env steps/s"
-            print(f"  {repetition + 1}/{repetitions} {placement}: {how}", file=sys.stderr)
-    return speeds
+            print(f"  {repetition + 1}/{asked.run.repetitions} {placement}: {how}", file=sys.stderr)
+    print(table(speeds))
+    return 0
 
 
 def table(speeds: dict[str, list[Trial]]) -> str:

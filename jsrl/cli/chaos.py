@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Sequence
@@ -9,10 +10,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import show_error, user_path
-from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.option_help import help_of
-from jsrl.errors import ConfigError, JsrlError
+from jsrl.cli.arguments import user_path
+from jsrl.cli.own_options import asked_of, execute, help_of
+from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
 from jsrl.fields import NonNegativeFinite, option, suggesting
 from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, run_command
@@ -43,21 +43,17 @@ OWN = {f.name.replace("_", "-") for f in fields(ChaosCommand)} - {f.name.replace
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    text = functools.partial(help_of, "jsrl dev chaos NAME [--option value ...]", __doc__, ChaosCommand(), OWN)
+    return execute(arguments, _chaos, text)
+
+
+def _chaos(args: list[str]) -> int:
     """Inject faults, and print the score card; 0: passed, 1: failed, 2: it could not begin."""
-    args = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(args):
-        print(help_of("usage: jsrl dev chaos NAME [--option value ...]", __doc__, ChaosCommand(), OWN))
-        return 0
     run_name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
-    use_working_directory()
-    try:
-        name = take_name(args)
-        options = checked(name, args)
-        words, runs_dir = [str(name), *cli.without(args, {*OWN, "runs-dir"})], user_path(options.runs_dir)
-        command = run_command(words, runs_dir, run_name, hangs=options.hangs > 0)
-        card = ChaosRun(command, runs_dir, run_name, options, sender(options.messages_per_s)).run()
-    except JsrlError as error:
-        return show_error(error)
+    name, options = checked(args)
+    words, runs_dir = [name, *cli.without(args, {*OWN, "runs-dir"})], user_path(options.runs_dir)
+    command = run_command(words, runs_dir, run_name, hangs=options.hangs > 0)
+    card = ChaosRun(command, runs_dir, run_name, options, sender(options.messages_per_s)).run()
     print(card.text())
     return 0 if card.passed else 1
 
@@ -71,15 +67,13 @@ def sender(messages_per_s: float) -> list[str] | None:
     return [sys.executable, str(STRANGER), "--per-s", str(messages_per_s)]
 
 
-def checked(name: str | None, args: Sequence[str]) -> ChaosCommand:
-    """Return the options for an experiment, before its run is started.
+def checked(args: list[str]) -> tuple[str, ChaosCommand]:
+    """Return the name of the experiment, and the options, before its run is started.
 
     Raises:
       ConfigError: there is no such experiment or kind of worker, an option is wrong, or the run would have nothing to hit.
     """
-    if name is None:
-        raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-    asked = cli.parse(args, load(name), ChaosCommand())
+    name, asked = asked_of(args, ChaosCommand())
     if wrong := sorted(asked.given & NOT_HERE):
         raise ConfigError(
             f"--{wrong[0]} cannot be combined with jsrl dev chaos, which starts one new run and stops it; leave it out."
@@ -95,4 +89,4 @@ def checked(name: str | None, args: Sequence[str]) -> ChaosCommand:
         raise ConfigError(
             "a run that learns from a recording has no actors, whose trajectories show that it recovered."
         )
-    return options
+    return name, options

@@ -352,17 +352,6 @@ def check_needs(asked: CommandLine) -> None:
             raise ConfigError(f"--{name} is given, but it needs {either(needs)}; add that, or leave out --{name}.")
 
 
-def check_used(asked: CommandLine, used: Collection[str], command: str) -> None:
-    """Refuse options of `jsrl run` that another command does not use.
-
-    Args:
-      asked: its command line. used: those that it uses. command: its name.
-    """
-    of_run = options_of(RUN_OPTIONS).keys()
-    if unused := sorted((asked.given & of_run) - set(used)):
-        raise ConfigError(f"--{unused[0]} has no effect on jsrl {command}; leave it out.")
-
-
 def _present(asked: CommandLine) -> set[str]:
     options, e = asked.run, asked.experiment
     switches = ("listen", "hosts", "hosts-file", "tune", "plan", "seeds")

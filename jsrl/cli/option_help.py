@@ -8,10 +8,10 @@ import re
 import shutil
 import textwrap
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from jsrl.experiment.options import Option, RunOptions, either, offered_options, options_of
+from jsrl.experiment.options import Option, RunOptions, either, offered_options
 from jsrl.experiment.settings import AUTO
 
 INDENT = " " * 8  # of an option's text
@@ -127,10 +127,3 @@ def _shown(option: Option) -> str:
 
 def _width() -> int:
     return min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
-
-
-def help_of(usage: str, about: str | None, options: Any, names: Collection[str] | None = None) -> str:
-    """Return the help of a command with options of its own, beside those of an experiment. names: which; None: all."""
-    own = [option for name, option in options_of(options).items() if names is None or name in names]
-    lines = [usage, "", *(about or "").splitlines(), "", *(line for option in own for line in option_lines(option))]
-    return "\n".join([*lines, "", "Every option of `jsrl run NAME` that belongs to the experiment may be given, too."])

@@ -7,6 +7,7 @@ every run, such as --total-env-steps 50000.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -19,11 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import show_error
-from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.option_help import help_of
+from jsrl.cli.experiments import load
+from jsrl.cli.own_options import asked_of, execute, help_of
 from jsrl.cli.slurm import need_sbatch, submitted
-from jsrl.errors import ConfigError, JsrlError, TrialsFailed, counted
+from jsrl.errors import ConfigError, TrialsFailed, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import Option, SlurmOptions, options_of
 from jsrl.fields import option, suggesting
@@ -53,23 +53,15 @@ class SearchCommand(SearchOptions):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = list(sys.argv[1:] if arguments is None else arguments)
-    if not args or {"-h", "--help", "--help-all"} & set(args):
-        print(help_of("usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]", __doc__, SearchCommand()))
-        return 0
-    use_working_directory()
-    try:
-        asked = resumed(args)
-        return asked.go() if asked is not None else begin(args)
-    except JsrlError as error:
-        return show_error(error, 2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
-        print("interrupted before the search had begun.", file=sys.stderr)
-        return 130
+    usage = "jsrl search NAME --vary OPTION=RANGE [--option value ...]"
+    text = functools.partial(help_of, usage, __doc__, SearchCommand())
+    return execute(arguments, begin, text, "interrupted before the search had begun.")
 
 
 def begin(args: list[str]) -> int:
-    """Begin a search; return the exit status. Its folder is deleted if Slurm refuses the jobs."""
+    """Begin or continue a search; return the exit status. The folder of a new one is deleted if Slurm refuses the jobs."""
+    if (earlier := resumed(args)) is not None:
+        return earlier.go()
     asked = begun(args)
     try:
         return asked.go()
@@ -153,10 +145,7 @@ class ParsedSearch:
 
 def begun(args: list[str]) -> ParsedSearch:
     """Return the search for a command line; its folder is created last, when nothing is wrong."""
-    name = take_name(args)
-    if name is None:
-        raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-    asked = cli.parse(vary_args(args), load(name), SearchCommand())
+    name, asked = asked_of(vary_args(args), SearchCommand())
     options: SearchCommand = asked.run
     if wrong := sorted(asked.given & {"resume", "part"}):
         raise ConfigError(

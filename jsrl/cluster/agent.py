@@ -17,31 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from jsrl.cluster.messages import (
-    BEAT_S,
-    CLOSED_LEASE_S,
-    PROMPT_S,
-    REPLACED,
-    Admitted,
-    AnyControllerMessage,
-    BeatReceived,
-    Begin,
-    CodePart,
-    EarlierFile,
-    Exited,
-    Farewell,
-    Keys,
-    Leaving,
-    Order,
-    Player,
-    Refused,
-    RunNames,
-    Signal,
-    Stored,
-    TextRequest,
-    Welcome,
-    WorkerCommand,
-)
+from jsrl.cluster import messages as wire
 from jsrl.errors import counted
 from jsrl.runs.control_bodies import Command
 
@@ -53,7 +29,6 @@ LOG_S = 2.0  # in which the log of a failed worker may reach the run folder befo
 MOST_EXITS = 100  # that are sent again over a new connection
 LEAVES = "its agent was told to end"
 NO_FILES = "this host cannot keep the run's files"
-KEYS = "keys"  # the host's keys, where the digest of modules names these
 
 Worker = tuple[str, int]  # name and incarnation
 
@@ -64,7 +39,7 @@ Worker = tuple[str, int]  # name and incarnation
 class Received(NamedTuple):
     """A message of the controller."""
 
-    message: AnyControllerMessage
+    message: wire.AnyControllerMessage
 
 
 class Connected(NamedTuple):
@@ -73,12 +48,10 @@ class Connected(NamedTuple):
     is_open: bool
 
 
-class Barred(NamedTuple):
-    """The controller does not accept the key of the connection."""
+class CannotJoin(NamedTuple):
+    """The controller does not accept the key of the connection, or the run's key file is no longer that of this run."""
 
-
-class KeyMoved(NamedTuple):
-    """The run's key file is no longer that of this run."""
+    why: str
 
 
 class ToldToEnd(NamedTuple):
@@ -89,9 +62,9 @@ class ToldToEnd(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """This host has now the modules with this digest, or its keys (KEYS)."""
+    """This host has now the modules with this digest."""
 
-    what: str
+    code: str
 
 
 class NotStarted(NamedTuple):
@@ -134,18 +107,20 @@ class DiskFull(NamedTuple):
     why: str
 
 
-Message = (
-    Received | Connected | Barred | KeyMoved | ToldToEnd | Arrived | NotStarted | Ready | Ended | FilesSent | DiskFull
-)  # fmt: skip
+Message = Received | Connected | CannotJoin | ToldToEnd | Arrived | NotStarted | Ready | Ended | FilesSent | DiskFull
 
 
 # -- what is to be done
 
 
 class Ask(NamedTuple):
-    """Ask to be admitted, or to join if this host's own key is admitted; look first whether the key file has moved."""
+    """Ask to be admitted, or to join if this host's own key is admitted; look first whether the key file has moved.
+
+    `epoch`: of the last membership; 0: there was none.
+    """
 
     is_admitted: bool
+    epoch: int
 
 
 class UseOwnKey(NamedTuple):
@@ -155,7 +130,7 @@ class UseOwnKey(NamedTuple):
 class Send(NamedTuple):
     """A message to the controller; it may be lost."""
 
-    message: Exited | Leaving
+    message: wire.Exited | wire.Leaving
 
 
 class SendBeat(NamedTuple):
@@ -163,7 +138,6 @@ class SendBeat(NamedTuple):
 
     measures: bool
     leaves: str
-    lacks: bool
     executed: int
 
 
@@ -186,7 +160,7 @@ class ExtendLease(NamedTuple):
 class StartWorker(NamedTuple):
     """Start a worker; answered by NotStarted if that fails."""
 
-    begin: Begin
+    begin: wire.Begin
 
 
 class SignalWorker(NamedTuple):
@@ -213,7 +187,7 @@ class SendFiles(NamedTuple):
 class Execute(NamedTuple):
     """What the controller sent: write it, show it to workers, or answer it."""
 
-    message: Keys | CodePart | RunNames | Player | EarlierFile | Stored | WorkerCommand | TextRequest
+    message: wire.AnyControllerMessage
 
 
 class Notify(NamedTuple):
@@ -239,7 +213,7 @@ Action = (
 class _Exit:
     """A worker that ended at `since_s`. It is reported once these files are in the run folder, or soon without its log."""
 
-    exited: Exited
+    exited: wire.Exited
     files: set[tuple[str, ...]]
     log: tuple[str, ...]
     since_s: float
@@ -249,8 +223,8 @@ class HostAgent:
     """The decisions of one agent; see the module.
 
     Args:
-      name: of this host. address: of the controller. key: path of the run's key file, for messages.
-      max_starts: forked workers that start at once. patience_s: how long it tries to reach the controller.
+      name: of this host. address: of the controller. max_starts: forked workers that start at once.
+      patience_s: how long it tries to reach the controller.
       drain_s: how long its workers may take to leave when it must end.
 
     Attributes:
@@ -263,15 +237,14 @@ class HostAgent:
         self,
         name: str,
         address: str,
-        key: str,
         max_starts: int,
         now_s: float,
         patience_s: float = PATIENCE_S,
         drain_s: float = DRAIN_S,
     ) -> None:
-        self._name, self._address, self._key, self._max_starts = name, address, key, max_starts
+        self._name, self._address, self._max_starts = name, address, max_starts
         self._patience_s, self._drain_s = patience_s, drain_s
-        self.epoch = 0
+        self.epoch = self._newest_epoch = 0
         self.kept: dict[str, list[str]] = {}
         self.run = ""
         self.was_lost = False
@@ -283,13 +256,13 @@ class HostAgent:
         self._beat_at_s = self._measure_at_s = 0.0
         self._leave_by_s: float | None = None  # once it must end
         self._ends_soon = False  # its lease does, unless the controller answers
-        self._arrived: set[str] = set()
-        self._queue: dict[Worker, Begin] = {}  # workers to be started
+        self._arrived: set[str] = set()  # digests of modules
+        self._queue: dict[Worker, wire.Begin] = {}  # workers to be started
         self._starting: dict[Worker, float] = {}  # forked ones that are not ready -> when they were started
         self._running: set[Worker] = set()
         self._newest: dict[str, int] = {}  # worker -> its newest incarnation that was started
         self._exits: dict[Worker, _Exit] = {}
-        self._sent_exits: deque[Exited] = deque(maxlen=MOST_EXITS)  # in this membership
+        self._sent_exits: deque[wire.Exited] = deque(maxlen=MOST_EXITS)  # in this membership
         self._has_ended = False
         self._now_s = now_s
         self._actions: list[Action] = []
@@ -311,24 +284,17 @@ class HostAgent:
                 self._receive(message.message)
             case Connected():
                 self._note_connection(message.is_open)
-            case Barred():
-                what = "this host any more" if self._is_admitted else f"the key {self._key}"
-                self._end(
-                    1,
-                    f"{self._address} does not accept {what}: `jsrl stop RUN --host` replaced it, or it belongs to another "
-                    "run. Take the key file that the run writes now.",
-                )
-            case KeyMoved():
-                self._end(1, f"the run at {self._address} has ended or has begun again elsewhere; join again")
+            case CannotJoin():
+                self._end(1, message.why)
             case ToldToEnd():
                 self._prepare_to_leave(message)
             case Arrived():
-                self._arrived.add(message.what)
+                self._arrived.add(message.code)
                 self._start_queued()
             case NotStarted(worker, incarnation, why):
                 self._running.discard((worker, incarnation))
                 text = f"could not be started on {self._name}: {why}"
-                self._send_exit(Exited(self.epoch, worker, incarnation, None, text, ""))
+                self._send_exit(wire.Exited(self.epoch, worker, incarnation, None, text, ""))
             case Ready():
                 self._starting.pop((message.worker, message.incarnation), None)
             case Ended():
@@ -349,7 +315,7 @@ class HostAgent:
             self._start_queued()
             self._report_exits()
             if now_s >= self._beat_at_s:
-                self._beat_at_s = now_s + BEAT_S
+                self._beat_at_s = now_s + wire.BEAT_S
                 self._beat()
             left_alone = not self.epoch or now_s >= (self._leave_by_s or 0.0)
             if self._leave_by_s is not None and left_alone:
@@ -366,13 +332,13 @@ class HostAgent:
                 for exited in self._sent_exits:
                     self._do(Send(exited))
         elif self._is_connected:
-            prompt = self._now_s - self._lease_from_s < PROMPT_S
+            prompt = self._now_s - self._lease_from_s < wire.PROMPT_S
             self._closed_s = self._now_s if prompt else math.inf
         self._is_connected = is_open
 
     def _check_lease(self) -> None:
         silent_s, closed_s = self._now_s - self._lease_from_s, self._now_s - self._closed_s
-        left_s = min(self._lease_s - silent_s, CLOSED_LEASE_S - closed_s)
+        left_s = min(self._lease_s - silent_s, wire.CLOSED_LEASE_S - closed_s)
         ended_soon, self._ends_soon = self._ends_soon, left_s < min(SAVE_S, self._lease_s / 2)
         if self.epoch and left_s < 0.0:
             count = counted(len(self._running), "worker")
@@ -387,25 +353,24 @@ class HostAgent:
 
     def _beat(self) -> None:
         if not self.epoch:
-            self._do(Ask(self._is_admitted))
+            self._do(Ask(self._is_admitted, self._newest_epoch))
             return
         measures = self._now_s >= self._measure_at_s
         if measures:
             self._measure_at_s = self._now_s + USAGE_S
-        leaves, lacks = "" if self._leave_by_s is None else LEAVES, any(map(self._lacks, self._queue.values()))
-        self._do(SendBeat(measures, leaves, lacks, self._executed))
+        self._do(SendBeat(measures, "" if self._leave_by_s is None else LEAVES, self._executed))
 
-    def _join(self, message: Welcome) -> None:
-        if message.epoch <= self.epoch:
+    def _join(self, message: wire.Welcome) -> None:
+        if message.epoch <= self._newest_epoch:  # also of one that ended with its lease
             self.num_dropped += 1
             return
         self._kill_all()  # of an earlier membership; there should be none
         self._do(BeginMembership(self.folders))
-        self.epoch, self._lease_s = message.epoch, message.lease_s
+        self.epoch = self._newest_epoch = message.epoch
+        self._lease_s = message.lease_s
         self._extend(self._now_s)
         self._executed, self.was_lost = 0, False
         self.kept.clear()
-        self._arrived.discard(KEYS)  # revoked
         self._do(Notify(f"joined the run at {self._address} as {self._name}"))
 
     def _extend(self, from_s: float) -> None:
@@ -435,11 +400,11 @@ class HostAgent:
         """Let the learners here write snapshots now."""
         frame = msgspec.msgpack.encode(Command("snapshot"))
         for worker in [worker for worker, folders in self.kept.items() if folders and worker in self._newest]:
-            self._do(Execute(WorkerCommand(self.epoch, worker, self._newest[worker], frame)))
+            self._do(Execute(wire.WorkerCommand(self.epoch, worker, self._newest[worker], frame)))
 
     def _leave(self, status: int, why: str) -> None:
         self._kill_all()
-        self._do(Send(Leaving(self.epoch, why)))
+        self._do(Send(wire.Leaving(self.epoch, why)))
         self._end(status, f"this host has left the run: {why}")
 
     def _end(self, status: int, why: str) -> None:
@@ -448,50 +413,46 @@ class HostAgent:
 
     # -- messages of the controller
 
-    def _receive(self, message: AnyControllerMessage) -> None:
-        if isinstance(message, Welcome):
+    def _receive(self, message: wire.AnyControllerMessage) -> None:
+        if isinstance(message, wire.Welcome):
             self._join(message)
-        elif isinstance(message, Admitted):
+        elif isinstance(message, wire.Admitted):
             if not self._is_admitted:
                 self._is_admitted = True
                 self._do(UseOwnKey())
-        elif isinstance(message, Refused):
-            status = REPLACED if message.epoch else 1
+        elif isinstance(message, wire.Refused):
+            status = wire.REPLACED if message.epoch else 1
             self._end(status, f"the controller at {self._address} refused this host: {message.text}")
         elif message.epoch != self.epoch or not self.epoch:
             self.num_dropped += 1  # of an earlier membership
-        elif isinstance(message, Order):
+        elif isinstance(message, wire.Order):
             self._obey(message)
-        elif isinstance(message, BeatReceived):
+        elif isinstance(message, wire.BeatReceived):
             self._extend(max(self._lease_from_s, min(message.sent_s, self._now_s)))
-        elif isinstance(message, Farewell):
+        elif isinstance(message, wire.Farewell):
             self._end(0, message.text)
         else:
             self._do(Execute(message))
 
-    def _obey(self, order: Begin | Signal | WorkerCommand | CodePart) -> None:
+    def _obey(self, order: wire.AnyOrder) -> None:
         """Execute an order; not if it was executed before, or if one before it was lost: all are sent again then."""
         if order.number != self._executed + 1:
             self.num_dropped += 1
             return
         self._executed += 1
-        if isinstance(order, Begin):
+        if isinstance(order, wire.Begin):
             self._queue[order.worker, order.incarnation] = order
             self._start_queued()
-        elif isinstance(order, Signal):
+        elif isinstance(order, wire.Signal):
             worker = (order.worker, order.incarnation)
             if self._queue.pop(worker, None) is not None:
-                self._send_exit(Exited(self.epoch, *worker, None, "ended before its start", ""))
+                self._send_exit(wire.Exited(self.epoch, *worker, None, "ended before its start", ""))
             elif worker in self._running:
                 self._do(SignalWorker(*worker, order.what))
         else:
             self._do(Execute(order))
 
     # -- workers
-
-    def _lacks(self, begin: Begin) -> bool:
-        """Return whether this host has not got its keys, or the modules of a worker; the next beat asks for them."""
-        return not ({KEYS, *([begin.code] if begin.code else [])} <= self._arrived)
 
     def _start_queued(self) -> None:
         """Start the workers that wait for it; of those that are forked, only as many at once as the cores can take.
@@ -501,12 +462,13 @@ class HostAgent:
         oldest_s = self._now_s - START_S
         self._starting = {worker: since_s for worker, since_s in self._starting.items() if since_s > oldest_s}
         for worker, begin in list(self._queue.items()):
-            if self._lacks(begin) or (begin.forks and len(self._starting) >= self._max_starts):
+            lacks_code = bool(begin.code) and begin.code not in self._arrived
+            if lacks_code or (begin.forks and len(self._starting) >= self._max_starts):
                 continue
             del self._queue[worker]
             self._start(worker, begin)
 
-    def _start(self, worker: Worker, begin: Begin) -> None:
+    def _start(self, worker: Worker, begin: wire.Begin) -> None:
         """Start an incarnation of a worker, and end an earlier one; nothing if this or a later one was started before."""
         earlier = self._newest.get(begin.worker, -1)
         if begin.incarnation <= earlier:
@@ -530,7 +492,7 @@ class HostAgent:
         self._running.remove(worker)
         self._starting.pop(worker, None)
         folders, log = tuple(self.kept.get(ended.worker, ())), (ended.log,) if ended.log else ()
-        exited = Exited(self.epoch, *worker, ended.status, ended.text, ended.tail)
+        exited = wire.Exited(self.epoch, *worker, ended.status, ended.text, ended.tail)
         self._exits[worker] = _Exit(exited, {names for names in (folders, log) if names}, log, self._now_s)
         self._do(SendFiles(*worker, folders, log))
         self._report_exits()
@@ -541,7 +503,7 @@ class HostAgent:
                 del self._exits[worker]
                 self._send_exit(ended.exited)
 
-    def _send_exit(self, exited: Exited) -> None:
+    def _send_exit(self, exited: wire.Exited) -> None:
         self._sent_exits.append(exited)
         self._do(Send(exited))
 

@@ -12,43 +12,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from jsrl.cluster import messages as wire
 from jsrl.cluster.facts import HostFacts, difference
-from jsrl.cluster.messages import (
-    CLOSED_LOST_S,
-    LEASE_S,
-    LOST_S,
-    MOST_LOG_BYTES,
-    PROMPT_S,
-    Admitted,
-    AnyAgentMessage,
-    AnyControllerMessage,
-    AnyOrder,
-    Beat,
-    BeatReceived,
-    Begin,
-    CodePart,
-    Exited,
-    Farewell,
-    Hello,
-    Join,
-    KeptFile,
-    Keys,
-    Leaving,
-    Pages,
-    Part,
-    Refused,
-    Signal,
-    Stored,
-    TextReply,
-    TextRequest,
-    Usage,
-    Welcome,
-    WorkerCommand,
-    WorkerMessages,
-)
 from jsrl.errors import counted
 from jsrl.rate_limit import is_reported
-from jsrl.runs.control_bodies import AnyMessage
+from jsrl.runs.control_bodies import AnyMessage, Bye, Crash, Stage
 from jsrl.runs.door import Drops, Speech, TextBudget, objection
 from jsrl.runs.values import Exit, Registration, ResourceUsage, log_name
 from jsrl.transport.stream import EPOCH
@@ -58,7 +26,7 @@ MAX_NAME_CHARS = 64
 MOST_WAITING = 1_000  # admitted keys of hosts that have not joined yet
 REVOKED = "its key was revoked"
 AWAY_S = 1.0  # after its connection closed, until which a new one may follow
-LACKS_S = 5.0  # after which keys, modules and orders that have not arrived are sent again
+AGAIN_S = 5.0  # without progress, after which orders are sent again
 MOST_CODE_BYTES = 4 << 20  # of modules that a host has not confirmed: heartbeats wait behind them on a slow network
 BREAKS, BREAKS_S = 3, 120.0  # so many breaks of a host's connection within this time are reported
 
@@ -71,7 +39,7 @@ class Received(NamedTuple):
 
     key: str
     identity: bytes
-    message: AnyAgentMessage
+    message: wire.AnyAgentMessage
 
 
 class Unreadable(NamedTuple):
@@ -102,7 +70,7 @@ class Start(NamedTuple):
     """A placed worker is to start; `needs_files`: once its host has what it kept in the run folder, and its counts."""
 
     epoch: int
-    begin: Begin
+    begin: wire.Begin
     needs_files: bool = False
 
 
@@ -118,7 +86,7 @@ class GiveKeys(NamedTuple):
     """Keys for a host; `server_key`: public key of the streams that its workers bind, 64 hexadecimal digits."""
 
     epoch: int
-    keys: Keys
+    keys: wire.Keys
     server_key: str
 
 
@@ -126,7 +94,7 @@ class Tell(NamedTuple):
     """A message for a host. Orders are sent again if they are lost on the way; parts of modules wait for earlier ones."""
 
     epoch: int
-    message: Signal | CodePart | TextRequest
+    message: wire.Signal | wire.CodePart | wire.TextRequest
 
 
 class Forward(NamedTuple):
@@ -167,7 +135,7 @@ class Send(NamedTuple):
     """A message over a connection; it may be lost."""
 
     identity: bytes
-    message: AnyControllerMessage
+    message: wire.AnyControllerMessage
 
 
 class Admit(NamedTuple):
@@ -203,7 +171,7 @@ class KeepPart(NamedTuple):
     """A part of a file of a host's worker, for the run folder; the answer is Stored."""
 
     host: JoinedHost
-    part: Part
+    part: wire.Part
 
 
 class SendFiles(NamedTuple):
@@ -219,7 +187,7 @@ class SendFiles(NamedTuple):
 class Confirm(NamedTuple):
     """A host has got a part of a file."""
 
-    stored: Stored
+    stored: wire.Stored
 
 
 class RemoveHalfSent(NamedTuple):
@@ -274,8 +242,8 @@ class RemoteWorker:
     hops: tuple[str, ...] = ()
     binds: frozenset[str] = frozenset()
     budget: TextBudget = field(default_factory=TextBudget)
-    waits: Begin | None = None
-    begin: Begin | None = None
+    waits: wire.Begin | None = None
+    begin: wire.Begin | None = None
     pid: int | None = None
     usage: ResourceUsage | None = None
     exit: Exit | None = None
@@ -298,7 +266,7 @@ class JoinedHost:
         breaks_s: when it closed, within the last BREAKS_S seconds.
       server_key: see GiveKeys. names: of the streams that its workers bind.
       relays: params stream -> address at which the host relays it.
-      keys, keys_s: its keys, and when they were last sent. code: parts of its workers' modules that are still to be sent.
+      code: parts of its workers' modules that are still to be sent.
       orders: those that it has not confirmed. ordered_s: when they were last sent, or the host last confirmed some.
         num_orders: given so far.
     """
@@ -319,10 +287,8 @@ class JoinedHost:
     server_key: str = ""
     names: list[Registration] = field(default_factory=list)
     relays: dict[str, str] = field(default_factory=dict)
-    keys: list[Keys] = field(default_factory=list)
-    keys_s: float = 0.0
-    code: list[CodePart] = field(default_factory=list)
-    orders: list[AnyOrder] = field(default_factory=list)
+    code: list[wire.CodePart] = field(default_factory=list)
+    orders: list[wire.AnyOrder] = field(default_factory=list)
     ordered_s: float = 0.0
     num_orders: int = 0
     wanted: list[str] = field(default_factory=list)
@@ -348,7 +314,7 @@ class JoinedHost:
     def is_away(self, now_s: float) -> bool:
         """Return whether its connection has closed, and no new one followed at once, or it has long been silent."""
         closed_s = now_s if self.closed_s is None else self.closed_s
-        return now_s - closed_s > AWAY_S or now_s - self.heard_s > CLOSED_LOST_S
+        return now_s - closed_s > AWAY_S or now_s - self.heard_s > wire.CLOSED_LOST_S
 
 
 class Members:
@@ -364,7 +330,12 @@ class Members:
     """
 
     def __init__(
-        self, own: str, versions: Mapping[str, str], code: str, lease_s: float = LEASE_S, lost_s: float = LOST_S
+        self,
+        own: str,
+        versions: Mapping[str, str],
+        code: str,
+        lease_s: float = wire.LEASE_S,
+        lost_s: float = wire.LOST_S,
     ) -> None:
         self._own, self._versions, self._code, self._lease_s, self._lost_s = own, versions, code, lease_s, lost_s
         self.hosts: list[JoinedHost] = []
@@ -398,7 +369,7 @@ class Members:
                 self._lived_s.pop(message.host, None)
             case RunEnded():
                 for host in self.hosts:
-                    self._send(host, Farewell(host.epoch, message.text))
+                    self._send(host, wire.Farewell(host.epoch, message.text))
             case _:
                 self._tell_host(message)
         return self._actions
@@ -410,8 +381,8 @@ class Members:
             silent_s = now_s - host.heard_s
             if silent_s > self._lost_s:
                 self._lose(host, f"it sent no message for {self._lost_s:g} s")
-            elif host.closed_s is not None and now_s - host.closed_s > CLOSED_LOST_S:
-                self._lose(host, f"its connection was closed, and it did not return within {CLOSED_LOST_S:g} s")
+            elif host.closed_s is not None and now_s - host.closed_s > wire.CLOSED_LOST_S:
+                self._lose(host, f"its connection was closed, and it did not return within {wire.CLOSED_LOST_S:g} s")
             elif silent_s <= self._lease_s:
                 host.silent = False
             elif not host.silent:
@@ -452,23 +423,23 @@ class Members:
         self._keys.pop(key, None)
         self._do(Expel(key))
 
-    def _admit(self, key: str, identity: bytes, hello: Hello) -> None:
+    def _admit(self, key: str, identity: bytes, hello: wire.Hello) -> None:
         """Admit a host, or refuse it with a reason. A previous agent of the same host has no workers any more."""
         if why := self._objection(key, hello):
             self._refused += 1
             if is_reported(self._refused):
                 times = f" ({self._refused} times so far)" if self._refused > 1 else ""
                 self._notify(f"a host could not join{times}: {why}")
-            self._do(Send(identity, Refused(0, why)))
+            self._do(Send(identity, wire.Refused(0, why)))
             return
         for host in [host for host in self.hosts if self._is_same(host, hello)]:
-            if host.session == hello.session and not (host.has_answered or host.workers):
+            if host.session == hello.session and hello.epoch < host.epoch and not (host.has_answered or host.workers):
                 # It repeats its hello: the welcome was late or lost.
                 host.identity, host.heard_s = identity, self._now_s
-                self._send(host, Welcome(host.epoch, self._lease_s))
+                self._send(host, wire.Welcome(host.epoch, self._lease_s))
                 return
             if host.session != hello.session:
-                self._send(host, Refused(host.epoch, "a new agent has taken the place of this one."))
+                self._send(host, wire.Refused(host.epoch, "a new agent has taken the place of this one."))
                 self._drop_key(host.key)
             self._lose(host, "its agent joined again without workers")
         self._keys[key] = True
@@ -480,12 +451,12 @@ class Members:
         self._notify(
             f"host {host.name} ({facts.address}, {counted(facts.cores, 'core')}, {facts.memory_mb:,} MB) joined"
         )
-        self._send(host, Welcome(host.epoch, self._lease_s))
+        self._send(host, wire.Welcome(host.epoch, self._lease_s))
 
-    def _is_same(self, host: JoinedHost, hello: Hello) -> bool:
+    def _is_same(self, host: JoinedHost, hello: wire.Hello) -> bool:
         return (host.name, host.facts.machine) == (hello.name, hello.boot) or host.session == hello.session
 
-    def _objection(self, key: str, hello: Hello) -> str:
+    def _objection(self, key: str, hello: wire.Hello) -> str:
         """Return why a host may not join, for the user; empty: it may."""
         if not 0 < len(hello.name) <= MAX_NAME_CHARS or min(hello.cores, hello.memory_mb) < 1:
             return (
@@ -507,15 +478,15 @@ class Members:
 
     # -- messages of hosts
 
-    def _receive(self, key: str, identity: bytes, message: AnyAgentMessage) -> None:
-        if isinstance(message, Join) and key == JOIN:
+    def _receive(self, key: str, identity: bytes, message: wire.AnyAgentMessage) -> None:
+        if isinstance(message, wire.Join) and key == JOIN:
             self._admit_key(message.key)
-            self._do(Send(identity, Admitted(0)))
+            self._do(Send(identity, wire.Admitted(0)))
             return
-        if isinstance(message, Hello) and key != JOIN:
+        if isinstance(message, wire.Hello) and key != JOIN:
             self._admit(key, identity, message)
             return
-        if key == JOIN or isinstance(message, Join):
+        if key == JOIN or isinstance(message, wire.Join):
             self._drop(key, f"it is a {type(message).__name__.lower()}, with the wrong key for that")
             return
         host = next((host for host in self.hosts if host.key == key), None)
@@ -525,36 +496,36 @@ class Members:
         host.heard_s, host.closed_s, host.has_answered = self._now_s, None, True
         self._hear(host, message)
 
-    def _hear(self, host: JoinedHost, message: AnyAgentMessage) -> None:
+    def _hear(self, host: JoinedHost, message: wire.AnyAgentMessage) -> None:
         """Process a message of a member; only what belongs to its own workers is used."""
         match message:
-            case Beat():
+            case wire.Beat():
                 self._note_beat(host, message)
-            case Pages() if message.number >= host.num_pages:  # else newer ones have come over another connection
+            case wire.Pages() if message.number >= host.num_pages:  # else newer ones have come over another connection
                 host.num_pages = message.number
                 hops = {hop for remote in host.workers.values() for hop in remote.hops}
                 own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}
                 self._do(KeepPages(host.epoch, own))
-            case KeptFile():
+            case wire.KeptFile():
                 self._note_file(host, message)
-            case Stored():
+            case wire.Stored():
                 self._do(Confirm(message))
-            case WorkerMessages():
+            case wire.WorkerMessages():
                 self._take_frames(host, message.frames)
-            case Exited():
+            case wire.Exited():
                 self._note_exit(host, message)
-            case TextReply():
+            case wire.TextReply():
                 self._note_reply(host, message)
-            case Leaving():
+            case wire.Leaving():
                 self._lose(host, message.text)
 
-    def _note_file(self, host: JoinedHost, message: KeptFile) -> None:
+    def _note_file(self, host: JoinedHost, message: wire.KeptFile) -> None:
         if message.name.startswith(_keeps(host.living_workers)) or _is_log_of(host, message):
             self._do(KeepPart(host, message.piece))
         elif not message.name.startswith(_keeps(host.workers.values())):  # else it is late
             self._drop(host.key, f"the file {message.name} belongs to no worker there")
 
-    def _note_reply(self, host: JoinedHost, message: TextReply) -> None:
+    def _note_reply(self, host: JoinedHost, message: wire.TextReply) -> None:
         if message.number in host.asked:
             host.asked.remove(message.number)
             self._do(Answer(message.number, message.text))
@@ -573,7 +544,8 @@ class Members:
                 self._drop(host.key, f"a worker's message cannot be read ({error})")
                 continue
             remote = self._worker(host, message.worker, message.incarnation)
-            if remote is None:
+            is_repeated = isinstance(message, Stage | Crash | Bye) and remote is not None and remote.exit is not None
+            if remote is None or is_repeated:  # over a new connection; its text would be paid twice
                 continue
             if why := objection(message, remote.speech, remote.budget, self._now_s):
                 self._drop(host.key, f"{message.worker}, {type(message).__name__.lower()}: {why}")
@@ -591,8 +563,8 @@ class Members:
             )
         return host.workers.get(key)
 
-    def _note_beat(self, host: JoinedHost, message: Beat) -> None:
-        """Record a host's beat; answer it, with what the host lacks and orders that it has not confirmed."""
+    def _note_beat(self, host: JoinedHost, message: wire.Beat) -> None:
+        """Record a host's beat; answer it, with orders that it has not confirmed."""
         self._take_frames(host, message.frames)
         if host.lost:
             return
@@ -608,23 +580,19 @@ class Members:
             self._notify(f"host {host.name} leaves ({host.leaves}): {counted(host.num_living, 'worker')} must move")
         if host.leaves and not host.num_living:
             self._lose(host, host.leaves)
-            self._send(host, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))
+            self._send(host, wire.Farewell(host.epoch, f"this host has left the run: {host.leaves}"))
             return
-        self._send(host, BeatReceived(host.epoch, message.sent_s))
-        if message.lacks and self._now_s - host.keys_s > LACKS_S:
-            host.keys_s = self._now_s
-            for keys in host.keys:
-                self._send(host, keys)
+        self._send(host, wire.BeatReceived(host.epoch, message.sent_s))
         self._confirm_orders(host, message.executed)
         self._send_code(host)
 
-    def _note_usage(self, host: JoinedHost, usage: Usage) -> None:
+    def _note_usage(self, host: JoinedHost, usage: wire.Usage) -> None:
         remote = self._worker(host, usage.worker, usage.incarnation)
         if remote is not None and remote.exit is None:
             remote.pid = usage.pid
             remote.usage = ResourceUsage(usage.state, usage.cpu_s, usage.resident_bytes, usage.threads)
 
-    def _note_exit(self, host: JoinedHost, message: Exited) -> None:
+    def _note_exit(self, host: JoinedHost, message: wire.Exited) -> None:
         remote = self._worker(host, message.worker, message.incarnation)
         if remote is not None and remote.exit is None:
             remote.tail, remote.usage = message.tail, None
@@ -642,7 +610,7 @@ class Members:
 
     def _note_closed(self, identity: bytes) -> None:
         for host in self.hosts:
-            if host.identity == identity and self._now_s - host.heard_s < PROMPT_S:
+            if host.identity == identity and self._now_s - host.heard_s < wire.PROMPT_S:
                 host.closed_s = self._now_s
                 host.breaks_s = [at_s for at_s in host.breaks_s if self._now_s - at_s < BREAKS_S] + [self._now_s]
                 if len(host.breaks_s) == BREAKS:
@@ -669,16 +637,15 @@ class Members:
                 if remote is not None and remote.waits is not None and remote.exit is None:
                     self._begin(remote, remote.waits)
             case GiveKeys():
-                host.server_key, host.keys_s = message.server_key, self._now_s
-                host.keys.append(message.keys)
-                self._send(host, message.keys)
-            case Tell(_, CodePart() as part):
+                host.server_key = message.server_key
+                self._give(host, message.keys)
+            case Tell(_, wire.CodePart() as part):
                 host.code.append(part)
-            case Tell(_, TextRequest() as question):
+            case Tell(_, wire.TextRequest() as question):
                 host.newest_asked = max(host.newest_asked, question.number)
                 host.asked.add(question.number)
                 self._send(host, question)
-            case Tell(_, Signal() as signal):
+            case Tell(_, wire.Signal() as signal):
                 self._signal(host, signal)
 
     def _place(self, host: JoinedHost, message: Place) -> None:
@@ -703,19 +670,19 @@ class Members:
         else:
             self._begin(remote, message.begin)
 
-    def _begin(self, remote: RemoteWorker, begin: Begin) -> None:
+    def _begin(self, remote: RemoteWorker, begin: wire.Begin) -> None:
         if remote.begin is None:
             remote.begin = begin
             self._give(remote.host, begin)
 
-    def _signal(self, host: JoinedHost, signal: Signal) -> None:
+    def _signal(self, host: JoinedHost, signal: wire.Signal) -> None:
         remote = host.workers.get((signal.worker, signal.incarnation))
         if signal.what == "kill" and remote is not None and remote.begin is None and remote.exit is None:
             remote.exit = Exit(None, "ended before its start")  # the host does not know it
         else:
             self._give(host, signal)
 
-    def _give(self, host: JoinedHost, order: AnyOrder) -> None:
+    def _give(self, host: JoinedHost, order: wire.AnyOrder) -> None:
         """Send an order with its number; from now on it is sent again until the host confirms it."""
         host.num_orders += 1
         order = msgspec.structs.replace(order, number=host.num_orders)
@@ -726,7 +693,7 @@ class Members:
     def _forward(self, message: Forward) -> None:
         for host in self.hosts:
             if (message.worker, message.incarnation) in host.workers:
-                self._give(host, WorkerCommand(host.epoch, message.worker, message.incarnation, message.frame))
+                self._give(host, wire.WorkerCommand(host.epoch, message.worker, message.incarnation, message.frame))
 
     def _confirm_orders(self, host: JoinedHost, executed: int) -> None:
         """Note that a host has executed its orders up to this number; send the others again if that takes too long."""
@@ -734,14 +701,14 @@ class Members:
         if len(left) < len(host.orders):
             host.ordered_s = self._now_s
         host.orders = left
-        if self._now_s - host.ordered_s > LACKS_S:
+        if self._now_s - host.ordered_s > AGAIN_S:
             host.ordered_s = self._now_s
             for order in left:
                 self._send(host, order)
 
     def _send_code(self, host: JoinedHost) -> None:
         """Send the next parts of a host's modules, as orders."""
-        room = MOST_CODE_BYTES - sum(len(order.part) for order in host.orders if isinstance(order, CodePart))
+        room = MOST_CODE_BYTES - sum(len(order.part) for order in host.orders if isinstance(order, wire.CodePart))
         while host.code and room > 0:
             part = host.code.pop(0)
             room -= len(part.part)
@@ -772,7 +739,7 @@ class Members:
 
     def _send_away(self, host: JoinedHost, why: str) -> None:
         """Remove a host with its key; no host of its name joins again."""
-        self._send(host, Refused(host.epoch, why))  # it hears why only while its key is still admitted
+        self._send(host, wire.Refused(host.epoch, why))  # it hears why only while its key is still admitted
         self._drop_key(host.key)
         host.leaves = why  # an engine starts no agent there again
         self._lose(host, why)
@@ -791,7 +758,7 @@ class Members:
     def _do(self, action: Action) -> None:
         self._actions.append(action)
 
-    def _send(self, host: JoinedHost, message: AnyControllerMessage) -> None:
+    def _send(self, host: JoinedHost, message: wire.AnyControllerMessage) -> None:
         self._actions.append(Send(host.identity, message))
 
     def _notify(self, line: str) -> None:
@@ -802,10 +769,10 @@ def _keeps(workers: Iterable[RemoteWorker]) -> tuple[str, ...]:
     return tuple(f"{name}/" for remote in workers if remote.begin is not None for name in remote.begin.keeps)
 
 
-def _is_log_of(host: JoinedHost, message: KeptFile) -> bool:
+def _is_log_of(host: JoinedHost, message: wire.KeptFile) -> bool:
     """Return whether a file is the log of a worker that the host has, or had; the host may send no other logs."""
     ends_at = message.at + len(message.part)
-    return ends_at <= MOST_LOG_BYTES and any(
+    return ends_at <= wire.MOST_LOG_BYTES and any(
         message.name == log_name(remote.worker) for remote in host.workers.values()
     )
 

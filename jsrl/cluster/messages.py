@@ -76,7 +76,7 @@ class Join(AgentMessage, tag="join"):
 
 
 class Hello(AgentMessage, tag="hello"):
-    """An agent asks to join; it has no workers.
+    """An agent asks to join; it has no workers. `epoch`: of its last membership; 0: there was none.
 
     Attributes:
       session: a secret random number of this agent process. name, boot: of the host, and the id of its last boot.
@@ -121,7 +121,7 @@ class Beat(AgentMessage, tag="beat"):
       names: of all streams that running workers of the host have bound. wanted: frozen players for which they wait, as
         POLICY/VERSION, or VERSION of the first policy.
       leaves: why the host wants to leave once its workers have moved; empty: it stays. relays: params stream -> address at
-        which this host relays it. lacks: workers wait for the host's keys or for their modules, which were lost on the way.
+        which this host relays it.
       executed: number of the last Order that was executed.
     """
 
@@ -132,7 +132,6 @@ class Beat(AgentMessage, tag="beat"):
     wanted: list[str] = []
     leaves: str = ""
     relays: dict[str, str] = {}
-    lacks: bool = False
     executed: int = 0
 
     def __post_init__(self) -> None:
@@ -240,13 +239,6 @@ class BeatReceived(ControllerMessage, tag="alive"):
     sent_s: float
 
 
-class Keys(ControllerMessage, tag="keys"):
-    """The host's own keys for the run's streams: contents of the files `client.key` and `server.key`."""
-
-    client: bytes
-    server: bytes
-
-
 class RunNames(ControllerMessage, tag="names"):
     """All names of the run, and the host keys that streams admit -> the workers for which each speaks (see admit_hosts).
 
@@ -287,6 +279,13 @@ class Order(ControllerMessage, kw_only=True):
     """
 
     number: int = 0
+
+
+class Keys(Order, tag="keys"):
+    """The host's own keys for the run's streams: contents of the files `client.key` and `server.key`."""
+
+    client: bytes
+    server: bytes
 
 
 class Begin(Order, tag="begin"):
@@ -360,23 +359,10 @@ class Farewell(ControllerMessage, tag="farewell"):
 
 AnyAgentMessage = Join | Hello | Beat | Pages | KeptFile | Stored | WorkerMessages | Exited | TextReply | Leaving
 AnyControllerMessage = (
-    Admitted
-    | Welcome
-    | Refused
-    | BeatReceived
-    | Keys
-    | CodePart
-    | RunNames
-    | Player
-    | EarlierFile
-    | Stored
-    | Begin
-    | Signal
-    | TextRequest
-    | WorkerCommand
-    | Farewell
-)
-AnyOrder = Begin | Signal | WorkerCommand | CodePart
+    Admitted | Welcome | Refused | BeatReceived | Keys | CodePart | RunNames | Player | EarlierFile | Stored | Begin | Signal
+    | TextRequest | WorkerCommand | Farewell
+)  # fmt: skip
+AnyOrder = Keys | CodePart | Begin | Signal | WorkerCommand
 Message = TypeVar("Message")
 
 

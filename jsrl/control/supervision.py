@@ -303,8 +303,8 @@ class Budgets:
         return f"restart {self.used(worker, now)} of {self._rules[worker].restarts} within {self._config.window_s:g} s"
 
     def used_up(self, worker: str, now: float) -> str:
-        """Return why a worker is not restarted any more, as text; empty: it never was restarted."""
-        if not self.used(worker, now):
+        """Return that a worker has used its restarts, as text; empty: it has not, or may have none."""
+        if not self.allows(worker) or self.used(worker, now) < self._rules[worker].restarts:
             return ""
         return (
             f"{worker} has used its {counted(self._rules[worker].restarts, 'restart')} within {self._config.window_s:g} s. "
@@ -320,7 +320,7 @@ class Supervision:
         deterministic runs they wait for them.
 
     Attributes:
-      rules, deadlines: as given. lives: worker -> its newest incarnation; only to be read.
+      rules, deadlines: as given. budgets: of restarts. lives: worker -> its newest incarnation.
       failed: the run fails, and nothing is decided any more.
       dropped: class of a message -> how many were ignored: of another incarnation, or answers that nothing waits for.
     """
@@ -329,7 +329,7 @@ class Supervision:
         self, rules: Mapping[str, Rules], deadlines: DeadlineConfig, config: SupervisionConfig, *, tells_absent: bool
     ) -> None:
         self.rules, self.deadlines, self._tells_absent = rules, deadlines, tells_absent
-        self._budgets = Budgets(rules, config)
+        self.budgets = Budgets(rules, config)
         self.lives: dict[str, Life] = {}
         self.failed = False
         self.dropped: Counter[str] = Counter()
@@ -340,11 +340,6 @@ class Supervision:
         self._told: dict[str, tuple[int, list[int]]] = {}  # learner -> its incarnation, groups it knows as absent
         self._watched: Collection[str] | None = None  # None: all, as the run goes on
         self._tasks: Collection[str] = ()
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Return kind -> restarts of its workers so far."""
-        return self._budgets.counts
 
     @property
     def is_deciding(self) -> bool:
@@ -418,12 +413,20 @@ class Supervision:
         return [Show(f"{message.worker} {what}; {text}", "warning"), *actions]
 
     def _move(self, life: Life, why: str, now: float) -> list[Action]:
-        """Ask a worker to leave, so that it restarts on another host; a worker that is just starting is ended."""
-        if life.moves or life.phase is not Phase.LIVES or self._watched is not None:
+        """Ask a worker to leave, so that it restarts on another host; a worker that is just starting is ended.
+
+        All ranks of a learner leave together: those of different incarnations do not meet.
+        """
+        ranks = [self.lives[name] for name in self.rules[life.worker].ranks]
+        if self._watched is not None or any(rank.moves or rank.phase is not Phase.LIVES for rank in ranks):
             return []
-        life.moves, life.moves_s = why, now
-        ask = Send(life.worker, life.incarnation, "stop") if life.is_reachable else Kill(life.worker, life.incarnation)
-        return [Show("moving to another host", stage_of=life.worker), ask]
+        actions: list[Action] = []
+        for rank in ranks:
+            rank.moves, rank.moves_s = (why if rank is life else f"{life.worker} moves"), now
+            who = (rank.worker, rank.incarnation)
+            ask = Send(*who, "stop") if rank.is_reachable else Kill(*who)
+            actions += [Show("moving to another host", stage_of=rank.worker), ask]
+        return actions
 
     # -- deaths -------------------------------------------------------------------------------------------------------
 
@@ -555,9 +558,9 @@ class Supervision:
                 text, actions = planned
                 return [note, Died(life.worker, life.incarnation, death.what, "replaced", text), *actions]
         life.phase = Phase.GONE
-        may_miss = not death.running and life.worker in self._tasks and self._budgets.allows(life.worker)
+        may_miss = not death.running and life.worker in self._tasks and self.budgets.allows(life.worker)
         self.failed = rules.loss_ends_run and not may_miss
-        spent = self._budgets.used_up(rules.ranks[0], now)
+        spent = self.budgets.used_up(rules.ranks[0], now)
         return [note, Died(life.worker, life.incarnation, death.what, "fails" if self.failed else "lost", spent)]
 
     def _replace(self, life: Life, now: float, *, is_free: bool = False) -> tuple[str, list[Action]] | None:
@@ -568,10 +571,10 @@ class Supervision:
         """
         ranks = [self.lives[name] for name in self.rules[life.worker].ranks]
         first = ranks[0].worker
-        pause_s = self._budgets.take(first, now, is_free=is_free)
+        pause_s = self.budgets.take(first, now, is_free=is_free)
         if pause_s is None:
             return None
-        text = "started again" if is_free else self._budgets.text(first, now)
+        text = "started again" if is_free else self.budgets.text(first, now)
         with_all = f", with all {len(ranks)} ranks of {first}" if len(ranks) > 1 else ""
         incarnation, actions = max(rank.incarnation for rank in ranks) + 1, list[Action]()
         for rank in ranks:

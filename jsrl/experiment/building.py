@@ -74,25 +74,23 @@ def _with_faults(agent: Any, spec: Tree) -> Any:
 
 def _call_factory(agent: Any, spec: Tree) -> Any:
     compute_in_caller()
-    if isinstance(agent, AgentReference):
-        factory = agent.factory if callable(agent.factory) else import_target(agent.factory)
-        with agent_faults(f"factory {agent_name(agent)}"):
-            return factory(spec, **agent.kwargs)
-    if not hasattr(type(agent), "factory"):
+    is_reference = isinstance(agent, AgentReference)
+    holder = agent if is_reference else type(agent)  # as of a class, a method or function is not bound to the config
+    factory = getattr(holder, "factory", None)
+    if factory is None:
         raise ConfigError(
             f"agent is {agent!r}, which is neither a config such as PPOConfig nor an AgentReference; "
             "wrap your own factory(spec, **kwargs) as AgentReference(factory, kwargs)."
         )
-    factory = type(agent).factory
-    if isinstance(factory, str):
-        if factory.startswith(MAIN_MODULES):
-            raise ConfigError(
-                f"{type(agent).__name__}.factory is {factory!r}, which no other process can import; give the function "
-                "itself, or write it as a method: `def factory(self, spec): ... return Agent(...)`."
-            )
-        factory = import_target(factory)
+    if isinstance(factory, str) and factory.startswith(MAIN_MODULES):
+        advice = "" if is_reference else ", or write it as a method: `def factory(self, spec): ... return Agent(...)`"
+        raise ConfigError(
+            f"{type(agent).__name__}.factory is {factory!r}, which no other process can import; give the function "
+            f"itself{advice}."
+        )
+    factory = import_target(factory) if isinstance(factory, str) else factory
     with agent_faults(f"factory {agent_name(agent)}"):
-        return factory(agent, spec)
+        return factory(spec, **agent.kwargs) if is_reference else factory(agent, spec)
 
 
 def agent_name(agent: Any) -> str:

@@ -65,7 +65,7 @@ class InferenceConfig:
     shared: bool = option(False, "With several policies: the same servers act for all of them, in fewer processes; "
         "false: each policy has its own.")
     frozen_mb: NonNegativeInt = option(512, "MiB of frozen players kept by a worker that acts; those that no open "
-        "episode plays are evicted first.")
+        "episode plays are evicted first.", in_python=True)
     frozen_inline: bool = option(False, "Actors compute the actions of frozen players themselves, and servers only "
         "those of the newest params.")
 
@@ -247,4 +247,4 @@ class SnapshotConfig:
     exact: bool = option(True, "Deterministic runs keep a journal of actions, so that a resumed run has the same bits "
         "as an uninterrupted one.")
     journal_mb: NonNegativeFloat = option(256.0, "Maximum MB of a run's journals; larger ones are dropped. Resuming "
-        "replays them, which takes as long as the original stepping.")
+        "replays them, which takes as long as the original stepping.", in_python=True)

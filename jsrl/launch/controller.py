@@ -10,10 +10,10 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection
+from typing import Any
 
-from jsrl.control.ending import BeginTask, EndAction, Files, Interrupted, LookAtFiles, Rescue, ShowLate
+from jsrl.control.ending import BeginTask, EndAction, Ending, Files, Interrupted, LookAtFiles, Rescue, ShowLate
 from jsrl.control.supervision import (
     Died,
     Ended,
@@ -32,6 +32,7 @@ from jsrl.control.supervision import (
     Show,
     Start,
     Started,
+    Supervision,
     crash_text,
 )
 from jsrl.errors import RunDeleted, WorkerDied
@@ -67,14 +68,6 @@ CHECK_S = 0.001  # between two looks at all processes, per worker; a tenth of it
 PAUSE_S = 0.00005  # before messages are received, per worker: those of hundreds arrive one by one
 
 
-class Machine(Protocol):
-    """What decides now: the supervision, the end of the run, or the rescue of a failed one."""
-
-    def handle(self, message: Any, now: float) -> Sequence[EndAction]: ...
-
-    def tick(self, now: float) -> Sequence[EndAction]: ...
-
-
 class Controller:
     """Runs a plan with the workers that a launcher starts."""
 
@@ -88,7 +81,7 @@ class Controller:
         self._usage = Usage(launcher.busy_s)
         self._pauses = Pauses()
         self._supervision = supervision_of(plan)
-        self._machine: Machine = self._supervision
+        self._machine: Supervision | Ending | Rescue = self._supervision
         self._actions: deque[EndAction] = deque()
         self._look_s = 0.0
         self._seen: dict[str, str] = {}  # worker that is to be killed -> what was seen of all workers
@@ -203,7 +196,8 @@ class Controller:
     def _end(self) -> None:
         """End the run in order."""
         session = self._session
-        ending = self._machine = ending_of(self._plan, self._supervision, session.run.reason or "", session.run.finals)
+        ending = ending_of(self._plan, self._supervision, session.run.reason or "", session.run.finals)
+        self._machine = ending
         while not ending.is_over:
             if self._interrupted or session.stop_asked:
                 self._tell(Interrupted())
@@ -266,7 +260,7 @@ class Controller:
             return  # the last messages of a replaced incarnation
         if why := self._objection(worker, message):
             kind = f"{type(message).__name__.lower()} {getattr(message, 'name', '')}".strip()
-            line, cut_off = worker.drops.add(worker.name, f"{kind}: {why}", time.monotonic())
+            line, cut_off = worker.drops.add(worker.name, f"{kind}: {why}", self._now())
             if line:
                 self._session.display.message(line, "warning")
             self._tell(Refused(worker.name, message.incarnation, cut_off, isinstance(message, Bye)))
@@ -290,10 +284,10 @@ class Controller:
         is_checked = self._plan.hosts.relayed and worker.handle.host
         if is_checked:
             return ""
-        return objection(message, self._plan.kinds[worker.name].speech, worker.budget, time.monotonic())
+        return objection(message, self._plan.kinds[worker.name].speech, worker.budget, self._now())
 
     def _restarts(self) -> dict[str, float]:
-        return {f"restarts/{kind}": float(count) for kind, count in self._supervision.counts.items()}
+        return {f"restarts/{kind}": float(count) for kind, count in self._supervision.budgets.counts.items()}
 
     def _forward(self, forwards: Forwards) -> None:
         """Send workers the commands of other workers; lost while they are replaced."""

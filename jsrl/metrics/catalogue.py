@@ -120,11 +120,3 @@ class Catalogue:
         """Return the name of the total whose growth weights this mean, or an empty string."""
         metric = self.by_name.get(name)
         return metric.weight if metric is not None else ""
-
-    def markdown_table(self) -> str:
-        """Return the catalogue as the table in docs/metrics.md."""
-        rows = ["| metric | meaning | unit | healthy | over workers |", "|---|---|---|---|---|"]
-        for metric in self.metrics:
-            how = self.combination(metric.name) + (f", weighted by {metric.weight}" if metric.weight else "")
-            rows.append(f"| `{metric.name}` | {metric.meaning} | {metric.unit} | {metric.healthy} | {how} |")
-        return "\n".join(rows) + "\n"

@@ -176,7 +176,7 @@ def make_report(folder: RunFolder) -> RunReport:
         own = with_zero_shares(of_policy(columns, policy), kinds)
         lines = steady(own)
         own_means = _means(own, lines)
-        if text := learning_text(own, options, contested=contested):
+        if text := learning_text(own, options.keys(), contested=contested):
             signs[policy] = text
         bottlenecks[policy] = find_bottleneck(with_shared_workers(own_means, means), facts, kinds)
         means |= {f"{policy}/{name}": value for name, value in own_means.items()} if policy else own_means

@@ -204,7 +204,7 @@ class Games(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
       want: number that it needs. held: number that it has and does not play yet. received: so far, from this `session` of
-        the director.
+        the director. holds: now and then, the ids of all that it has or plays from this session; None: not said now.
       moments: instead of all this, in deterministic runs.
     """
 
@@ -214,6 +214,7 @@ class Games(msgspec.Struct, forbid_unknown_fields=True):
     received: Count
     session: int
     moments: list[GroupStep] = []
+    holds: list[Count] | None = None
 
 
 class ForwardedCommand(msgspec.Struct):

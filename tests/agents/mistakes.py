@@ -11,7 +11,7 @@ import numpy as np
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, row_mask
 from jsrl.agents.devices import masked_mean, normal_columns, psum
 from jsrl.agents.off_policy import transition
-from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, map_trajectory
 
 GAMMA, RATE, SIZE = 0.9, 0.05, 4
 DISCRETE = EnvSpec(ArraySpec((3,), "float32"), Discrete(3))
@@ -193,6 +193,20 @@ def on_policy(mistake: str = "") -> Agent:
         return AgentState(params, (), opt_state, extra, updates), UpdateOutput(named.get(mistake, {"loss": value}))
 
     return Agent(init, initial_core, act, update)
+
+
+def in_minibatches(agent: Agent) -> Agent:
+    """Return the agent with two steps in each update, each with half of the columns, in an order of each device's own."""
+
+    def update(state, trajectory, key, *, axis_name=None):
+        own = key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+        updates = state.updates + 1
+        for half in jnp.split(jax.random.permutation(own, trajectory.is_first.shape[1]), 2):
+            part = map_trajectory(lambda x, h=half: x[:, h], lambda x, h=half: x[h], trajectory)
+            state, output = agent.update(state, part, key, axis_name=axis_name)
+        return state._replace(updates=updates), output
+
+    return agent._replace(update=update)
 
 
 def log_prob_of(logits, action):

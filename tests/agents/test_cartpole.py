@@ -9,6 +9,7 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.types import ArraySpec, Discrete, EnvSpec
+from tests.marks import nightly
 
 SPEC = EnvSpec(ArraySpec((4,), "float32"), Discrete(2), "CartPole-v1")
 SOLVED = PPOConfig(
@@ -65,7 +66,7 @@ def greedy_return(agent, params, *, episodes: int, seed: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, *(nightly(seed) for seed in (1, 2))])
 def test_ppo_solves_cartpole_within_60k_env_steps(play, seed):
     agent = ppo(SOLVED, SPEC)
     played = play(agent, CartPole(16), num_updates=58, num_rows=64, seed=seed)

@@ -1,10 +1,13 @@
 """check_agent passes sound agents and names what a broken one did."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from jsrl.agents.base import ActOutput
 from jsrl.agents.check import check_agent
+from jsrl.agents.check_act import act_log_prob
+from jsrl.agents.checking import Broken, Checked
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
@@ -13,7 +16,7 @@ from jsrl.experiment import AgentReference
 from jsrl.experiment.building import build_agent
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat
-from tests.agents.mistakes import DISCRETE, OFF_POLICY, ON_POLICY, REAL, off_policy, on_policy
+from tests.agents.mistakes import DISCRETE, OFF_POLICY, ON_POLICY, REAL, in_minibatches, off_policy, on_policy
 from tests.marks import marked
 
 SMALL = NetworkConfig(hidden=(16,))
@@ -56,6 +59,7 @@ def test_sound_agents_pass(algorithm, kind):
     assert ("act_resets_core" in report.checks) == (kind == "recurrent")
     assert ("act_obeys_mask" in report.checks) == (kind == "masked dict")
     assert report.update_s <= report.update_compile_s
+    assert "devices_equal_one" in report.checks
 
 
 @pytest.mark.slow
@@ -108,6 +112,46 @@ DAILY_OFF_POLICY = ("weights by the share's largest", "weights by the largest of
 def test_mistakes_of_an_off_policy_agent_are_named(mistake):
     with pytest.raises(AgentFault, match=OFF_POLICY[mistake]):
         check_agent(off_policy(mistake), REAL)
+
+
+def test_mistakes_behind_minibatches_of_each_device_are_named():
+    local, mean = "advantages around a local mean", "mean over devices"
+    for mistake in (local, mean):
+        with pytest.raises(AgentFault, match=ON_POLICY[mistake]):
+            check_agent(in_minibatches(on_policy(mistake)), DISCRETE)
+
+
+@pytest.mark.slow
+def test_minibatches_of_each_device_pass():
+    shuffle = jax.random.permutation
+    report = check_agent(in_minibatches(on_policy()), DISCRETE)
+    assert {"devices_sum", "devices_equal_one"} <= set(report.checks)
+    assert jax.random.permutation is shuffle
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 6])
+def test_densities_are_compared_in_any_number_of_dimensions(size):
+    def tried(times, *, bounded=False, jacobian=True, clipped=False):
+        def act(params, key, observation, is_first, core, *, greedy=False):
+            noise = jax.random.normal(key, (8, size))
+            u = 0.5 * observation[:, :1] + 0.7 * noise
+            log_prob = -0.5 * jnp.sum((noise / times) ** 2 + jnp.log(2 * jnp.pi * (0.7 * times) ** 2), -1)
+            if bounded and jacobian:
+                log_prob -= jnp.sum(2 * (jnp.log(2.0) - u - jax.nn.softplus(-2 * u)), -1)
+            u = jnp.clip(u, -1.0, 1.0) if clipped else u
+            return ActOutput(jnp.tanh(u) if bounded else u, log_prob), core
+
+        spec = EnvSpec(LINE, Continuous((-1.0,) * size, (1.0,) * size, "rescale"))
+        checked = Checked(off_policy()._replace(act=act), spec, 8, 8, 0)
+        checked.state = checked.trained = checked.agent.init(checked.key)
+        act_log_prob(checked)
+
+    for right in ({}, {"bounded": True}, {"clipped": size == 1}):
+        tried(1.0, **right)
+    for wrong in ({"times": 2.0}, {"times": 0.5}, {"times": 1.0, "bounded": True, "jacobian": False}):
+        with pytest.raises(Broken, match=r"densities exp\(log_prob\) are off by [0-9.e+]+ times"):
+            tried(**wrong)
 
 
 def test_errors_of_built_agents_give_no_advice_to_call_check_agent() -> None:

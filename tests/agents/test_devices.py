@@ -67,7 +67,7 @@ print(json.dumps({name: float(value) for name, value in output.metrics.items()})
 """
 
 
-@pytest.mark.parametrize("core", [pytest.param("none", marks=pytest.mark.nightly), "gru"])
+@pytest.mark.parametrize("core", [nightly("none"), "gru"])
 @pytest.mark.parametrize("algorithm", ["ppo", nightly("impala")])
 def test_one_device_equals_four(algorithm, core):
     environment = fake_devices(4)

@@ -198,7 +198,7 @@ def test_team_whose_seats_die_in_different_steps_terminates(absent: int) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "double"),
-    [("qmix", True), *(pytest.param(*c, marks=pytest.mark.slow) for c in (("vdn", True), ("qmix", False)))],
+    [("qmix", True), *(slow(*c) for c in (("vdn", True), ("qmix", False)))],
 )
 def test_targets_equal_a_loop_over_seats(name: str, double: bool) -> None:
     """Each seat's best action is chosen separately; the target mixer mixes the target network's utilities of these actions."""
@@ -273,7 +273,7 @@ def life_values() -> tuple[np.ndarray, float]:
     return np.arange(3) + GAMMA * (DIES * dead + (1.0 - DIES) * alive), dead
 
 
-@pytest.mark.parametrize("window", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("window", [1, slow(3)])
 def test_rewards_after_the_death_of_all_seats_have_exact_values(window: int) -> None:
     """A window that reaches the team's death continues to the values of its dead rows, which are learned as well."""
     spec = EnvSpec(ArraySpec((2, 1), "float32"), Discrete(2), "game", num_agents=2)

@@ -53,7 +53,6 @@ def config(**changes) -> HAPPOConfig:
         ({"network": NetworkConfig(hidden=(8,), core="gru", core_size=4)}, "masked"),
     ],
 )
-@pytest.mark.slow
 def test_passes_check_agent(changes, spec: str) -> None:
     check_agent(happo(config(**changes), SPECS[spec]), SPECS[spec], num_rows=4, num_envs=4)
 

@@ -130,7 +130,7 @@ def test_agents_sharing_a_policy_act_in_turns(algorithm, probe, play):
     assert played.trajectory.log_prob.shape == (9, 64, 2)
 
 
-@pytest.mark.parametrize("core", ["gru", pytest.param("lstm", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("core", ["gru", nightly("lstm")])
 @BY_PPO
 def test_recurrent_policy_remembers(algorithm, probe, play, core):
     make, effort = algorithm

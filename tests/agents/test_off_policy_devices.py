@@ -25,8 +25,9 @@ from jsrl.agents.sac import SACConfig, sac
 from jsrl.agents.td3 import TD3Config, td3
 from jsrl.agents.vdn import RecurrentVDNConfig, recurrent_vdn
 from jsrl.networks.model import NetworkConfig
-from jsrl.parallel import data_parallel, join_devices, replicas, split_devices
+from jsrl.parallel import data_parallel, join_devices, split_devices
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+from tests.parallel_cases import replicas
 
 clipped = []
 

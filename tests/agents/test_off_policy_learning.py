@@ -29,7 +29,7 @@ MAKERS = {
 }
 
 
-@pytest.fixture(params=["sac", "td3", pytest.param("ddpg", marks=pytest.mark.nightly)])  # DDPG is TD3 with one critic
+@pytest.fixture(params=["sac", "td3", nightly("ddpg")])  # DDPG is TD3 with one critic
 def name(request):
     return request.param
 

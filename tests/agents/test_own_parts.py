@@ -64,6 +64,7 @@ def test_steps_are_those_of_optax_with_its_schedule() -> None:
     assert abs(float(weights["w"][0] - start["w"][0])) > 0.05
 
 
+@pytest.mark.slow
 def test_a_run_with_an_optimizer_and_a_schedule_of_optax_resumes_to_the_bit(tmp_path) -> None:
     schedule = {"schedule": COSINE, "total_updates": 6}
     config = PPOConfig(network=SMALL, optimizer="optax:lamb", num_epochs=1, num_minibatches=1, **schedule)

@@ -21,7 +21,7 @@ TARGETS = {
 }
 
 
-SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in (("gae", 64), ("vtrace", 3), ("n-step", 4))]
+SLOW = [slow(*case) for case in (("gae", 64), ("vtrace", 3), ("n-step", 4))]
 
 
 @functools.cache

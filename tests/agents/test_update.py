@@ -25,7 +25,7 @@ FACTORIES = {"ppo": (ppo, PPOConfig), "impala": (impala, IMPALAConfig)}
 T, B = 12, 8
 
 
-@pytest.fixture(params=["ppo", pytest.param("impala", marks=pytest.mark.slow)])
+@pytest.fixture(params=["ppo", slow("impala")])
 def factory(request):
     make, config = FACTORIES[request.param]
     return lambda spec=SPEC, **options: made(make, config(**{"network": SMALL, **options}), spec)

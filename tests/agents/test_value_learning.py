@@ -65,9 +65,9 @@ LADDER = {"exploration": "ladder", "epsilon": 0.4}
         nightly("masked", {}, id="one-masked"),
         pytest.param("action_by_observation", C51, id="c51"),
         pytest.param("action_by_observation", LADDER, id="ladder"),
-        pytest.param("action_by_observation", {}, id="one", marks=pytest.mark.nightly),
-        pytest.param("masked", C51, id="c51-masked", marks=pytest.mark.nightly),
-        pytest.param("masked", LADDER, id="ladder-masked", marks=pytest.mark.nightly),
+        nightly("action_by_observation", {}, id="one"),
+        nightly("masked", C51, id="c51-masked"),
+        nightly("masked", LADDER, id="ladder-masked"),
     ],
 )
 def test_dqn_finds_the_rewarded_action(probe, options):

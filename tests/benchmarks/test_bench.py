@@ -28,7 +28,6 @@ TINY = ("--num-envs", "4", "--rollout-length", "8", "--agent.num-epochs", "1", "
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_parts_are_measured_in_a_folder_with_modules_and_benchmarks_of_its_own(tmp_path):
     """As far as the experiment is loaded: its environment does not exist."""
     (tmp_path / "benchmarks").mkdir()

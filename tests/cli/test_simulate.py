@@ -34,6 +34,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_layout_is_simulated_and_plotted(files: Path, capsys):
     words = [
         "hosts.json",
@@ -97,11 +98,11 @@ def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--restart-s", "-1"], "--restart-s is -1, expected a finite number of at least 0"),
+        (["--restart-s", "-1"], "--restart-s is -1; it must be at least 0 and finite"),
         (["--deaths-per-hour", "-1"], "--deaths-per-hour is -1"),
         (["--fan-out", "-1"], "--fan-out is -1"),
         (["--seconds", "inf"], "--seconds is inf"),
-        (["--graph", "m:edit"], "--graph has no effect on jsrl dev simulate; leave it out"),
+        (["--graph", "m:edit"], "there is no option --graph"),
         (["--page", "none/page.html"], "make it, or give another file with --page"),
         (["--calibrate", "--times", "none/times.json"], "make it, or give another file with --times"),
         (["--placement", "inline", "--learner.num-ranks", "2"], "leave out --learner.num-ranks and --learner.split"),

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from jsrl.cluster import messages as wire
 from jsrl.cluster.agent import (
-    KEYS,
     Action,
     Arrived,
     Ask,
-    Barred,
     BeginMembership,
+    CannotJoin,
     Connected,
     DiskFull,
     End,
@@ -22,7 +22,6 @@ from jsrl.cluster.agent import (
     ExtendLease,
     FilesSent,
     HostAgent,
-    KeyMoved,
     KillAll,
     Message,
     Notify,
@@ -38,24 +37,6 @@ from jsrl.cluster.agent import (
     ToldToEnd,
     UseOwnKey,
 )
-from jsrl.cluster.messages import (
-    REPLACED,
-    Admitted,
-    AnyControllerMessage,
-    BeatReceived,
-    Begin,
-    CodePart,
-    Exited,
-    Farewell,
-    Keys,
-    Leaving,
-    Order,
-    Refused,
-    Signal,
-    Stored,
-    Welcome,
-    WorkerCommand,
-)
 from jsrl.runs.control_bodies import Command
 
 LEASE_S = 15.0
@@ -63,30 +44,29 @@ LEFT = "this host has left the run: its agent was told to end"
 
 
 class World:
-    """An agent that is a member, with its keys, and all its actions so far."""
+    """An agent that is a member, and all its actions so far."""
 
     def __init__(self, epoch: int = 1, max_starts: int = 3) -> None:
-        self.agent, self.now_s = HostAgent("a", "10.0.0.5:7000", "/x/join.key", max_starts, 0.0, 120.0, 30.0), 0.0
+        self.agent, self.now_s = HostAgent("a", "10.0.0.5:7000", max_starts, 0.0, 120.0, 30.0), 0.0
         self.done, self.num_orders = list[Action](), 0
         if epoch:
             self.tell(Connected(True))
-            self.hear(Welcome(epoch, LEASE_S))
-            self.tell(Arrived(KEYS))
+            self.hear(wire.Welcome(epoch, LEASE_S))
 
     def tell(self, message: Message) -> list[Action]:
         actions = self.agent.handle(message, self.now_s)
         self.done += actions
         return actions
 
-    def hear(self, message: AnyControllerMessage) -> list[Action]:
+    def hear(self, message: wire.AnyControllerMessage) -> list[Action]:
         return self.tell(Received(message))
 
-    def order(self, order: Order) -> list[Action]:
+    def order(self, order: wire.Order) -> list[Action]:
         self.num_orders += 1
         return self.hear(msgspec.structs.replace(order, number=self.num_orders))  # type: ignore[arg-type]
 
     def begin(self, worker: str = "actor-0", incarnation: int = 0, **changes: Any) -> list[Action]:
-        return self.order(Begin(self.agent.epoch, "actor", worker, incarnation, b"{}", {}, **changes))
+        return self.order(wire.Begin(self.agent.epoch, "actor", worker, incarnation, b"{}", {}, **changes))
 
     def tick(self, now_s: float) -> list[Action]:
         self.now_s = now_s
@@ -96,7 +76,7 @@ class World:
 
     def answer(self) -> None:
         """Let the controller answer a beat of now."""
-        self.hear(BeatReceived(self.agent.epoch, self.now_s))
+        self.hear(wire.BeatReceived(self.agent.epoch, self.now_s))
 
     def of(self, kind: type) -> list[Any]:
         return [action for action in self.done if isinstance(action, kind)]
@@ -107,13 +87,13 @@ class World:
 
     @property
     def exits(self) -> list[str]:
-        return [action.message.text for action in self.of(Send) if isinstance(action.message, Exited)]
+        return [action.message.text for action in self.of(Send) if isinstance(action.message, wire.Exited)]
 
     @property
     def saves(self) -> list[tuple[str, int]]:
         """Return the workers that were asked for a snapshot."""
         frame = msgspec.msgpack.encode(Command("snapshot"))
-        commands = [action.message for action in self.of(Execute) if isinstance(action.message, WorkerCommand)]
+        commands = [action.message for action in self.of(Execute) if isinstance(action.message, wire.WorkerCommand)]
         return [(command.worker, command.incarnation) for command in commands if command.frame == frame]
 
 
@@ -127,24 +107,23 @@ def world() -> World:
 
 def test_agent_shows_the_join_key_and_then_joins_with_its_own() -> None:
     world = World(epoch=0)
-    assert world.tick(0.0) == [Ask(is_admitted=False)] and not world.tick(0.1)
-    assert world.hear(Admitted(0)) == [UseOwnKey()] and not world.hear(Admitted(0))
-    assert world.tick(0.6) == [Ask(is_admitted=True)]
-    begin, lease, told = [action for action in world.hear(Welcome(4, LEASE_S)) if not isinstance(action, KillAll)]
+    assert world.tick(0.0) == [Ask(False, 0)] and not world.tick(0.1)
+    assert world.hear(wire.Admitted(0)) == [UseOwnKey()] and not world.hear(wire.Admitted(0))
+    assert world.tick(0.6) == [Ask(True, 0)]
+    begin, lease, told = [action for action in world.hear(wire.Welcome(4, LEASE_S)) if not isinstance(action, KillAll)]
     assert (begin, lease) == (BeginMembership([]), ExtendLease(0.6 + LEASE_S))
     assert told == Notify("joined the run at 10.0.0.5:7000 as a") and world.agent.epoch == 4
-    assert not world.hear(Welcome(4, LEASE_S)) and not world.hear(Welcome(3, LEASE_S))  # late
+    assert not world.hear(wire.Welcome(4, LEASE_S)) and not world.hear(wire.Welcome(3, LEASE_S))  # late
     assert isinstance(world.tick(1.2)[0], SendBeat)
 
 
 @pytest.mark.parametrize(
     ("message", "status", "text"),
     [
-        (Received(Refused(0, "no")), 1, "the controller at 10.0.0.5:7000 refused this host: no"),
-        (Received(Refused(1, "no")), REPLACED, "the controller at 10.0.0.5:7000 refused this host: no"),
-        (Received(Farewell(1, "the run has ended")), 0, "the run has ended"),
-        (KeyMoved(), 1, "the run at 10.0.0.5:7000 has ended or has begun again elsewhere; join again"),
-        (Barred(), 1, "10.0.0.5:7000 does not accept the key /x/join.key: `jsrl stop RUN --host` replaced it, or it"),
+        (Received(wire.Refused(0, "no")), 1, "the controller at 10.0.0.5:7000 refused this host: no"),
+        (Received(wire.Refused(1, "no")), wire.REPLACED, "the controller at 10.0.0.5:7000 refused this host: no"),
+        (Received(wire.Farewell(1, "the run has ended")), 0, "the run has ended"),
+        (CannotJoin("its key has moved"), 1, "its key has moved"),
     ],
 )
 def test_agent_ends_with_a_sentence(world: World, message: Message, status: int, text: str) -> None:
@@ -160,11 +139,10 @@ def test_agent_that_finds_no_controller_ends_after_its_patience() -> None:
 
 
 def test_messages_of_earlier_memberships_are_dropped(world: World) -> None:
-    world.hear(Welcome(2, LEASE_S))
-    assert (
-        not world.hear(Stored(1, "x", 1)) and not world.hear(Farewell(1, "")) and not world.hear(BeatReceived(1, 1.0))
-    )
-    assert world.hear(Stored(2, "x", 1)) == [Execute(Stored(2, "x", 1))] and world.agent.num_dropped == 3
+    world.hear(wire.Welcome(2, LEASE_S))
+    for late in (wire.Stored(1, "x", 1), wire.Farewell(1, ""), wire.BeatReceived(1, 1.0)):
+        assert not world.hear(late)
+    assert world.hear(wire.Stored(2, "x", 1)) == [Execute(wire.Stored(2, "x", 1))] and world.agent.num_dropped == 3
 
 
 # -- the lease
@@ -203,7 +181,8 @@ def test_agent_that_was_stopped_for_long_still_tries_to_join_again(world: World)
         world.begin(name)
     actions = world.tick(600.0)
     line = "no message from the controller for 600 s: 3 workers ended; joining again"
-    assert actions == [KillAll(), Notify(line), Ask(is_admitted=False)]
+    assert actions == [KillAll(), Notify(line), Ask(False, 1)]
+    assert not world.hear(wire.Welcome(1, LEASE_S))  # late, of the membership that has ended
     world.tick(719.0)
     assert not world.of(End)
     world.tick(721.0)
@@ -212,9 +191,9 @@ def test_agent_that_was_stopped_for_long_still_tries_to_join_again(world: World)
 
 def test_answers_extend_the_lease_from_the_beat_that_they_answer(world: World) -> None:
     world.now_s = 10.0
-    assert world.hear(BeatReceived(1, 8.0)) == [ExtendLease(23.0)]
-    assert world.hear(BeatReceived(1, 7.0)) == [ExtendLease(23.0)]  # late
-    assert world.hear(BeatReceived(1, 99.0)) == [ExtendLease(25.0)]  # no beat of this agent
+    assert world.hear(wire.BeatReceived(1, 8.0)) == [ExtendLease(23.0)]
+    assert world.hear(wire.BeatReceived(1, 7.0)) == [ExtendLease(23.0)]  # late
+    assert world.hear(wire.BeatReceived(1, 99.0)) == [ExtendLease(25.0)]  # no beat of this agent
     world.tick(25.0)
     assert world.agent.epoch
     world.tick(25.1)
@@ -225,11 +204,11 @@ def test_a_new_connection_repeats_what_may_be_lost_with_the_previous_one(world: 
     world.begin()
     world.tell(Ended("actor-0", 0, 1, "exit 1", "tail"))
     assert world.exits == ["exit 1"]
-    exited = Exited(1, "actor-0", 0, 1, "exit 1", "tail")
+    exited = wire.Exited(1, "actor-0", 0, 1, "exit 1", "tail")
     assert not world.tell(Connected(False))
     assert world.tell(Connected(True)) == [Repeat(), Send(exited)]
     assert world.tell(Connected(True)) == [Repeat(), Send(exited)]  # lost and made again between two looks
-    world.hear(Welcome(2, LEASE_S))
+    world.hear(wire.Welcome(2, LEASE_S))
     assert world.tell(Connected(True)) == [Repeat()]
 
 
@@ -237,33 +216,27 @@ def test_a_new_connection_repeats_what_may_be_lost_with_the_previous_one(world: 
 
 
 def test_agent_executes_orders_once_and_in_order(world: World) -> None:
-    commands = [WorkerCommand(1, "actor-0", 0, b"%d" % number, number=number) for number in range(5)]
+    commands = [wire.WorkerCommand(1, "actor-0", 0, b"%d" % number, number=number) for number in range(5)]
     for number in (1, 3, 1, 2, 3, 3, 2, 4):  # 2 is lost at first, and all that is not confirmed is sent again
         world.hear(commands[number])
     assert [action.message.frame for action in world.of(Execute)] == [b"1", b"2", b"3", b"4"]
     (beat,) = world.tick(1.0)
     assert isinstance(beat, SendBeat) and beat.executed == 4
-    world.hear(Welcome(2, LEASE_S))
-    assert world.hear(WorkerCommand(2, "actor-0", 0, b"first", number=1))
+    world.hear(wire.Welcome(2, LEASE_S))
+    assert world.hear(wire.WorkerCommand(2, "actor-0", 0, b"first", number=1))
 
 
-def test_worker_waits_for_keys_and_modules_and_the_beat_asks_for_them() -> None:
-    world = World()
-    world.hear(Welcome(2, LEASE_S))  # its earlier keys are revoked
-    digest, part = "0" * 64, CodePart(2, "0" * 64, b"part", True, number=1)
+def test_worker_waits_for_its_modules_which_stay_in_later_memberships(world: World) -> None:
+    digest = "0" * 64
     world.begin(code=digest)
-    assert [action.lacks for action in world.tick(1.0) if isinstance(action, SendBeat)] == [True]
-    keys = Keys(2, b"c", b"s")
-    assert world.hear(keys) == [Execute(keys)] and not world.tell(Arrived(KEYS)) and not world.started
-    assert world.order(part) == [Execute(msgspec.structs.replace(part, number=2))]
+    part = wire.CodePart(1, digest, b"part", True, number=2)
+    assert world.order(part) == [Execute(part)] and not world.tick(1.0)[1:] and not world.started
     world.tell(Arrived(digest))
     assert world.started == [("actor-0", 0)]
-    assert [action.lacks for action in world.tick(2.0) if isinstance(action, SendBeat)] == [False]
-    world.hear(Welcome(3, LEASE_S))
+    world.hear(wire.Welcome(2, LEASE_S))
     world.num_orders = 0
     world.begin(code=digest)
-    world.tell(Arrived(KEYS))
-    assert world.started == [("actor-0", 0)] * 2  # modules stay
+    assert world.started == [("actor-0", 0)] * 2
 
 
 def test_each_incarnation_is_started_once_and_ends_the_earlier_one(world: World) -> None:
@@ -285,7 +258,7 @@ def test_as_many_forked_workers_start_at_once_as_the_cores_can_take(world: World
     world.answer()
     world.tick(10.0)  # those that are not ready wait for something else
     assert [name for name, _ in world.started[5:]] == ["actor-4", "actor-5", "actor-6"]
-    world.order(Signal(1, "actor-8", 0, "kill"))
+    world.order(wire.Signal(1, "actor-8", 0, "kill"))
     assert world.exits == ["ended before its start"]
     world.answer()
     world.tick(20.0)
@@ -294,10 +267,10 @@ def test_as_many_forked_workers_start_at_once_as_the_cores_can_take(world: World
 
 def test_signals_reach_workers_that_run(world: World) -> None:
     world.begin()
-    assert world.order(Signal(1, "actor-0", 0, "pause")) == [SignalWorker("actor-0", 0, "pause")]
-    assert not world.order(Signal(1, "actor-0", 1, "kill"))
+    assert world.order(wire.Signal(1, "actor-0", 0, "pause")) == [SignalWorker("actor-0", 0, "pause")]
+    assert not world.order(wire.Signal(1, "actor-0", 1, "kill"))
     world.tell(Ended("actor-0", 0, 0, "exit 0", ""))
-    assert not world.order(Signal(1, "actor-0", 0, "kill"))
+    assert not world.order(wire.Signal(1, "actor-0", 0, "kill"))
 
 
 def test_end_of_a_worker_is_reported_once_the_run_folder_has_its_files(world: World) -> None:
@@ -324,7 +297,7 @@ def test_worker_that_cannot_be_started_has_ended_and_a_host_without_disk_space_l
     world.begin()
     world.tell(NotStarted("actor-0", 0, "no memory"))
     assert world.exits == ["could not be started on a: no memory"] and not world.of(End)
-    leaving = Send(Leaving(1, "this host cannot keep the run's files (No space left on device)"))
+    leaving = Send(wire.Leaving(1, "this host cannot keep the run's files (No space left on device)"))
     killed, said, end = world.tell(DiskFull("No space left on device"))
     assert (killed, said) == (KillAll(), leaving)
     assert end == End(1, "this host has left the run: this host cannot keep the run's files (No space left on device)")
@@ -345,7 +318,7 @@ def test_agent_told_to_end_lets_its_workers_move_and_a_second_signal_ends_them(w
     world.tick(25.0)
     assert not world.of(End)
     world.tell(ToldToEnd(hangs_up=False, may_repeat=False))
-    assert world.tick(25.1)[-3:] == [KillAll(), Send(Leaving(1, "its agent was told to end")), End(0, LEFT)]
+    assert world.tick(25.1)[-3:] == [KillAll(), Send(wire.Leaving(1, "its agent was told to end")), End(0, LEFT)]
 
 
 def test_workers_may_take_the_drain_time_to_leave(world: World) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import zmq
 
+from jsrl.cluster import messages as wire
 from jsrl.cluster.members import (
     JOIN,
     MOST_CODE_BYTES,
@@ -41,42 +42,14 @@ from jsrl.cluster.members import (
     Start,
     Tell,
 )
-from jsrl.cluster.messages import (
-    MOST_LOG_BYTES,
-    PAGE_BYTES,
-    Admitted,
-    AnyAgentMessage,
-    AnyControllerMessage,
-    Beat,
-    BeatReceived,
-    Begin,
-    CodePart,
-    Exited,
-    Farewell,
-    Hello,
-    Join,
-    KeptFile,
-    Keys,
-    Leaving,
-    Pages,
-    Refused,
-    RunNames,
-    Signal,
-    TextReply,
-    TextRequest,
-    Usage,
-    Welcome,
-    WorkerCommand,
-    WorkerMessages,
-)
 from jsrl.launch.hosts.facts import code_digest, versions
 from jsrl.runs.control import encoded
-from jsrl.runs.control_bodies import Stage
+from jsrl.runs.control_bodies import Crash, Stage
 from jsrl.runs.values import Registration
 from jsrl.transport.stream import epoch_at, name_at
 from jsrl.workers.kinds import find_kind
 
-HELLO = Hello(
+HELLO = wire.Hello(
     0, session="s1", name="a", boot="b1", versions=versions(), code=code_digest(), folder="/tmp/x", address="10.0.0.2",
     cores=4, memory_mb=100,
 )  # fmt: skip
@@ -94,21 +67,21 @@ class World:
         )
         self.keys = [zmq.curve_keypair()[0].decode() for _ in range(3)]
         for key in self.keys:
-            assert self.tell(Received(JOIN, b"id", Join(0, key))) == [Admit(key), Send(b"id", Admitted(0))]
+            assert self.tell(Received(JOIN, b"id", wire.Join(0, key))) == [Admit(key), Send(b"id", wire.Admitted(0))]
 
     def tell(self, message: Message) -> list[Action]:
         actions = self.members.handle(message, self.now_s)
         self.done += actions
         return actions
 
-    def hear(self, host: JoinedHost, message: AnyAgentMessage) -> list[AnyControllerMessage]:
+    def hear(self, host: JoinedHost, message: wire.AnyAgentMessage) -> list[wire.AnyControllerMessage]:
         """Let a host say something; return the answers."""
         return answers(self.tell(Received(host.key, b"id", message)))
 
     def tick(self) -> None:
         self.done += self.members.tick(self.now_s)
 
-    def hello(self, key: int = 0, **changes: Any) -> list[AnyControllerMessage]:
+    def hello(self, key: int = 0, **changes: Any) -> list[wire.AnyControllerMessage]:
         """Send a hello with a host's own key; return the answers."""
         hello = msgspec.structs.replace(HELLO, **changes)
         return answers(self.tell(Received(self.keys[key], b"id", hello)))
@@ -116,7 +89,7 @@ class World:
     def join(self, key: int = 0, worker: str = "actor-0", **changes: Any) -> JoinedHost:
         """Join; return the host with a living worker."""
         (*_, welcome) = self.hello(key, **changes)
-        assert isinstance(welcome, Welcome)
+        assert isinstance(welcome, wire.Welcome)
         host = self.members.hosts[-1]
         self.place(host, worker)
         return host
@@ -145,7 +118,7 @@ def place(host: JoinedHost, worker: str, incarnation: int = 0) -> Place:
     return Place(host.epoch, worker, incarnation, speech, binds=frozenset(names))
 
 
-def answers(actions: list[Action]) -> list[AnyControllerMessage]:
+def answers(actions: list[Action]) -> list[wire.AnyControllerMessage]:
     return [action.message for action in actions if isinstance(action, Send)]
 
 
@@ -161,21 +134,21 @@ def world() -> World:
 
 def test_join_key_admits_keys_of_hosts_which_alone_may_join(world: World):
     assert not answers(world.tell(Received(JOIN, b"id", HELLO))) and not world.members.hosts
-    assert not answers(world.tell(Received(world.keys[0], b"id", Join(0, world.keys[1]))))  # a key admits no other
+    assert not answers(world.tell(Received(world.keys[0], b"id", wire.Join(0, world.keys[1]))))  # a key admits no other
     assert len(world.notices) == 2 and "with the wrong key for that" in world.notices[0]
     assert {world.join().name, world.join(1, session="s2", name="b", boot="b2").name} == {"a", "b"}
     with pytest.raises(ValueError, match="key 'no key'"):
-        Join(0, "no key")
+        wire.Join(0, "no key")
 
 
 def test_keys_that_do_not_join_are_dropped_after_a_while(world: World):
     world.join()
     for number in range(MOST_WAITING):
-        world.tell(Received(JOIN, b"id", Join(0, f"{number:040}")))
+        world.tell(Received(JOIN, b"id", wire.Join(0, f"{number:040}")))
     expelled = [action.key for action in world.done if isinstance(action, Expel)]
     assert expelled == world.keys[1:]
     (answer,) = world.hello(1, session="s2", name="b", boot="b2")
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, wire.Refused)
 
 
 def test_revoked_host_is_removed_with_the_join_key_and_none_of_its_name_joins(world: World):
@@ -183,19 +156,19 @@ def test_revoked_host_is_removed_with_the_join_key_and_none_of_its_name_joins(wo
     world.tell(Revoke(set()))  # as read at the start of the run
     actions = world.tell(Revoke({"a"}))
     told, expelled, *_ = actions
-    assert isinstance(told, Send) and isinstance(told.message, Refused) and told.message.epoch == host.epoch
+    assert isinstance(told, Send) and isinstance(told.message, wire.Refused) and told.message.epoch == host.epoch
     assert expelled == Expel(host.key)  # after the answer, which would not reach it any more
     assert Lost(host) in actions and ReplaceJoinKey() in actions and world.members.hosts == [other]
     exited = host.workers["actor-0", 0].exit
     assert exited is not None and exited.with_host and host.leaves and not other.leaves
     (answer,) = world.hello(2, session="s3")
-    assert isinstance(answer, Refused) and answer.text == "the key of a was revoked."
+    assert isinstance(answer, wire.Refused) and answer.text == "the key of a was revoked."
     assert not world.tell(Revoke({"a"})) and world.members.hosts == [other]
     assert world.tell(Revoke({"a", "c"})) == [ReplaceJoinKey()]  # it is not in the run, but may know the join key
 
 
 def test_names_that_were_revoked_before_the_run_began_leave_its_join_key(world: World):
-    assert not world.tell(Revoke({"a"})) and isinstance(world.hello()[0], Refused)
+    assert not world.tell(Revoke({"a"})) and isinstance(world.hello()[0], wire.Refused)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +186,7 @@ def test_names_that_were_revoked_before_the_run_began_leave_its_join_key(world: 
 )
 def test_unsuitable_host_is_refused_and_may_try_again(world: World, changes, sentence):
     (answer,) = world.hello(**changes)
-    assert isinstance(answer, Refused) and sentence in answer.text and world.notices[-1].endswith(answer.text)
+    assert isinstance(answer, wire.Refused) and sentence in answer.text and world.notices[-1].endswith(answer.text)
     assert not world.members.hosts
     world.join()
 
@@ -227,71 +200,61 @@ def test_ever_fewer_refusals_are_shown(world: World):
 
 def test_heartbeats_are_answered_with_the_clock_of_the_agent(world: World):
     host = world.join()
-    beat = Beat(host.epoch, 7.25, [said("actor-0")], [Usage("actor-0", 0, 42, "running", 1.5, 10, 3)])
-    assert world.hear(host, beat) == [BeatReceived(host.epoch, 7.25)]
+    beat = wire.Beat(host.epoch, 7.25, [said("actor-0")], [wire.Usage("actor-0", 0, 42, "running", 1.5, 10, 3)])
+    assert world.hear(host, beat) == [wire.BeatReceived(host.epoch, 7.25)]
     life = host.workers["actor-0", 0]
     assert world.relayed == [said("actor-0")] and life.pid == 42 and life.usage.cpu_s == 1.5
-
-
-def test_keys_that_a_host_lacks_are_sent_again(world: World):
-    host, keys = world.join(), Keys(1, b"c", b"s")
-    assert answers(world.tell(GiveKeys(host.epoch, keys, KEY))) == [keys] and host.server_key == KEY
-    counts = []
-    for world.now_s, lacks in ((103.0, True), (106.0, False), (106.5, True), (107.0, True), (112.0, True)):
-        beat, *again = world.hear(host, Beat(host.epoch, 7.25, [], lacks=lacks))
-        assert beat == BeatReceived(host.epoch, 7.25) and again == [keys][: len(again)]
-        counts.append(len(again))
-    assert counts == [0, 0, 1, 0, 1]  # they may be on their way
 
 
 def test_modules_are_sent_as_a_slow_network_carries_them(world: World):
     """All at once they delay heartbeats for longer than the lease, and the host joins again without end."""
     host, size = world.join(), MOST_CODE_BYTES // 2
     for number in range(5):
-        part = CodePart(host.epoch, "0" * 64, bytes([number]) * size, number == 4)
+        part = wire.CodePart(host.epoch, "0" * 64, bytes([number]) * size, number == 4)
         assert not world.tell(Tell(host.epoch, part))
     arrived = []
     for world.now_s, executed in ((101.0, 0), (105.0, 0), (106.0, 1), (109.0, 2), (112.0, 2), (115.0, 2), (116.0, 5)):
-        _, *parts = world.hear(host, Beat(host.epoch, 7.25, [], executed=executed))
-        arrived.append([part.number for part in parts if isinstance(part, CodePart)])
+        _, *parts = world.hear(host, wire.Beat(host.epoch, 7.25, [], executed=executed))
+        arrived.append([part.number for part in parts if isinstance(part, wire.CodePart)])
     assert arrived == [[1, 2], [], [3], [4], [], [3, 4], [5]]  # the connection broke with 3 and 4
 
 
 def test_orders_are_sent_again_in_order_until_the_host_confirms_them(world: World):
-    host = world.join()
-    begin = Begin(host.epoch, "actor", "actor-0", 0, b"{}", {})
-    actions = [Start(host.epoch, begin), Forward("actor-0", 0, b"final")]
-    actions += [Tell(host.epoch, Signal(host.epoch, "actor-0", 0, "pause")), Start(host.epoch, begin)]
+    host, keys = world.join(), wire.Keys(1, b"c", b"s")
+    begin = wire.Begin(host.epoch, "actor", "actor-0", 0, b"{}", {})
+    actions = [GiveKeys(host.epoch, keys, KEY), Start(host.epoch, begin), Forward("actor-0", 0, b"final")]
+    actions += [Tell(host.epoch, wire.Signal(host.epoch, "actor-0", 0, "pause")), Start(host.epoch, begin)]
     orders = [answer for action in actions for answer in answers(world.tell(action))]
     assert orders == [
-        Begin(host.epoch, "actor", "actor-0", 0, b"{}", {}, number=1),
-        WorkerCommand(host.epoch, "actor-0", 0, b"final", number=2),
-        Signal(host.epoch, "actor-0", 0, "pause", number=3),
+        wire.Keys(host.epoch, b"c", b"s", number=1),
+        wire.Begin(host.epoch, "actor", "actor-0", 0, b"{}", {}, number=2),
+        wire.WorkerCommand(host.epoch, "actor-0", 0, b"final", number=3),
+        wire.Signal(host.epoch, "actor-0", 0, "pause", number=4),
     ]  # a worker is started once
     again = []
-    for world.now_s, executed in ((101.0, 0), (106.0, 0), (107.0, 1), (112.0, 2), (118.0, 2), (119.0, 3), (125.0, 3)):
-        again.append(world.hear(host, Beat(host.epoch, 7.25, [], executed=executed))[1:])
-    assert again == [[], orders, [], [], orders[2:], [], []]  # they may be on their way
+    for world.now_s, executed in ((101.0, 0), (106.0, 0), (107.0, 2), (112.0, 3), (118.0, 3), (119.0, 4), (125.0, 4)):
+        again.append(world.hear(host, wire.Beat(host.epoch, 7.25, [], executed=executed))[1:])
+    assert again == [[], orders, [], [], orders[3:], [], []]  # they may be on their way
 
 
 def test_worker_starts_once_its_host_has_its_files(world: World):
     host = world.join()
-    begin = Begin(host.epoch, "learner", "actor-0", 0, b"{}", {}, keeps=["snapshots/state"])
+    begin = wire.Begin(host.epoch, "learner", "actor-0", 0, b"{}", {}, keeps=["snapshots/state"])
     assert world.tell(Start(host.epoch, begin, True)) == [SendFiles(host, "actor-0", 0, ["snapshots/state"], ())]
-    world.hear(host, KeptFile(host.epoch, "snapshots/state/1/x", 0, b"early", True))
+    world.hear(host, wire.KeptFile(host.epoch, "snapshots/state/1/x", 0, b"early", True))
     assert not world.kept and host.workers["actor-0", 0].begin is None
     sent = FilesSent(host.epoch, "actor-0", 0)
     assert answers(world.tell(sent)) == [msgspec.structs.replace(begin, number=1)]
     assert not world.tell(sent) and not world.tell(FilesSent(host.epoch, "actor-0", 1))
-    world.hear(host, KeptFile(host.epoch, "snapshots/state/1/x", 0, b"1", True))
+    world.hear(host, wire.KeptFile(host.epoch, "snapshots/state/1/x", 0, b"1", True))
     assert world.kept == [("snapshots/state/1/x", 0)]
 
 
 def test_worker_that_is_killed_before_its_start_does_not_start(world: World):
     host = world.join()
-    begin = Begin(host.epoch, "learner", "actor-0", 0, b"{}", {}, keeps=["snapshots/state"])
+    begin = wire.Begin(host.epoch, "learner", "actor-0", 0, b"{}", {}, keeps=["snapshots/state"])
     world.tell(Start(host.epoch, begin, True))
-    assert not world.tell(Tell(host.epoch, Signal(host.epoch, "actor-0", 0, "kill")))
+    assert not world.tell(Tell(host.epoch, wire.Signal(host.epoch, "actor-0", 0, "kill")))
     exited = host.workers["actor-0", 0].exit
     assert exited is not None and exited.text == "ended before its start"
     assert not world.tell(FilesSent(host.epoch, "actor-0", 0)) and not world.tell(Start(host.epoch, begin))
@@ -299,19 +262,30 @@ def test_worker_that_is_killed_before_its_start_does_not_start(world: World):
 
 def test_exit_is_recorded_once(world: World):
     host = world.join()
-    world.hear(host, Exited(host.epoch, "actor-0", 0, -9, "killed", "the end"))
-    world.hear(host, Exited(host.epoch, "actor-0", 0, 0, "again", ""))
+    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, -9, "killed", "the end"))
+    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 0, "again", ""))
     life = host.workers["actor-0", 0]
     assert (life.exit.status, life.exit.text, life.tail) == (-9, "killed", "the end")
     assert host.num_living == 0
 
 
+def test_last_words_of_an_ended_worker_are_not_passed_on_again(world: World):
+    """They are repeated over each new connection, and their text would use up what the worker may say."""
+    host = world.join()
+    crash = encoded(Crash("actor-0", 0, "ValueError", "it crashed", "x" * 60_000))
+    world.hear(host, wire.WorkerMessages(host.epoch, [crash]))
+    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 1, "exit 1", ""))
+    for _ in range(100):
+        world.hear(host, wire.WorkerMessages(host.epoch, [crash]))
+    assert world.relayed == [crash] and not world.members.drops
+
+
 def test_only_replies_to_questions_are_kept(world: World):
     host = world.join()
-    question = TextRequest(host.epoch, 3, "actor-0", 0, "tail", 10.0)
+    question = wire.TextRequest(host.epoch, 3, "actor-0", 0, "tail", 10.0)
     assert answers(world.tell(Tell(host.epoch, question))) == [question]
     for number in (3, 3, 2, 4):
-        world.hear(host, TextReply(host.epoch, number, f"text {number}"))
+        world.hear(host, wire.TextReply(host.epoch, number, f"text {number}"))
     assert [action for action in world.done if isinstance(action, Answer)] == [Answer(3, "text 3")]
     assert world.members.drops[host.key].count == 1  # those before it are late
 
@@ -322,8 +296,8 @@ def test_only_the_newest_and_living_incarnations_are_kept(world: World):
         world.place(host, "actor-0", incarnation)
         world.place(host, "actor-1", incarnation)
         if incarnation != 7:  # this one does not end
-            world.hear(host, Exited(host.epoch, "actor-0", incarnation, -9, "killed", "the end"))
-        world.hear(host, Exited(host.epoch, "actor-1", incarnation, -9, "killed", "the end"))
+            world.hear(host, wire.Exited(host.epoch, "actor-0", incarnation, -9, "killed", "the end"))
+        world.hear(host, wire.Exited(host.epoch, "actor-1", incarnation, -9, "killed", "the end"))
     assert [key[1] for key in host.workers if key[0] == "actor-0"] == [0, 7, 48, 49]
     assert [key[1] for key in host.workers if key[0] == "actor-1"] == [48, 49]
     assert [remote.incarnation for remote in host.living_workers] == [0, 7]
@@ -346,11 +320,11 @@ def test_silent_host_is_lost_and_its_later_messages_are_ignored(world: World):
     assert not world.members.hosts and exited.status is None
     assert exited.text == "lost with its host a: it sent no message for 20 s"
     late = [
-        Beat(host.epoch, 1.0, [b"late"]),
-        WorkerMessages(host.epoch, [b"late"]),
-        Exited(host.epoch, "actor-0", 0, 0, "", ""),
-        Pages(host.epoch, {"samples/ledger": bytes(PAGE_BYTES)}),
-        KeptFile(host.epoch, "snapshots/state/tags/latest.json", 0, b"late", True),
+        wire.Beat(host.epoch, 1.0, [b"late"]),
+        wire.WorkerMessages(host.epoch, [b"late"]),
+        wire.Exited(host.epoch, "actor-0", 0, 0, "", ""),
+        wire.Pages(host.epoch, {"samples/ledger": bytes(wire.PAGE_BYTES)}),
+        wire.KeptFile(host.epoch, "snapshots/state/tags/latest.json", 0, b"late", True),
     ]
     for message in late * 200:
         assert not world.tell(Received(host.key, b"id", message))
@@ -366,17 +340,17 @@ def test_host_whose_connection_closed_is_lost_sooner_unless_it_returns(world: Wo
     world.now_s += 8.5
     world.tick()
     assert world.members.hosts == [host]
-    world.hear(host, Beat(host.epoch, 1.0, []))
+    world.hear(host, wire.Beat(host.epoch, 1.0, []))
     world.now_s += 0.5
     world.tell(Closed(b"id"))
     world.now_s += 8.0
     world.tick()
     assert world.members.hosts == [host]
-    world.hear(host, Beat(host.epoch, 2.0, []))  # it has returned
+    world.hear(host, wire.Beat(host.epoch, 2.0, []))  # it has returned
     world.now_s += 8.5
     world.tick()
     assert world.members.hosts == [host]
-    world.hear(host, Beat(host.epoch, 3.0, []))
+    world.hear(host, wire.Beat(host.epoch, 3.0, []))
     world.tell(Closed(b"another"))
     world.tell(Closed(b"id"))
     world.now_s += 8.1
@@ -391,7 +365,7 @@ def test_a_host_is_away_soon_after_its_connection_closed_and_when_it_is_long_sil
     for passed_s, happens in ((7.9, ""), (0.2, ""), beat, closed, (0.9, ""), (0.2, ""), beat):
         world.now_s += passed_s
         if happens == "beat":
-            world.hear(host, Beat(host.epoch, 1.0, []))
+            world.hear(host, wire.Beat(host.epoch, 1.0, []))
         elif happens == "closed":
             world.tell(Closed(b"id"))
         seen.append(host.is_away(world.now_s))
@@ -402,7 +376,7 @@ def test_a_host_is_away_soon_after_its_connection_closed_and_when_it_is_long_sil
 def test_returning_agent_has_a_new_epoch_and_no_workers(world: World):
     host = world.join()
     (answer,) = world.hello()  # the same process, after its lease had ended
-    assert isinstance(answer, Welcome) and answer.epoch > host.epoch
+    assert isinstance(answer, wire.Welcome) and answer.epoch > host.epoch
     assert host.lost and "joined again without workers" in host.workers["actor-0", 0].exit.text
     assert [h.epoch for h in world.members.hosts] == [answer.epoch]
 
@@ -412,45 +386,47 @@ def test_repeated_hello_of_an_agent_that_waits_for_its_welcome_is_one_membership
     answers = [answer for _ in range(3) for answer in world.hello()]
     assert len(answers) == 3 and {answer.epoch for answer in answers} == {1}
     assert len(world.notices) == 1 and len(world.members.hosts) == 1
-    (host,) = world.members.hosts
-    world.hear(host, Beat(host.epoch, 1.0, []))
-    (answer,) = world.hello()  # its lease has ended since
+    (answer,) = world.hello(epoch=1)  # its lease has ended since, before it could say anything
     assert answer.epoch == 2
+    (host,) = world.members.hosts
+    world.hear(host, wire.Beat(host.epoch, 1.0, []))
+    (answer,) = world.hello()
+    assert answer.epoch == 3
 
 
 def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
     host = world.join()
     refused, welcome = world.hello(1, session="s2")
-    assert isinstance(refused, Refused) and "taken the place" in refused.text and isinstance(welcome, Welcome)
+    assert isinstance(refused, wire.Refused) and "taken the place" in refused.text and isinstance(welcome, wire.Welcome)
     assert host.workers["actor-0", 0].exit is not None
     (answer,) = world.hello(0)  # the old one has lost its place and its key
-    assert isinstance(answer, Refused) and "another agent has taken its place" in answer.text
+    assert isinstance(answer, wire.Refused) and "another agent has taken its place" in answer.text
     (answer,) = world.hello(2, session="s3", boot="b2")
-    assert isinstance(answer, Refused) and "another host is called a" in answer.text
+    assert isinstance(answer, wire.Refused) and "another host is called a" in answer.text
 
 
 def test_a_host_that_leaves_is_lost_at_once(world: World):
     host = world.join()
-    world.hear(host, Leaving(host.epoch, "its agent was told to end"))
+    world.hear(host, wire.Leaving(host.epoch, "its agent was told to end"))
     assert not world.members.hosts and "told to end" in host.workers["actor-0", 0].exit.text
 
 
 def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: World):
     host = world.join()
-    beat = Beat(host.epoch, 1.0, [], leaves="its agent was told to end")
-    assert world.hear(host, beat) == [BeatReceived(host.epoch, 1.0)]
+    beat = wire.Beat(host.epoch, 1.0, [], leaves="its agent was told to end")
+    assert world.hear(host, beat) == [wire.BeatReceived(host.epoch, 1.0)]
     assert world.members.hosts == [host] and world.members.staying == []
     assert world.notices[-1] == "host a leaves (its agent was told to end): 1 worker must move"
-    world.hear(host, Exited(host.epoch, "actor-0", 0, 0, "left", ""))
+    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 0, "left", ""))
     (farewell,) = world.hear(host, beat)
-    assert isinstance(farewell, Farewell) and "its agent was told to end" in farewell.text
+    assert isinstance(farewell, wire.Farewell) and "its agent was told to end" in farewell.text
     assert not world.members.hosts and host.workers["actor-0", 0].exit.status == 0
 
 
 def test_a_host_speaks_for_no_other(world: World):
     host = world.join()
     other = world.join(1, session="s2", name="b")
-    world.hear(other, Exited(host.epoch, "actor-0", 0, 0, "", ""))
+    world.hear(other, wire.Exited(host.epoch, "actor-0", 0, 0, "", ""))
     assert host.workers["actor-0", 0].exit is None
     assert msgspec.structs.replace(host.facts, name="b") == other.facts
 
@@ -459,7 +435,7 @@ def test_connection_that_breaks_again_and_again_is_reported(world: World):
     """Each large message breaks it if packets are too large for the network. The host's beats still arrive."""
     host, reports = world.join(), list[str]()
     for world.now_s in (100.0, 130.0, 300.0, 330.0, 360.0, 390.0):
-        world.hear(host, Beat(host.epoch, 1.0, []))
+        world.hear(host, wire.Beat(host.epoch, 1.0, []))
         actions = world.tell(Closed(b"id"))
         reports += [f"{world.now_s:g}: {action.line}" for action in actions if isinstance(action, Notify)]
     (report,) = reports
@@ -467,7 +443,7 @@ def test_connection_that_breaks_again_and_again_is_reported(world: World):
 
 
 def give_keys(world: World, host: JoinedHost) -> None:
-    world.tell(GiveKeys(host.epoch, Keys(host.epoch, b"c", b"s"), KEY))
+    world.tell(GiveKeys(host.epoch, wire.Keys(host.epoch, b"c", b"s"), KEY))
 
 
 def name(worker: str, incarnation: int = 0, key: str = KEY, stream: str = "inference") -> Registration:
@@ -489,13 +465,13 @@ def test_host_may_register_only_streams_of_its_living_workers(world: World):
         dataclasses.replace(epoch, name="samples.learner.epoch"),
         name("inference-0", stream="x" * 300),
     ]
-    beat = Beat(host.epoch, 1.0, [], [], [*fine, *wrong])
+    beat = wire.Beat(host.epoch, 1.0, [], [], [*fine, *wrong])
     world.hear(host, beat)
     assert world.members.names() == [epoch]  # it has no keys yet
     give_keys(world, host)
     world.hear(host, beat)
     assert {entry.name: entry for entry in world.members.names()} == {entry.name: entry for entry in fine}
-    world.hear(host, Exited(host.epoch, "inference-0", 0, -9, "killed", ""))
+    world.hear(host, wire.Exited(host.epoch, "inference-0", 0, -9, "killed", ""))
     assert world.members.names() == fine[1:2]
     world.place(host, "inference-0", 1)
     world.hear(host, beat)  # names of its earlier incarnation are late
@@ -508,12 +484,12 @@ def test_host_relays_params_with_its_own_key_only(world: World):
     host = world.join()
     give_keys(world, host)
     own, foreign = f"tcp://{KEY}@10.0.0.2:8", f"tcp://{'cd' * 32}@10.0.0.2:9"
-    beat = Beat(host.epoch, 1.0, [], relays={"params.learner": own, "params.other": foreign})
+    beat = wire.Beat(host.epoch, 1.0, [], relays={"params.learner": own, "params.other": foreign})
     world.hear(host, beat)
     assert host.relays == {"params.learner": own}
     for wrong in ("../x", "a/b", "a..b"):
         with pytest.raises(ValueError, match="stream"):
-            RunNames(1, [], {}, {wrong: ["tcp://10.0.0.1:7"]})
+            wire.RunNames(1, [], {}, {wrong: ["tcp://10.0.0.1:7"]})
 
 
 def test_later_incarnation_of_a_stream_wins(world: World):
@@ -521,19 +497,19 @@ def test_later_incarnation_of_a_stream_wins(world: World):
         host = world.join(number, session=f"s{number}", name=f"h{number}", boot=f"b{number}")
         give_keys(world, host)
         world.place(host, "inference-0", 1 - number)
-        world.hear(host, Beat(host.epoch, 1.0, [], [], [name("inference-0", 1 - number)]))
+        world.hear(host, wire.Beat(host.epoch, 1.0, [], [], [name("inference-0", 1 - number)]))
     assert world.members.names() == [name("inference-0", 1)]
 
 
 def test_files_are_accepted_only_for_folders_of_living_workers(world: World):
     host = world.join()
-    begin = Begin(host.epoch, "evaluator", "actor-0", 0, b"{}", {}, keeps=["snapshots/params"])
+    begin = wire.Begin(host.epoch, "evaluator", "actor-0", 0, b"{}", {}, keeps=["snapshots/params"])
     world.tell(Start(host.epoch, begin))
     for name in ("snapshots/params/tags/best.json", "snapshots/params-2/x", "snapshots/state/tags/latest.json"):
-        world.hear(host, KeptFile(host.epoch, name, 0, b"1", True))
+        world.hear(host, wire.KeptFile(host.epoch, name, 0, b"1", True))
     assert world.kept == [("snapshots/params/tags/best.json", 0)]
-    world.hear(host, Exited(host.epoch, "actor-0", 0, 0, "", ""))
-    world.hear(host, KeptFile(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
+    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 0, "", ""))
+    world.hear(host, wire.KeptFile(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
     assert len(world.kept) == 1
     world.place(host, "actor-0", 1)
     world.tell(Start(host.epoch, msgspec.structs.replace(begin, incarnation=1)))
@@ -545,7 +521,7 @@ def test_older_pages_of_a_broken_connection_do_not_replace_newer_ones(world: Wor
     host = world.join()
     world.place(host, "actor-0", 1, hops=("samples",))
     for number, page in ((1, b"a"), (3, b"c"), (2, b"b")):
-        pages = Pages(host.epoch, {"samples/ledger": page * PAGE_BYTES}, number)
+        pages = wire.Pages(host.epoch, {"samples/ledger": page * wire.PAGE_BYTES}, number)
         world.hear(host, pages)
     kept = [action.pages for action in world.done if isinstance(action, KeepPages)]
     assert [pages["samples/ledger"][:1] for pages in kept] == [b"a", b"c"]
@@ -553,9 +529,9 @@ def test_older_pages_of_a_broken_connection_do_not_replace_newer_ones(world: Wor
 
 def test_host_may_send_the_logs_of_its_own_workers_only(world: World):
     host = world.join()
-    world.hear(host, Exited(host.epoch, "actor-0", 0, 1, "", ""))
-    for name, at in (("actor-0", 0), ("actor-0", MOST_LOG_BYTES), ("actor-1", 0), ("controller", 0)):
-        world.hear(host, KeptFile(host.epoch, f"logs/{name}.log", at, b"1", True))
+    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 1, "", ""))
+    for name, at in (("actor-0", 0), ("actor-0", wire.MOST_LOG_BYTES), ("actor-1", 0), ("controller", 0)):
+        world.hear(host, wire.KeptFile(host.epoch, f"logs/{name}.log", at, b"1", True))
     assert world.kept == [("logs/actor-0.log", 0)]
 
 

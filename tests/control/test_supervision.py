@@ -53,7 +53,8 @@ def test_worker_lost_with_its_host_uses_no_restart() -> None:
 
 def test_restarts_before_the_window_do_not_count() -> None:
     taken = Budgets(rules("actor"), BACKOFF)
-    assert [taken.take("actor", 100.0) for _ in range(3)] == [0.5, 1.0, None]
+    assert taken.take("actor", 100.0) == 0.5 and taken.used_up("actor", 100.0) == ""
+    assert [taken.take("actor", 100.0) for _ in range(2)] == [1.0, None]
     assert taken.used_up("actor", 700.0).startswith("actor has used its 2 restarts within 600 s")
     assert taken.used("actor", 700.5) == 0 and taken.take("actor", 700.5) == 0.5
 
@@ -172,13 +173,20 @@ def test_a_host_that_is_lost_costs_no_restart() -> None:
 
 @pytest.mark.parametrize("restarts", [0, 2])
 def test_a_broken_stream_is_a_symptom_of_the_death_of_its_peer(restarts: int) -> None:
-    shell = Shell(rules("actor-0", "inference-0", restarts=restarts))
+    asked = list[Any]()
+
+    def may_restart(status: int | None, error: str | None) -> bool:
+        asked.append((status, error))
+        return True
+
+    shell = Shell(rules("actor-0", "inference-0", restarts=restarts, may_restart=may_restart))
     shell.crash("actor-0")
     shell.run(0.15)
     shell.exits["inference-0"] = KILLED  # noticed while the last messages of the actor were awaited
     found = deaths(shell.run(3.0))
     assert found[0] == ("inference-0", "ended unexpectedly: killed", "replaced" if restarts else "fails")
     assert [worker for worker, *_ in found[1:]] == (["actor-0"] if restarts else [])
+    assert asked == [(-9, None), (70, "StreamClosed")][: len(found)]  # the symptom keeps its error
 
 
 def test_two_symptoms_without_a_cause_do_not_wait_for_each_other() -> None:
@@ -207,7 +215,7 @@ def test_ranks_are_replaced_together_because_of_the_one_that_ended_or_hangs(how:
     assert (worker, outcome) == ("rank-1", "replaced") and found.startswith(what)
     assert {action.worker for action in actions if isinstance(action, Kill)} == set(RANKS)  # also the one that hangs
     assert starts(actions) == [("learner", 1, 1), ("rank-1", 1, 1)]
-    assert shell.supervision.counts == {"learner": 1}
+    assert shell.supervision.budgets.counts == {"learner": 1}
 
 
 def test_all_ranks_start_once_more_if_one_could_not_be_started() -> None:
@@ -266,7 +274,7 @@ def test_a_moving_worker_is_asked_to_leave_and_costs_no_restart() -> None:
     assert [action.command for action in shell.run(1.0) if isinstance(action, Send)] == []
     assert [action.command for _, action in shell.done if isinstance(action, Send)] == ["stop"]
     shell.leave("actor-0")
-    assert starts(shell.run(2.0)) == [("actor-0", 1, 0)] and shell.supervision.counts == {}
+    assert starts(shell.run(2.0)) == [("actor-0", 1, 0)] and shell.supervision.budgets.counts == {}
     assert shell.shown[-1] == "actor-0 moves, because its host leaves"
     shell.move("actor-0")  # it is just starting
     assert starts(shell.run(3.0)) == [("actor-0", 2, 0)]
@@ -275,6 +283,19 @@ def test_a_moving_worker_is_asked_to_leave_and_costs_no_restart() -> None:
     actions = shell.run(20.0)
     assert starts(actions) == [("actor-0", 3, 0)] and any(isinstance(action, NoteEnd) for action in actions)
     assert shell.shown[-1] == "actor-0 moves, because its host leaves (it did not leave in order)"
+
+
+def test_all_ranks_leave_if_one_moves() -> None:
+    shell = Shell(rules(*RANKS, ranks=RANKS))
+    for _ in range(3):
+        shell.move("rank-1")
+    assert [action.worker for _, action in shell.done if isinstance(action, Send)] == list(RANKS)
+    shell.leave("rank-1")
+    shell.run(1.0)
+    shell.leave("learner")
+    shell.run(2.0)
+    assert [shell.incarnation(rank) for rank in RANKS] == [1, 1] and shell.supervision.budgets.counts == {}
+    assert {"rank-1 moves, because its host leaves", "learner moves, because rank-1 moves"} <= set(shell.shown)
 
 
 def test_learners_are_told_once_which_groups_nobody_steps_now() -> None:

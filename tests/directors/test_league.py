@@ -227,7 +227,6 @@ def test_hundreds_of_results_replay_to_the_same_freezes_and_resets():
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_thousand_results_replay_to_the_same_freezes_and_resets():
     _, journal = check_replay(League(min_env_steps=500, max_env_steps=1_000), 1_000, beaten(0.5), slots=16)
     kinds = Counter(command["type"] for command in commands_of(journal))

@@ -13,6 +13,7 @@ from jsrl.directors.psro import PSRO
 from jsrl.errors import ConfigError
 from tests.directors.exact_psro import run_psro
 from tests.directors.scripted import beaten, check_replay, commands_of
+from tests.marks import nightly
 
 LATEST = Player("main")
 
@@ -152,7 +153,7 @@ def test_the_higher_return_wins_where_the_environment_names_no_winner():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("games", "bar"), [(400, 0.15), pytest.param(4_000, 0.05, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("games", "bar"), [(400, 0.15), nightly(4_000, 0.05)])
 def test_psro_solves_biased_rock_paper_scissors_from_sampled_games(games: int, bar: float):
     """A fixed number of sampled games per cell: NashConv falls from 0.667 below the threshold with at most 6 members."""
     generator = np.random.default_rng(0)

@@ -13,6 +13,7 @@ from jsrl.envs.make import import_modules, make, make_game, make_spec
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import EnvironmentFault, MissingExtra
 from tests.envs.seat_games import ParallelGame
+from tests.marks import nightly, slow
 
 SUITES = [
     ("pettingzoo:mpe2.simple_spread_v3", "mpe2", "games"),
@@ -167,7 +168,7 @@ TICTACTOE = ("pettingzoo:pettingzoo.classic.tictactoe_v3", {"crosses": "player_1
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "seats"),
-    [pytest.param(*TICTACTOE, marks=pytest.mark.slow), pytest.param(*TAG, marks=pytest.mark.nightly)],
+    [slow(*TICTACTOE), nightly(*TAG)],
 )
 def test_two_policies_train_in_a_game_suite(name: str, seats: dict[str, str], tmp_path) -> None:
     from jsrl.agents.ppo import PPOConfig

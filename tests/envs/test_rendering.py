@@ -15,6 +15,7 @@ from jsrl.envs.rendering import check_rendered, make_rendered
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
 from jsrl.launch.status_writer import frames_per_step
+from tests.marks import nightly
 
 
 class Painted(gymnasium.Env):
@@ -174,7 +175,7 @@ def test_cartpole_renders_from_the_single_environment():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sticky", [pytest.param(0.0, marks=pytest.mark.nightly), 0.25])
+@pytest.mark.parametrize("sticky", [nightly(0.0), 0.25])
 def test_atari_renders_in_colour_while_the_policy_sees_training_frames(sticky):
     atari = AtariConfig(repeat_action_probability=sticky)
     config = EnvConfig("ALE/Breakout-v5", atari=atari, max_episode_steps=150)

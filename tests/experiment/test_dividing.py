@@ -70,7 +70,6 @@ def test_equal_seats_share_a_policy_and_different_seats_do_not():
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_run_divides_policies_announces_them_and_resumes(tmp_path, monkeypatch, capsys):
     result = run(TAGGED, runs_dir=tmp_path, name="one", display="quiet")
     assert result.updates == 2 and result.others["agent"]["updates"] == 2 and result.first_policy == "adversary"

@@ -183,6 +183,8 @@ def test_a_config_has_its_factory_as_a_name_a_function_or_a_method():
     assert [build_agent(config, spec).split for config in (AsMethod(), AsFunction())] == [None, None]
     with pytest.raises(ConfigError, match=r"OfNotebook.factory is '__main__:make', which no other process can import"):
         build_agent(OfNotebook(), spec)
+    with pytest.raises(ConfigError, match=r"Reference.factory is '__main__:make', .*; give the function itself\.$"):
+        build_agent(AgentReference("__main__:make"), spec)
 
 
 @pytest.mark.parametrize(

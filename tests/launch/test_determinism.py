@@ -67,7 +67,6 @@ def test_serial_runs_repeat_for_equal_seeds_only(final_state):
     assert set(kernels) <= set(other)
 
 
-@pytest.mark.slow
 @pytest.mark.nightly  # over ZeroMQ every day, below
 def test_inline_with_two_actors_equals_serial(final_state):
     assert not differing(final_state(placement="serial"), final_state(placement="inline", num_actors=2))
@@ -81,7 +80,7 @@ def test_inline_with_two_actors_equals_serial(final_state):
         {"placement": "served", "num_actors": 2, "num_inference_servers": 2},
         nightly({"placement": "apart", "num_actors": 2}),
         *(
-            pytest.param({"placement": placement, "num_actors": number}, marks=pytest.mark.nightly)
+            nightly({"placement": placement, "num_actors": number})
             for placement, number in (("inline", 1), ("inline", 4), ("served", 1), ("served", 4))
         ),
     ],
@@ -97,7 +96,6 @@ SGD = PPOConfig(
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_four_fake_devices_equal_one_to_rounding(final_state):
     """The whole system on 4 CPU devices; one minibatch and SGD, so that only rounding may differ."""
     short = {"agent": SGD, "total_env_steps": 3 * 16 * 32}

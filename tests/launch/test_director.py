@@ -168,7 +168,6 @@ def test_processes_assign_the_same_games_as_a_serial_run_also_after_a_resume(tmp
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_frozen_players_may_act_in_the_actors_of_a_served_run_with_the_same_bits(tmp_path: Path) -> None:
     agent = PPOConfig(network=NetworkConfig(hidden=(8,), core="gru", core_size=4), num_epochs=1, num_minibatches=1)
     duel = dataclasses.replace(DUEL, deterministic=True, policies={"main": PolicyConfig(agent)})
@@ -203,7 +202,6 @@ def test_a_run_with_tasks_is_the_same_whether_it_is_resumed_or_not(tmp_path: Pat
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_frozen_players_are_the_same_files_after_a_thousand_updates(tmp_path: Path) -> None:
     short = {"num_envs": 2, "num_groups": 1, "rollout_length": 2, "director": Watched(freeze_env_steps=50)}
     duel = dataclasses.replace(DUEL, **short)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -49,19 +50,14 @@ def door(change, replay, *, prioritised=False, devices=1):
     chosen = REPLAY[replay]
     if chosen is not None and prioritised:
         chosen = ReplayConfig(chosen.kind, capacity=64, min_size=8, window=2, batch_size=6, prioritised=True)
-    learner = LearnerConfig(num_devices=devices)
     placement = "serial" if replay == "device" else "inline"
-    make_schemas(
-        Experiment(
-            env=EnvConfig("CartPole-v1"),
-            agent=AgentReference(factory),
-            num_envs=4,
-            rollout_length=4,
-            replay=chosen,
-            learner=learner,
-            placement=placement,
-        )
-    )
+    door_of(factory, LearnerConfig(num_devices=devices), replay=chosen, placement=placement)
+
+
+def door_of(factory, learner, **options):
+    env, agent = EnvConfig("CartPole-v1"), AgentReference(factory)
+    options = {"placement": "inline"} | options
+    make_schemas(Experiment(env=env, agent=agent, num_envs=4, rollout_length=4, learner=learner, **options))
 
 
 @pytest.mark.parametrize("replay", REPLAY)
@@ -87,6 +83,25 @@ def test_the_update_is_traced_with_one_devices_share() -> None:
 
     door(expects((5, 2)), "batches", devices=2)
     door(expects((3, 3)), "host", devices=2)
+
+
+def test_the_update_is_traced_with_the_axis_of_the_devices() -> None:
+    seen = []
+
+    def factory(spec):
+        agent = acting_toy(spec)
+
+        def update(state, trajectory, key, *, axis_name=None):
+            seen.append(jax.lax.axis_size(axis_name))
+            jnp.ones(3).reshape(7 if seen[-1] == 2 else 3)
+            return agent.update(state, trajectory, key, axis_name=axis_name)
+
+        return agent._replace(update=update)
+
+    door_of(factory, LearnerConfig(num_devices=1))
+    with pytest.raises(AgentFault, match=r"raised TypeError at .*test_door.py:\d+, .*reshape"):
+        door_of(factory, LearnerConfig(num_devices=2))
+    assert seen == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from jsrl.workers.actor.journaled import JournaledEnv, exact_obstacle, journaled
 from jsrl.workers.jobs import StartPoint
 from tests.launch import resume_process
 from tests.launch.resume_process import EXPERIMENTS, UPDATES
+from tests.marks import nightly
 from tests.tiny_agent import STILL
 
 slow = pytest.mark.slow
@@ -91,14 +92,13 @@ def whole_fixture(tmp_path_factory):
 
 
 @pytest.mark.nightly
-@slow
 @pytest.mark.parametrize(
     ("experiment", "stops"),
     [
         ("ppo", (13,)),
-        pytest.param("ppo", (1, 29), marks=pytest.mark.nightly),
-        pytest.param("sac", (13,), marks=pytest.mark.nightly),
-        pytest.param("dqn", (18,), marks=pytest.mark.nightly),
+        nightly("ppo", (1, 29)),
+        nightly("sac", (13,)),
+        nightly("dqn", (18,)),
     ],
 )
 def test_serial_run_stopped_after_k_updates_ends_the_same(whole, experiment: str, stops: tuple[int, ...]) -> None:
@@ -114,7 +114,7 @@ def test_serial_run_stopped_after_k_updates_ends_the_same(whole, experiment: str
 @slow
 @pytest.mark.parametrize(
     "placements",
-    [("inline", "served"), pytest.param(("inline", "served", "serial"), marks=pytest.mark.nightly)],
+    [("inline", "served"), nightly(("inline", "served", "serial"))],
     ids=len,
 )
 def test_stopped_processes_end_the_same_in_another_placement(whole, placements: tuple[str, ...]) -> None:
@@ -133,7 +133,6 @@ def test_stopped_processes_end_the_same_in_another_placement(whole, placements: 
 
 
 @pytest.mark.nightly
-@slow
 def test_full_disk_keeps_training_and_the_last_snapshot_resumes_exactly(whole) -> None:
     folder = whole("ppo")
     text = live(folder, "ppo", "full", "--full-after", "12", expect=f"ENDED total_env_steps {UPDATES}")
@@ -240,7 +239,7 @@ def test_full_disk_or_long_journal_ends_only_the_journal(tmp_path: Path, monkeyp
     env = journaled_env(path, None, reporter, max_bytes=400.0)
     env.reset()
     play(env, 40, seed=0)
-    assert len(reporter.warnings) == 1 and "journal-mb" in reporter.warnings[0] and not path.exists()
+    assert len(reporter.warnings) == 1 and "journal_mb" in reporter.warnings[0] and not path.exists()
     env.close()
     env = journaled_env(path, None, reporter)
     env.reset()

@@ -63,7 +63,7 @@ def weights_of_log(director: LoggedPLR, log: list) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     ("placement", "robust"),
-    [("serial", False), slow("serial", True), pytest.param("inline", False, marks=pytest.mark.slow)],
+    [("serial", False), slow("serial", True), slow("inline", False)],
 )
 def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
     placement: str, robust: bool, tmp_path: Path
@@ -157,7 +157,6 @@ def test_a_level_of_the_example_is_one_maze_in_which_every_place_is_reached() ->
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_the_example_scores_its_levels(tmp_path: Path) -> None:
     smaller = {"placement": "serial", "num_envs": 8, "total_env_steps": 3 * 8 * 80}
     result = run(

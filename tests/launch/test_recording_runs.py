@@ -121,7 +121,6 @@ def test_cloning_in_processes_equals_serial(recording, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_actors_in_processes_record(tmp_path):
     e = recorded_run(tmp_path / "rows", placement="inline", num_actors=2, num_groups=2, max_policy_lag=1)
     result = quietly(e, tmp_path)
@@ -133,7 +132,6 @@ def test_actors_in_processes_record(tmp_path):
     assert "recorded" in log and "0 not recorded" in log
 
 
-@pytest.mark.slow
 @pytest.mark.nightly  # checks how well it learns
 def test_a_recorded_policy_is_cloned(recording, tmp_path):
     """Recorded greedily, an expert's rows hold one action per observation: cloning ends up agreeing with nearly all."""
@@ -257,7 +255,6 @@ def test_of_several_policies_each_learns_from_its_own_recording(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_two_policies_are_cloned_from_their_recordings_and_resumed(tmp_path):
     quietly(dataclasses.replace(chase(), placement="serial", total_env_steps=4096), tmp_path, name="expert")
     runs_dir = str(tmp_path / "runs")

@@ -328,7 +328,6 @@ def test_run_continues_from_its_snapshot(kind, save, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_resumed_run_with_free_replay_counts_the_inserted_env_steps(tmp_path):
     """It makes many more updates than the env steps of its batches suggest."""
     e = experiment("host", replay={"samples_per_insert": None, "min_size": 32}, total_env_steps=400)

@@ -108,7 +108,7 @@ def test_processes_train_the_same_bits_as_one(trained, placement: str, shared: b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("placement", ["serial", nightly("served")])
 def test_finished_policy_keeps_playing_for_the_others(tmp_path: Path, placement: str) -> None:
     """As when the learner of one was replaced and is behind: the other ends first and does not wait for its updates."""
     result = run(
@@ -142,7 +142,6 @@ def test_resumed_run_continues_bit_for_bit(trained) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_settings_of_one_policy_affect_that_policy_first(trained) -> None:
     """With one update, what a policy learns depends only on its own settings: the first rows were played by initial params."""
     changed = POLICIES | {"carriers": PolicyConfig(dataclasses.replace(PPO, learning_rate=0.1), "carrier_*")}
@@ -199,7 +198,6 @@ def test_options_incompatible_with_policies_are_refused() -> None:
         make_plan(dataclasses.replace(DEPOT, env=EnvConfig("CartPole-v1")), "folder", Path("memory"))
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_killed_learner_of_one_policy_returns_and_all_finish(tmp_path: Path) -> None:
     """It restarts behind the others, which finish before it and keep playing with it."""

@@ -54,9 +54,7 @@ def test_process_resources_are_listed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("placement", "number"), [("serial", 6), pytest.param("inline", 3, marks=pytest.mark.nightly), nightly("served", 3)]
-)
+@pytest.mark.parametrize(("placement", "number"), [("serial", 6), nightly("inline", 3), nightly("served", 3)])
 def test_repeated_starts_in_one_process_leak_nothing(placement: str, number: int) -> None:
     words = [sys.executable, starts.__file__, "--only", placement, "--starts", str(number), "--limit-mb", "3"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)

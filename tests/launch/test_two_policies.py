@@ -117,7 +117,6 @@ def test_a_resume_with_another_total_says_how_a_learning_rate_jumps() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None:
     whole, other = trained(tmp_path, "whole", 12), trained(tmp_path, "other", 12, seed=6)
     assert same(whole, other) and not same(whole, other, "b")
@@ -147,7 +146,6 @@ def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_failed_update_of_one_policy_is_saved_under_its_name_and_replayed(tmp_path: Path) -> None:
     settings = {"agent": dataclasses.replace(SMALL, learning_rate=1e38)}
     with pytest.raises(NonFiniteUpdate, match=r"failed-update/b\. Replay it with: .*replay_update \S+ --policy b$"):
@@ -165,7 +163,6 @@ def test_failed_update_of_one_policy_is_saved_under_its_name_and_replayed(tmp_pa
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_each_policy_may_begin_with_the_params_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = trained(tmp_path, "source", 3)
     slow = {agent: dataclasses.replace(agent, learning_rate=1e-12) for agent in (SMALL, WIDER)}

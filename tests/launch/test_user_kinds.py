@@ -143,7 +143,6 @@ def test_transform_worker_queries_a_server_for_entropy_rewards(
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_entropy_rewards_are_deterministic_with_processes(tmp_path: Path) -> None:
     """A run in one process equals one of many: tests/launch/test_determinism.py."""
     plain, _ = trained(tmp_path, "plain", None, deterministic=True)
@@ -297,7 +296,6 @@ def test_run_that_failed_before_it_began_leaves_no_folder(tmp_path: Path, values
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_two_chained_workers_before_replay_change_no_bit(tmp_path: Path) -> None:
     values = {
         "agent": AgentReference("tests.replay.learning:acting_toy", {"poison": 1e9}),

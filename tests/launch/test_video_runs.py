@@ -123,7 +123,7 @@ def test_serial_run_records_videos_and_the_report_shows_them(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "where",
-    ["setup", nightly("_begin"), *(pytest.param(w, marks=pytest.mark.nightly) for w in ("begin_final", "close"))],
+    ["setup", nightly("_begin"), *(nightly(w) for w in ("begin_final", "close"))],
 )
 def test_failing_recorder_does_not_end_a_serial_run(tmp_path, monkeypatch, where):
     def fail(self, *_):
@@ -139,7 +139,6 @@ def test_failing_recorder_does_not_end_a_serial_run(tmp_path, monkeypatch, where
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_recording_does_not_change_training(tmp_path):
     """A serial run is deterministic; with a video recorder it makes the same updates, bit for bit."""
     with_recorder = run(experiment(), runs_dir=tmp_path / "a", display="quiet")

@@ -452,10 +452,12 @@ def test_json_lines_of_a_huge_unfinished_tail(tmp_path):
 
 def test_docs_list_exactly_the_catalogue():
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    assert catalogue().markdown_table() in document, (
-        "docs/metrics.md differs from the kinds of workers; paste the output of "
-        'python -c "from jsrl.workers.kinds import catalogue; print(catalogue().markdown_table())"'
-    )
+    rows = ["| metric | meaning | unit | healthy | over workers |", "|---|---|---|---|---|"]
+    for metric in catalogue().metrics:
+        how = catalogue().combination(metric.name) + (f", weighted by {metric.weight}" if metric.weight else "")
+        rows.append(f"| `{metric.name}` | {metric.meaning} | {metric.unit} | {metric.healthy} | {how} |")
+    table = "\n".join(rows) + "\n"
+    assert table in document, f"docs/metrics.md differs from the kinds of workers; paste this table:\n{table}"
 
 
 def test_the_catalogue_is_well_formed():

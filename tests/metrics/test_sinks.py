@@ -220,7 +220,6 @@ def test_wandb_keeps_options_curves_videos_and_scores_offline(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_unreachable_wandb_does_not_delay_the_end(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")

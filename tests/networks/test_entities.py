@@ -223,7 +223,6 @@ def test_masks_of_numbers_are_refused() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_agents_update_with_it_in_hide_and_seek(core: str) -> None:
     """PPO with the visibility masks; its value function, if it has its own torso, uses the masks of existing entities."""

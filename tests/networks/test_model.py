@@ -12,6 +12,7 @@ from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, actor_critic, observation_leaves
 from jsrl.networks.off_policy import policy_network, value_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
+from tests.marks import slow
 from tests.networks.weights import drawn, programs
 
 VECTOR = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
@@ -63,7 +64,7 @@ def test_uniform_initialisation_as_pytorch_does():
         (VECTOR, NetworkConfig(core="gru", core_size=8), True),
         (PIXELS, NetworkConfig(), True),
         (PIXELS, NetworkConfig(shared=False), False),
-        pytest.param(MIXED, NetworkConfig(core="lstm", core_size=8), True, marks=pytest.mark.slow),
+        slow(MIXED, NetworkConfig(core="lstm", core_size=8), True),
     ],
     ids=["mlp", "mlp-shared", "gru", "nature", "nature-separate", "mixed-lstm"],
 )

@@ -15,6 +15,7 @@ from jsrl.networks.kernels import conv
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.networks.torsos import MLP, dense
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+from tests.marks import nightly
 from tests.networks.test_conv import CASES, native
 
 LOW = {"precision": "bfloat16"}
@@ -98,7 +99,7 @@ def test_other_backends_multiply_rounded_operands() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("torso", [NatureCNN, pytest.param(ImpalaResNet, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("torso", [NatureCNN, nightly(ImpalaResNet)])
 def test_image_torsos_differ_by_rounding_only(torso) -> None:
     image = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 40, 40, 4)), jnp.uint8)
     weights = torso().init(jax.random.key(0), image)
@@ -114,8 +115,7 @@ MAKERS = {"ppo": lambda n: ppo(PPOConfig(network=n), VECTORS), "sac": lambda n: 
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["ppo", nightly("sac")])
 def test_agents_still_pass_check_agent(name: str) -> None:
     check_agent(MAKERS[name](NetworkConfig(hidden=(16, 16), **LOW)), VECTORS)
 

@@ -159,7 +159,8 @@ def test_min_size_above_the_ring_size_is_refused():
 
 def four_devices() -> None:
     """1 and 4 devices: the same states after the same trajectories, on every device."""
-    from jsrl.parallel import data_parallel, replicas, split_devices
+    from jsrl.parallel import data_parallel, split_devices
+    from tests.parallel_cases import replicas
 
     assert len(jax.devices()) == 4
     results = []

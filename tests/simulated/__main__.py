@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", type=int, nargs="*", help="numbers of the faults that happen, of those that the seed plans"
     )
     line.add_argument("--stop-after", type=int, default=5, help="failures (default: %(default)s)")
+    line.add_argument("--only-say", action="store_true", help="that a history failed, without what happened")
     given = line.parse_args(arguments)
     began_s, failed, told = time.perf_counter(), 0, 0
     for seed in range(given.seed, given.seed + given.histories):
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = TELL[given.of](seed, given.only)
         if result.why:
             failed += 1
-            print(report(given.of, result, given.only), flush=True)
+            said = f"seed {seed}: {result.why}" if given.only_say else report(given.of, result, given.only)
+            print(said, flush=True)
         elif given.histories == 1:
             print(text(result))
         if failed >= given.stop_after:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jsrl.cluster.agent import (
-    KEYS,
     Action,
-    Arrived,
     Ask,
-    Barred,
     BeginMembership,
+    CannotJoin,
     Connected,
     End,
     Ended,
@@ -43,7 +41,6 @@ from jsrl.cluster.messages import (
     Hello,
     Join,
     KeptFile,
-    Keys,
     Refused,
     Stored,
     Usage,
@@ -81,7 +78,7 @@ class Agent(Process):
         super().__init__(host, f"agent-{host.name}")
         self._link, self._port, self._hello, self.checks = link, port, hello, checks
         self._own_key, self.may_return, self.lies = checks.new_key(), True, False
-        self._machine = HostAgent(host.name, "here:7", "key", MAX_STARTS, host.now, PATIENCE_S, DRAIN_S)
+        self._machine = HostAgent(host.name, "here:7", MAX_STARTS, host.now, PATIENCE_S, DRAIN_S)
         self._lease_until = 0.0
         self._pending: deque[Any] = deque()
         self._workers: dict[Life, Worker] = {}
@@ -109,7 +106,7 @@ class Agent(Process):
             self._pending.append(message)
 
     def _note(self, is_open: bool | None) -> None:
-        self._tell(Barred() if is_open is None else Connected(is_open))
+        self._tell(CannotJoin("its key is not accepted") if is_open is None else Connected(is_open))
 
     def ended(self) -> None:
         self._connection.end()
@@ -163,9 +160,10 @@ class Agent(Process):
                 self._send(message)
             case SendBeat():
                 self._beat(action)
-            case Ask(is_admitted):
+            case Ask(is_admitted, epoch):
                 if self._connection.is_open:
-                    self._send(self._hello if is_admitted else Join(0, self._own_key))
+                    hello = msgspec.structs.replace(self._hello, epoch=epoch)
+                    self._send(hello if is_admitted else Join(0, self._own_key))
             case UseOwnKey():
                 self._connection.end()
                 self._connect(self._own_key)
@@ -213,9 +211,7 @@ class Agent(Process):
         self._beats.clear()
         now, executed = self.host.now, beat.executed
         self.checks.confirmed(self, self._epoch, executed)
-        self._send(
-            Beat(self._epoch, now, frames, usage, names, leaves=beat.leaves, lacks=beat.lacks, executed=executed)
-        )
+        self._send(Beat(self._epoch, now, frames, usage, names, leaves=beat.leaves, executed=executed))
         if self.lies:
             self._lie()
 
@@ -229,8 +225,6 @@ class Agent(Process):
             case WorkerCommand(worker=worker, incarnation=incarnation, frame=frame):
                 if (process := self._workers.get((worker, incarnation))) is not None:
                     process.after(0.001, process.obey, frame)
-            case Keys():
-                return [Arrived(KEYS)]
             case Stored(name=name, size=size):
                 if name in self._unsent and self._unsent[name][1] == size:
                     return [self._unsent.pop(name)[0]]

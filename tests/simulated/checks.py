@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from zmq.utils import z85
 
 from jsrl.cluster.members import JOIN, Received, Revoke
 from jsrl.cluster.messages import LEASE_S, Exited, Hello, Leaving, Order
-from jsrl.runs.control_bodies import AnyMessage, Command, Crash
+from jsrl.runs.control_bodies import FINAL, AnyMessage, Command, Crash, Report
 from tests.simulated.world import Process, Violation, World
 
 if TYPE_CHECKING:
@@ -41,12 +42,13 @@ class Checks:
 
     Attributes:
       liars: names of hosts that lie, whose own workers nobody can vouch for. acted_s: worker -> when it last acted.
-      ending: the end of the run has begun. processes: all that ever were, by worker and incarnation.
+      hanging: workers whose next incarnation hangs in its start. processes: all that ever were, by worker and incarnation.
     """
 
     def __init__(self, world: World, rules: dict[str, Rules], levels: list[Level], limits: DeadlineConfig) -> None:
         self.world, self.rules, self.levels, self.limits = world, rules, levels, limits
         self.liars: set[str] = set()
+        self.hanging: set[str] = set()
         self.acted_s: dict[str, float] = {}
         self.processes: dict[Life, Worker] = {}
         self._newest: dict[str, int] = {}  # worker -> its newest incarnation that was ever started
@@ -72,6 +74,7 @@ class Checks:
         self._judged_s: dict[Life, float] = {}  # when the controller began to end it,
         self._silent_s: dict[Life, float] = {}  # and for how long it was silent then
         self._reported: set[Life] = set()  # deaths
+        self._finished: set[str] = set()  # workers that have reported the end of their task
         self._stopped_s: dict[str, float] = {}  # worker -> when it was told to stop, as the run ends
 
     @property
@@ -121,6 +124,13 @@ class Checks:
             self.acted_s[worker.worker] = self.world.now
         elif not self._is_excused(worker):
             self.fail(f"{worker.name} acts on {worker.host.name}, after incarnation {newest} was started")
+
+    def hangs(self, worker: Worker) -> bool:
+        """Return whether a worker hangs in its start, as a fault wants."""
+        if worker.worker not in self.hanging:
+            return False
+        self.hanging.remove(worker.worker)
+        return True
 
     def next_snapshot(self, worker: str) -> int:
         """Return the number of a snapshot that a worker writes."""
@@ -194,7 +204,12 @@ class Checks:
         key, message = happened.key, happened.message
         before = {host.key: fingerprint(host) for host in members.hosts}
         self._sender_epoch = self._epochs.get(key)  # it may be lost by its message
+        names = {entry for host in members.hosts for entry in host.names}
         yield
+        if isinstance(message, Exited):
+            gone = names - {entry for host in members.hosts for entry in host.names}
+            if others := [entry for entry in gone if entry.incarnation != message.incarnation]:
+                self.fail(f"the end of {message.worker}.{message.incarnation} removed the name {others}")
         if self._sender_epoch is not None:
             self._heard_s[self._sender_epoch] = self.world.now
         after = {host.key: fingerprint(host) for host in members.hosts}
@@ -262,6 +277,10 @@ class Checks:
             life = (entry.name.partition(".")[2], entry.incarnation)
             if self._placed.get(life) not in self._epochs.values():
                 self.fail(f"the name {entry.name} is that of incarnation {entry.incarnation}, which runs on no member")
+            if (life[0], life[1] + 1) in self._began_s and entry.host not in self.liars:
+                self.fail(
+                    f"the name {entry.name} is that of incarnation {entry.incarnation}, after which another was started"
+                )
             if entry.name not in (f"inference.{worker}" for worker in self.rules if worker.startswith("inference")):
                 self.fail(f"the name {entry.name} was registered")
 
@@ -269,6 +288,20 @@ class Checks:
 
     def heard(self, message: Any) -> None:
         self._worker_heard_s[message.worker, message.incarnation] = self.world.now
+        if isinstance(message, Report) and FINAL in message.facts:
+            self._finished.add(message.worker)
+
+    def shown(self, text: str) -> None:
+        """Check what the user is told about the end of a worker."""
+        worker = text.partition(":")[0].partition(" ")[0]
+        process = self.processes.get((worker, self._newest.get(worker, -1)))
+        if "was not finished within" in text and worker in self._finished:
+            self.fail(f"the controller has heard that {worker} finished its task, and says: {text}")
+        if process is None or process.parent is None or process.parent.name != "controller":
+            return
+        since_s = self.world.now - process.ended_s
+        if "did not leave in order within" in text and since_s > SLACK_S:
+            self.fail(f"{process.name} ended {since_s:.1f} s ago, and the controller says: {text}")
 
     def starts(self, worker: str, incarnation: int) -> None:
         """Check that the controller may start an incarnation."""
@@ -311,8 +344,8 @@ class Checks:
                     self.fail(f"{worker} is told to stop {now - told_s:.2f} s after {earlier}, which still runs")
         self._stopped_s.setdefault(worker, now)
 
-    def died(self, death: Died, crash: Crash | None) -> None:
-        """Check that a death is reported once, and as what it was."""
+    def died(self, death: Died, crash: Crash | None, ended: set[str]) -> None:
+        """Check that a death is reported once, and as what it was; `ended`: workers whose ends the controller has seen."""
         life = (death.worker, death.incarnation)
         process = self.processes.get(life)
         if life in self._reported:
@@ -325,6 +358,8 @@ class Checks:
         if process is None or process.host.name in self.liars:
             return
         self._check_cause(death, crash, process)
+        if process.peer is not None and process.peer.worker in ended:
+            self._check_symptom(death, process, process.peer)
 
     def _check_cause(self, death: Died, crash: Crash | None, process: Worker) -> None:
         life, now = (death.worker, death.incarnation), self.world.now
@@ -344,19 +379,15 @@ class Checks:
             self.fail(f"{what}, and said {process.error}")
         if is_here and process.status == -9 and life not in self._killed and "status -9" not in death.what:
             self.fail(f"{what}, and was killed")
-        if process.error == "StreamClosed" and is_here:
-            self._check_symptom(death, process)
 
-    def _check_symptom(self, death: Died, process: Worker) -> None:
+    def _check_symptom(self, death: Died, process: Worker, cause: Worker) -> None:
         """Check that the death that a worker noticed is reported before that of the worker."""
-        cause = process.peer
-        if cause is None or cause.alive or cause.error or not cause.ended_s < process.ended_s - SLACK_S:
-            return
-        is_known = (cause.worker, cause.incarnation) in self._reported | self._killed
-        if not is_known and cause.parent is not None and cause.parent.name == "controller" and cause.status != 0:
-            self.fail(
-                f"{process.name} is reported as dead ({death.what}) before {cause.name}, because of which it ended"
-            )
+        life = (cause.worker, cause.incarnation)
+        ended_by_fault = cause.status == -9 and cause.ended_s < self._judged_s.get(life, math.inf)
+        is_newest = cause.incarnation == self._newest[cause.worker]
+        is_unknown = life not in self._reported
+        if ended_by_fault and is_newest and is_unknown and process.error in ("StreamClosed", "RuntimeError"):
+            self.fail(f"{process.name} is reported as dead ({death.what}); it ended because {cause.name} did")
 
 
 def fingerprint(host: JoinedHost) -> tuple[Any, ...]:

@@ -46,7 +46,7 @@ from tests.simulated.world import Host, Process
 if TYPE_CHECKING:
     from tests.simulated.checks import Checks
 
-POLL_S, END_POLL_S, OBSERVE_S, SETTLE_S, ECHO_S = 0.1, 0.05, 0.02, 2.0, 6.0
+POLL_S, END_POLL_S, OBSERVE_S, SETTLE_S, ECHO_S = 0.2, 0.05, 0.02, 2.0, 6.0
 DEADLINES = DeadlineConfig(ready_s=12.0, silence_s=22.0, rank_s=10.0, leave_s=4.0, snapshot_s=25.0)
 RESTARTS = SupervisionConfig(max_backoff_s=4.0)
 TASK = Task("final evaluation", {}, 6.0, "evaluation_s")
@@ -276,7 +276,8 @@ class Controller(Process):
                 crash = self.supervision.lives[action.worker].crash
                 why = f"{action.worker} {crash.error if crash else action.what} ({action.text})"
                 self.world.note(self.name, "reports:", why, action.outcome)
-                self.checks.died(action, crash)
+                ended = {worker for worker, handle in self.handles.items() if handle.exit is not None}
+                self.checks.died(action, crash, ended)
                 if action.outcome == "fails":
                     raise RunFailed(why)
                 if action.outcome == "lost":
@@ -285,8 +286,12 @@ class Controller(Process):
                 raise RunFailed(text)
             case LookAtFiles(worker, incarnation):
                 self._tell(Files(worker, incarnation, grew=False, newest=None))
-            case Show(text) | ShowLate(what=text):
+            case Show(text):
                 self.world.note(self.name, "shows:", text)
+                self.checks.shown(text)
+            case ShowLate(worker, _, what):
+                self.world.note(self.name, "shows:", worker, what)
+                self.checks.shown(f"{worker} {what}")
 
     def _send(self, worker: str, incarnation: int, command: str, facts: dict[str, Any]) -> None:
         self.checks.commands(worker, incarnation, command, ends=isinstance(self._machine, Ending))

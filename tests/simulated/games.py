@@ -151,6 +151,7 @@ class Actor(Process):
             self.leases.clear()
         self.received += len(found)
         self.leases += found
+        self.history.holders |= {(lease.session, lease.id): (self.worker, self.incarnation) for lease in found}
 
     def _play(self) -> None:
         if self.leases:
@@ -185,6 +186,7 @@ class Run:
         self._sessions = itertools.count()
         self.ended: dict[tuple[int, int], str] = {}  # (session, game) -> the actor that played it
         self.executed: set[tuple[int, int]] = set()  # (session, ticket), in any history of a learner
+        self.holders: dict[tuple[int, int], tuple[str, int]] = {}  # (session, game) -> actor, incarnation
         self.played_s = 0.0
         self._due_s: dict[int, float] = {}
         self.director = Director(self, next(self._sessions))
@@ -289,6 +291,13 @@ class Run:
                 raise Violation(
                     f"no game was played for {self.world.now - self.played_s:.1f} s; commands wait: {waits}"
                 )
+
+            for game in self.director.tickets.state["open"]:
+                worker, incarnation = self.holders.get((self.director.session, int(game)), ("", 0))
+                if any(actor.worker == worker and actor.incarnation > incarnation for actor in self.actors):
+                    raise Violation(
+                        f"game {game} is still open, and {worker}.{incarnation}, which had it, was replaced"
+                    )
 
         return judged(history)
 

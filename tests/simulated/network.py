@@ -156,7 +156,7 @@ class Connection:
         if self.world.happens(0.5):
             life[0] = False  # all on its way is lost
         else:
-            self.world.after(self.world.between(0.0, 3.0), None, life.__setitem__, 0, False)
+            self.world.after(self.world.random.choice((0.1, 3.0, 12.0)), None, life.__setitem__, 0, False)
         for stalled in self._stalled.values():
             stalled.clear()
         self._due = {True: 0.0, False: 0.0}

@@ -145,14 +145,16 @@ class History:
     def fault_kill_worker(self, fault: Fault) -> None:
         for worker in self._workers(fault):
             worker.die(-9)
-            if worker.worker.startswith("inference"):
-                self._notice(worker)
+            self._notice(worker)
 
     def _notice(self, dead: Worker) -> None:
-        """Have actors notice that their server has gone, as they do if it is not replaced in time."""
+        """Have others notice it: other ranks, and actors, whose server is not replaced in time."""
+        is_server = dead.worker.startswith("inference")
         for name in self.rules:
-            for actor in self.checks.living(name) if name.startswith("actor") and self.world.happens(0.3) else ():
-                actor.lose_peer(dead)
+            notices = is_server and name.startswith("actor") and self.world.happens(0.3)
+            if notices or (name in self.rules[dead.worker].ranks and name != dead.worker):
+                for other in self.checks.living(name):
+                    other.lose_peer(dead)
 
     def fault_crash_worker(self, fault: Fault) -> None:
         for worker in self._workers(fault):
@@ -167,6 +169,11 @@ class History:
     def fault_babble(self, fault: Fault) -> None:
         for worker in self._workers(fault):
             worker.babbles = True
+
+    def fault_hang(self, fault: Fault) -> None:
+        """Kill a worker whose next incarnation never becomes ready."""
+        self.checks.hanging.add(list(self.rules)[fault.worker])
+        self.fault_kill_worker(fault)
 
     def fault_full_disk(self, fault: Fault) -> None:
         self.controller.lacks_space = True
@@ -273,8 +280,13 @@ class History:
             return
         if controller.reason:
             raise Violation(f"the run is ending ({controller.reason}), and does not end")
+        lives = controller.supervision.lives
+        for name, rule in self.rules.items():
+            incarnations = [lives[rank].incarnation for rank in rule.ranks]
+            if len(set(incarnations)) > 1:
+                raise Violation(f"the ranks of {name} have different incarnations: {incarnations}")
         for name, handle in controller.handles.items():
-            since_s, life = self.world.now - self.checks.acted_s.get(name, 0.0), controller.supervision.lives[name]
+            since_s, life = self.world.now - self.checks.acted_s.get(name, 0.0), lives[name]
             if handle.exit is not None or not life.is_reachable or since_s > ACTED_S:
                 if life.phase is Phase.GONE and not self.rules[name].loss_ends_run:
                     continue
@@ -298,8 +310,8 @@ def said_hello() -> Hello:
 
 WEIGHTS = {
     "break": 4, "partition": 3, "deaf": 2, "mute": 2, "slow": 2, "duplicate": 2, "kill_worker": 5, "crash_worker": 3,
-    "leave_worker": 1, "babble": 1, "freeze_worker": 3, "kill_agent": 2, "freeze_agent": 2, "freeze_host": 2,
-    "freeze_controller": 1, "lose_host": 1, "step_clock": 1, "terminate_agent": 1, "terminate_host": 1,
+    "leave_worker": 1, "babble": 1, "hang": 1, "freeze_worker": 3, "kill_agent": 2, "freeze_agent": 2, "freeze_host": 2,
+    "freeze_controller": 2, "lose_host": 1, "step_clock": 1, "terminate_agent": 1, "terminate_host": 1,
     "terminate_workers_here": 1, "full_disk": 1, "echo": 3, "interrupt": 1, "finish": 2, "join": 1, "join_again": 1,
     "revoke": 0.5, "lie": 1,
 }  # fmt: skip

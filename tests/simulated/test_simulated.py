@@ -1,9 +1,12 @@
 """Histories of runs, of a director and of a learner's ranks under simulated time; see `python -m tests.simulated --help`."""
 
+from pathlib import Path
+
 import pytest
 
+from tests.faults.plant import copy_sources
 from tests.simulated.__main__ import TELL, report
-from tests.simulated.planted import FAULTS, ROOT
+from tests.simulated.planted import FAULTS, MAX_HISTORIES, ROOT, find
 
 QUICK = {"runs": 12, "games": 6, "ranks": 6}
 DAILY = {"runs": 300, "games": 100, "ranks": 100}
@@ -36,3 +39,16 @@ def test_every_fault_can_be_planted_in_one_place():
     assert not wrong, (
         f"the text of these faults does not occur exactly once; update tests/simulated/planted.py: {wrong}"
     )
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("copied")
+    copy_sources(folder)
+    return folder
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_planted_faults_are_found(copied, fault):
+    assert find(fault, copied, MAX_HISTORIES) is not None

@@ -18,9 +18,10 @@ from tests.simulated.world import Host, Process
 if TYPE_CHECKING:
     from tests.simulated.checks import Checks
 
-HEARTBEAT_S, ACT_S, REPORT_S = 0.8, 0.7, 1.5
+HEARTBEAT_S, ACT_S, REPORT_S = 1.5, 1.0, 2.0
 LEAVE_S, SAVE_S, TASK_S = 0.4, 2.0, 3.0  # at most
 NOTICED_S = 3.0  # after which a worker whose peer has gone says so, unless it is told to stop meanwhile
+LOST_EVENT = 0.3  # probability that an event is lost, which later reports repeat
 SCORE = {"return_mean": 1.0, "episodes": 1}
 
 
@@ -63,7 +64,8 @@ class Worker(Process):
     def _build(self) -> None:
         self.say(Stage, stage="building", pid=self.pid)
         self.every(HEARTBEAT_S, self._beat)
-        self.after(self.world.between(0.1, 2.0), self._begin)
+        if not self._checks.hangs(self):
+            self.after(self.world.between(0.1, 2.0), self._begin)
 
     def _begin(self) -> None:
         self.ready = True
@@ -104,12 +106,14 @@ class Worker(Process):
 
     def _finish_task(self) -> None:
         self.facts[FINAL] = SCORE
-        self.say(Event, name=FINAL, facts=SCORE)
+        if not self.world.happens(LOST_EVENT):
+            self.say(Event, name=FINAL, facts=SCORE)
 
     def finish_training(self) -> None:
         """Make the last update."""
         self.facts |= {"updates": 9, "env_steps": 9, "finished": True}
-        self.say(Event, name="finished", facts={"updates": 9, "env_steps": 9})
+        if not self.world.happens(LOST_EVENT):
+            self.say(Event, name="finished", facts={"updates": 9, "env_steps": 9})
 
     def leave(self) -> None:
         """End in order, as after a SIGTERM."""
@@ -131,9 +135,11 @@ class Worker(Process):
         self.die(1)
 
     def lose_peer(self, peer: Worker) -> None:
-        """Notice that another worker has gone."""
+        """Notice that another worker has gone: a rank at once, in its update."""
         self.peer = peer
-        self.after(NOTICED_S, lambda: None if self.leaves else self.crash("StreamClosed"))
+        is_rank = peer.worker.startswith("learner")
+        error, after_s = ("RuntimeError", self.world.between(0.0, 0.1)) if is_rank else ("StreamClosed", NOTICED_S)
+        self.after(after_s, lambda: None if self.leaves else self.crash(error))
 
     def freeze(self) -> None:
         self.was_frozen = True

@@ -56,7 +56,6 @@ def assert_died(run: Launched, *words: str) -> float:
 
 
 @pytest.mark.nightly
-@slow
 def test_sixteen_actors_share_loaded_memory(launch) -> None:
     run = launch(*FOREVER, *SIXTEEN)
     actors = forked(run, 16)
@@ -80,7 +79,6 @@ def test_sixteen_actors_share_loaded_memory(launch) -> None:
     assert (run.folder / "logs" / "actor-host.log").read_text() == ""
 
 
-@slow
 @nightly
 def test_run_with_an_actor_host_ends_normally(launch) -> None:
     text = launch(*FOUR).expect(0, 60.0)
@@ -89,7 +87,6 @@ def test_run_with_an_actor_host_ends_normally(launch) -> None:
     assert "while stopping" not in text
 
 
-@slow
 @nightly
 def test_small_run_has_no_actor_host(launch) -> None:
     run = launch(*FOREVER, "--num-actors", "2", "--num-groups", "2")
@@ -97,7 +94,6 @@ def test_small_run_has_no_actor_host(launch) -> None:
     assert host_of(run) is None
 
 
-@slow
 @nightly  # daily: with a child of its environment, below
 def test_a_killed_actor_is_named(launch) -> None:
     run = launch(*FOREVER, *FOUR)
@@ -142,7 +138,6 @@ def test_a_killed_actor_is_replaced_and_then_all_actors_of_a_killed_host(launch)
     run.assert_nothing_left()
 
 
-@slow
 @nightly  # daily: a killed host is named, above
 @pytest.mark.parametrize("early", [pytest.param(False, id="at work"), pytest.param(True, id="in start-up")])
 def test_killed_host_ends_its_actors_and_is_named(launch, early: bool) -> None:
@@ -169,7 +164,6 @@ def test_hosted_actors_exit_when_the_controller_is_killed(launch) -> None:
 
 
 @pytest.mark.nightly
-@slow
 def test_a_stopped_host_does_not_keep_a_run_from_ending(launch) -> None:
     run = launch(*FOREVER, *FOUR)
     actors = forked(run, 4)
@@ -184,7 +178,6 @@ def test_a_stopped_host_does_not_keep_a_run_from_ending(launch) -> None:
 
 
 @pytest.mark.nightly
-@slow
 def test_a_child_of_a_hosted_environment_does_not_outlive_the_run(launch) -> None:
     run = launch(*FOREVER, *FOUR, "--env.id", "worlds:HasChild")
     actors = forked(run, 4)

@@ -71,7 +71,6 @@ class Killer(threading.Thread):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_run_on_other_hosts_survives_killed_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(WORLD))
     from agents import Agents

@@ -75,7 +75,6 @@ def inner_end(network: str) -> str:
     return f"ji{tag}{number}"
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_learner_goes_on_after_five_seconds_and_elsewhere_after_sixty(hosts, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.marks import nightly
 from tests.system.launched import FOREVER, Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
@@ -50,7 +51,7 @@ def test_large_allocation_is_not_a_fault(launch) -> None:
 # -- policies ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["RaisesInReset", pytest.param("ReturnsNan", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["RaisesInReset", nightly("ReturnsNan")])
 def test_restart_env_continues_with_the_same_actor(launch, name: str) -> None:
     arguments = ("--env.on-fault", "restart-env", "--env.fault-limit", "1000", "--total-env-steps", "3200")
     run = launch("--env.id", f"worlds:{name}", *arguments)
@@ -72,7 +73,7 @@ def test_restart_env_ends_when_its_limit_is_reached(launch) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["HangsOnce", pytest.param("SegfaultsOnce", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["HangsOnce", nightly("SegfaultsOnce")])
 def test_restart_actor_replaces_the_actor_without_using_restarts(launch, name: str) -> None:
     arguments = ("--env.on-fault", "restart-actor", "--env.fault-limit", "2", "--actor.step-deadline-s", "2")
     run = launch("--env.id", f"worlds:{name}", *arguments)
@@ -80,7 +81,7 @@ def test_restart_actor_replaces_the_actor_without_using_restarts(launch, name: s
     assert "restart 1 of 2" in text and "restart 2 of 2" not in text and "watchdog report:" in text
 
 
-@pytest.mark.parametrize("name", ["RaisesOnce", pytest.param("ExitsOnce", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["RaisesOnce", nightly("ExitsOnce")])
 def test_stop_policy_ends_the_run(launch, name: str) -> None:
     text = launch(*FOREVER, "--env.id", f"worlds:{name}", "--restart", "3", "--env.on-fault", "stop").expect(1, 30.0)
     assert "WorkerDied: actor-0" in text and "restart 1" not in text

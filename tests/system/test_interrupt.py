@@ -38,7 +38,7 @@ def assert_interrupted(run: Launched, within_s: float = 5.0) -> None:
         ("served", signal.SIGINT),
         ("serial", signal.SIGTERM),
         *(
-            pytest.param(placement, number, marks=pytest.mark.nightly)
+            nightly(placement, number)
             for placement, number in (("served", signal.SIGTERM), ("inline", signal.SIGINT), ("serial", signal.SIGINT))
         ),
     ],
@@ -108,7 +108,7 @@ print("ENDED", result.ended, result.as_intended, result.updates > 0, sorted(resu
 """
 
 
-@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("placement", ["serial", nightly("served")])
 def test_interrupted_notebook_call_returns_a_result(tmp_path: Path, placement: str) -> None:
     code = NOTEBOOK.format(world=str(WORLD), runs=str(tmp_path), placement=placement)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)

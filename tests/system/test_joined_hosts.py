@@ -51,6 +51,7 @@ from jsrl.types import named_leaves
 from tests.duel import MarkedConfig, WatchedLeague
 from tests.launch.hosts.agents import Agent, await_that, lives
 from tests.launch.test_director import DUEL, POLICIES, check_games
+from tests.marks import nightly, slow
 from tests.system.joined import Events, agents_on, close_all, endless
 from tests.system.launched import WORLD, assert_balanced
 
@@ -268,9 +269,7 @@ def test_deterministic_run_is_bit_identical_with_server_and_learner_on_another_h
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "placement", [pytest.param("served", marks=pytest.mark.slow), pytest.param("inline", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("placement", [slow("served"), nightly("inline")])
 def test_frozen_players_are_copied_to_the_host_that_plays_them(placement: str, tmp_path: Path) -> None:
     duel = dataclasses.replace(DUEL, placement=placement, num_actors=2, total_env_steps=60 * 32)
     if placement == "served":  # one server for three policies

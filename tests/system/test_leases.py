@@ -126,7 +126,6 @@ def train_on(folder: Path) -> None:
     await_that(lambda: consumed() >= before + 20, 120.0)
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", ["link down", "all processes stopped", "agent stopped"])
@@ -210,7 +209,6 @@ def ended_s(agent: Agent) -> float:
     return time.monotonic() - begun_s
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_snapshot_of_a_learner_that_lost_its_controller_stays_on_its_host(tmp_path: Path) -> None:
@@ -232,7 +230,6 @@ def test_snapshot_of_a_learner_that_lost_its_controller_stays_on_its_host(tmp_pa
     assert f"updates {updates.replace(',', '')} " in again.stderr and updates_of(folder) > int(updates.replace(",", ""))
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_workers_end_while_the_controller_is_stopped_and_return_after_it(tmp_path: Path) -> None:

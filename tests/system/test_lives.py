@@ -14,6 +14,7 @@ from jsrl.transport.ledger.hops import read_hop
 from jsrl.transport.ledger.page import LEDGER, PageContent, read_page
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import version_epoch
+from tests.marks import nightly
 from tests.system.launched import FOREVER, Launched
 
 pytestmark = pytest.mark.slow
@@ -78,9 +79,7 @@ CASES = [(kill_everything, "zeromq")]
 FURTHER = [(kill_learner, "shared-memory"), (kill_learner, "zeromq"), (kill_everything, "shared-memory")]
 
 
-@pytest.mark.parametrize(
-    ("kill", "transport"), [*CASES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in FURTHER)]
-)
+@pytest.mark.parametrize(("kill", "transport"), [*CASES, *(nightly(*case) for case in FURTHER)])
 def test_ledger_continues_over_three_sessions(launch, kill, transport: str) -> None:
     run = launch(*FOREVER, *SNAPSHOTS, "--transport", transport)
     run.await_updates()

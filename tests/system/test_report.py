@@ -93,7 +93,6 @@ def test_served_run_over_zeromq_writes_one_trace_of_all_workers(launch) -> None:
     assert all(f"\n  {kind}" in text for kind in ("actors (2)", "inference", "learner", "evaluator"))
 
 
-@slow
 @pytest.mark.nightly  # the run above accounts for its time daily
 @pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
 def test_every_worker_on_every_transport_accounts_for_its_time(launch, transport: str) -> None:
@@ -117,7 +116,6 @@ def test_a_failed_run_has_a_report_of_its_error_and_a_trace(launch) -> None:
 
 
 @pytest.mark.nightly
-@slow
 def test_a_killed_run_can_be_reported_on(launch) -> None:
     run = launch(*FOREVER, "--placement", "serial")
     run.until(lambda: reports(run) >= 3, "lines of a learner", PATIENCE_S)
@@ -132,7 +130,6 @@ def test_a_killed_run_can_be_reported_on(launch) -> None:
 
 
 @pytest.mark.nightly
-@slow
 def test_slow_environments_are_named(launch) -> None:
     """Each step sleeps for 20 ms, which is longer than everything else together."""
     world = ("--env.id", "worlds:World", "--env.kwargs.step-s", "0.02", "--env.kwargs.count", "1000000000")
@@ -143,7 +140,6 @@ def test_slow_environments_are_named(launch) -> None:
     assert "--num-actors" in text or "other programs" in text, text  # advice, if this machine has room for it
 
 
-@slow
 @pytest.mark.nightly  # its verdict from numbers: tests/report/test_bottleneck.py
 def test_a_huge_network_is_named(launch) -> None:
     """Thirty passes over each batch through half a million weights; rows may be old, so that actors are never behind."""

@@ -71,7 +71,7 @@ def test_spy_detects_forbidden_calls(spied: Path, tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
+@pytest.mark.parametrize("transport", [nightly("shared-memory"), "zeromq"])
 def test_run_and_resume_use_no_pickle_and_no_eval(launch, spied: Path, transport: str) -> None:
     evaluated = ("--evaluator.enabled", "true", "--snapshots.period-s", "0.3")
     run = launch("--placement", "served", "--transport", transport, *evaluated, "--total-env-steps", "960")
@@ -225,7 +225,6 @@ def test_reachable_run_accepts_only_its_keys(launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@slow
 def test_workers_are_replaced_at_their_encrypted_addresses(launch) -> None:
     """With fixed ports, connected peers find the replacement of a dead worker at the old address."""
     port = 20_000
@@ -241,7 +240,6 @@ def test_workers_are_replaced_at_their_encrypted_addresses(launch) -> None:
 
 
 @pytest.mark.nightly
-@slow
 def test_a_run_with_replay_workers_encrypts_all_of_its_streams(launch) -> None:
     words = (
         "--transport",

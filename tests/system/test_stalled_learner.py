@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.endurance.holdings import Holdings, folder_usage, holdings
 from jsrl.transport.ledger.page import LEDGER, read_page
+from tests.marks import nightly
 from tests.system.launched import FOREVER, Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
@@ -53,7 +54,7 @@ def consumed(run: Launched) -> int:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
+@pytest.mark.parametrize("transport", [nightly("shared-memory"), "zeromq"])
 def test_memory_stays_within_its_bounds_while_the_learner_is_stopped(launch, transport: str, tmp_path: Path) -> None:
     options = (*OPTIONS, "--transport", transport)
     memory_mb, memory_shared_mb = stated(launch, *options)

@@ -103,7 +103,7 @@ def test_killed_workers_are_replaced_and_incarnations_are_not_mixed(launch, work
     assert {name for name in line if name.startswith("restarts/")} == {f"restarts/{kind}" for kind in kinds}
 
 
-@pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("transport", ["shared-memory", nightly("zeromq")])
 def test_a_synchronous_run_goes_on_while_an_actor_is_replaced(launch, transport: str) -> None:
     """The others make its rows with the same params; afterwards each makes its own again."""
     inline = ("--placement", "inline", "--num-actors", "3", "--num-envs", "6", "--num-groups", "3")
@@ -128,7 +128,7 @@ def test_a_synchronous_run_goes_on_while_an_actor_is_replaced(launch, transport:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("transport", ["shared-memory", nightly("zeromq")])
 def test_producers_and_consumers_are_killed_and_the_ledger_reconciles(launch, transport: str) -> None:
     run = counting(
         launch, "--num-actors", "2", "--placement", "inline", "--max-policy-lag", "none", "--transport", transport
@@ -223,9 +223,7 @@ def test_learner_killed_while_writing_resumes_from_a_committed_snapshot(launch) 
     assert end(run)["updates"] > 0
 
 
-@pytest.mark.parametrize(
-    "worker", [*(pytest.param(w, marks=pytest.mark.nightly) for w in ("actor-0", "inference-0")), "learner"]
-)
+@pytest.mark.parametrize("worker", [*(nightly(w) for w in ("actor-0", "inference-0")), "learner"])
 def test_stopped_worker_is_replaced_and_its_late_messages_are_ignored(launch, worker: str) -> None:
     run = counting(launch, "--deadlines.silence-s", "1.5")
     await_snapshot(run)

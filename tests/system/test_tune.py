@@ -116,7 +116,6 @@ def test_tune_writes_a_profile_for_the_next_run(tuning, monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ctrl_c_keeps_the_best_so_far(tuning):
     one = tuning("--tune-minutes", "30", "--trial-seconds", "0.5")
@@ -140,7 +139,6 @@ def test_ctrl_c_keeps_the_best_so_far(tuning):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_run_tunes_and_then_trains(tuning):
     words = (

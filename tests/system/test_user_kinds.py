@@ -6,13 +6,14 @@ import time
 
 import pytest
 
+from tests.marks import nightly
 from tests.system.launched import assert_balanced
 from tests.system.test_supervision import await_snapshot, await_training, counting
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("transport", ["shared-memory", nightly("zeromq")])
 def test_augmenters_and_watchers_survive_kills_of_themselves_and_neighbours(launch, transport: str) -> None:
     """The update fails where rows or cores of two incarnations are mixed."""
     run = counting(
@@ -39,7 +40,7 @@ def test_augmenters_and_watchers_survive_kills_of_themselves_and_neighbours(laun
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("transport", ["shared-memory", nightly("zeromq")])
 def test_broadcast_survives_kills_of_its_writer_and_readers(launch, transport: str) -> None:
     run = counting(launch, "--graph", "my_workers:counted", "--restart", "5", "--transport", transport)
     await_snapshot(run)

@@ -81,7 +81,6 @@ IN_A_PROCESS = ("CallsSysExit",)  # the message has one transport; serial mode c
 
 
 @pytest.mark.nightly
-@slow
 @pytest.mark.parametrize("name", marked(MISBEHAVIOUR, nightly=MISBEHAVIOUR.keys() - IN_A_PROCESS))
 def test_environment_that_misbehaves_in_a_process(launch, name: str) -> None:
     text = launch(*FOREVER, "--env.id", f"worlds:{name}").expect(1, 30.0)
@@ -98,7 +97,6 @@ def test_environment_that_ends_the_process(launch) -> None:
 
 
 @pytest.mark.nightly
-@slow
 def test_environment_that_hangs_in_its_constructor_in_a_worker(launch) -> None:
     """One that hangs in a step: test_watchdog."""
     text = launch(*FOREVER, "--env.id", "worlds:HangsInActor", "--actor.step-deadline-s", "1.5").expect(1, 30.0)
@@ -123,7 +121,6 @@ def test_environment_that_raises_in_its_constructor(launch) -> None:
 
 
 @pytest.mark.nightly
-@slow
 def test_environment_that_prints_a_lot_goes_to_the_log(launch) -> None:
     run = launch("--env.id", "worlds:Prints")
     text = run.expect(0, 40.0)

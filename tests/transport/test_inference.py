@@ -36,10 +36,11 @@ from tests.contracts.inference_contract import (
     make_request,
     wait_until,
 )
+from tests.marks import slow
 from tests.transport.addresses import new_addresses
 
 
-@pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
+@pytest.fixture(params=["local", "shm", "ipc", slow("tcp")])
 def transport(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Transport:
     scheme = request.param
     if scheme == "tcp":

@@ -14,10 +14,11 @@ from tests.contracts import params_contract
 from tests.contracts.params_contract import *  # noqa: F403
 from tests.contracts.params_contract import Transport
 from tests.contracts.sample_contract import wait_for
+from tests.marks import slow
 from tests.transport.addresses import new_addresses
 
 
-@pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
+@pytest.fixture(params=["local", "shm", "ipc", slow("tcp")])
 def transport(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Transport:
     scheme = request.param
     if scheme == "tcp":

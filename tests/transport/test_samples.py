@@ -51,7 +51,7 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
+@pytest.fixture(params=["local", "shm", "ipc", slow("tcp")])
 def transport(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Transport:
     if request.param != "tcp":
         return make_transport(request.param, tmp_path)
@@ -325,7 +325,6 @@ class StallingProxy(CuttingProxy):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_partition_beyond_the_silence_limit_loses_and_repeats_nothing(tmp_path: Path, monkeypatch) -> None:
     """The consumer drops the connection; trajectories in transit are sent again on the next one."""
     monkeypatch.setitem(sockets.configure.__kwdefaults__, "silence_ms", 3000)

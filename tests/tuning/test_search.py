@@ -18,7 +18,7 @@ from jsrl.cli import command_line
 from jsrl.cli import search as command
 from jsrl.cli.experiments import load
 from jsrl.cli.main import main
-from jsrl.cli.option_help import help_of
+from jsrl.cli.own_options import help_of
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
@@ -344,7 +344,6 @@ def config():
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_command_searches_with_real_runs_and_continues(tmp_path, monkeypatch, capsys):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "own.py").write_text(OWN)

@@ -209,7 +209,6 @@ def test_regret_is_small_on_most_machines():
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize(("cores", "mean", "share"), [(2, 0.02, 0.85), (16, 0.04, 0.75)])
 def test_regret_over_many_machines(cores, mean, share):
     found = regrets(cores, range(60), noise=0.05)
@@ -672,7 +671,7 @@ def test_command_that_uses_the_profile_has_the_options_of_the_tuning():
 def test_tune_from_a_file(tmp_path, capsys):
     found = measured([Trial(space_of(2).default, "explore", 50.0), Trial(plain("inline", 2, 1), "explore", 150.0)])
     save(found, tmp_path / "m.json")
-    assert tune_command.main(["--from", str(tmp_path / "m.json")]) == 0
+    assert tune_command.main([str(tmp_path / "m.json")]) == 0
     assert "inline, 2 actors x 32 slots, ring 1: 3.0x the default" in capsys.readouterr().out
 
 
@@ -681,13 +680,12 @@ def test_tune_from_a_file(tmp_path, capsys):
     [
         ([], "name an experiment"),
         (["ppo_cartpol"], "did you mean ppo_cartpole"),
-        (["--from", "nowhere.json"], "nowhere.json cannot be read"),
-        (["--from", "x.json", "ppo"], "--from takes no other options"),
+        (["nowhere.json"], "nowhere.json cannot be read"),
         (["ppo_cartpole", "--deterministic"], "a deterministic run"),
         (["ppo_cartpole", "--tune-minutes", "0"], "give more than 0"),
         (["ppo_cartpole", "--placement", "serial"], "nothing is left to tune"),
         (["ppo_cartpole", "--trial-seconds", "0"], "the time for a trial is 0.0 seconds; give more than 0"),
-        (["ppo_cartpole", "--graph", "m:edit"], "--graph has no effect on jsrl tune; leave it out"),
+        (["ppo_cartpole", "--graph", "m:edit"], "there is no option --graph"),
         (["ppo_cartpole", "--output", "none/m.json"], "make it, or give another file with --output"),
     ],
 )
@@ -720,7 +718,7 @@ def test_an_interrupted_tuning_keeps_the_profile_of_more_trials_and_exits_130(ke
         return [Trial(space.default, "explore", 50.0)] * made[-1], 1.0, True
 
     monkeypatch.setattr(sys.modules["jsrl.tuning.tune"], "run_search", search)
-    monkeypatch.setattr("jsrl.cli.tune.load", lambda name: PPO)
+    monkeypatch.setattr("jsrl.cli.own_options.load", lambda name: PPO)
     for trials_, stays in ((7, True), (8, False)):
         made.append(trials_)
         assert tune_command.main(["ppo"]) == 130

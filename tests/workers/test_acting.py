@@ -104,7 +104,7 @@ def test_dqn_episode_keeps_its_epsilon_in_any_batch(merged):
     np.testing.assert_allclose(np.quantile(places, [0.1, 0.5, 0.9]), [0.1, 0.5, 0.9], atol=0.06)
 
 
-@pytest.mark.parametrize("core", ["none", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("core", ["none", slow("gru")])
 def test_padding_and_other_rows_do_not_change_greedy_actions(engine, core):
     """Two groups in a batch padded from 8 to 12 rows, against each alone."""
     merged, apart = engine(core, greedy=True, sizes=(GROUPS * SIZE,)), engine(core, greedy=True)

@@ -190,6 +190,5 @@ def test_admission_through_recoveries() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_admission_through_many_recoveries() -> None:
     drive(100, derandomize=False)

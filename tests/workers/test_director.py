@@ -225,15 +225,41 @@ def test_an_assignment_to_an_unknown_policy_is_refused() -> None:
         list(leases_of([late], 0, {"main": 0, "rival": 1}, lambda player: 1))
 
 
-def test_actor_tells_a_new_director_how_many_of_its_assignments_have_arrived() -> None:
+def test_actor_takes_each_assignment_once_and_tells_each_director_how_many_arrived() -> None:
+    """A message may come twice, after a later one, or from an earlier director; what was lost before it comes again."""
     wire = MessageQueue()
     assignments = Assignments([(0, (0, 1))], [False], reporter=wire, in_order=False)
     assignments.join(0, SPEC, 4)
-    for session, sent in ((4, 5), (4, 6), (5, 2)):
-        assignments.take([Lease(0, session, [(0, -1), (0, -1)], [True, True])], session, sent)
-        assignments._sent_s = 0.0  # as if the last message was long ago
+    leases = [[Lease(number, session, [(0, -1), (0, -1)], [True, True]) for number in range(9)] for session in (4, 5)]
+    for session, ids, sent, received in (
+        (4, [0], 1, 1), (4, [0], 1, 1), (4, [2], 3, 1), (4, [1, 2], 3, 3), (4, [1, 2, 3], 4, 4),
+        (5, [0], 1, 1), (4, [4], 5, 1),
+    ):  # fmt: skip
+        assignments.take([leases[session - 4][number] for number in ids], session, sent)
+        assignments._sent_s = assignments._named_s = -9.0  # as if the last message was long ago
         assignments.send()
-        assert (wire.said[-1][1]["session"], wire.said[-1][1]["received"]) == (session, sent)
+        said = wire.said[-1][1]
+        assert said["received"] == received and len(said["holds"]) == received
+    assert said["session"] == 5
+
+
+def test_assignments_that_do_not_arrive_are_given_again() -> None:
+    tickets = Tickets(LatestSelfPlay(("main",), num_sides=2), 7, ("main",), VERSIONS, session=1)
+    (given,) = asked(tickets, Games([], 2, 0, 0, 1))
+    assert asked(tickets, Games([], 2, 0, 0, 1), AGAIN_S - 0.1) == []
+    assert asked(tickets, Games([], 2, 0, 0, 1), AGAIN_S) == [given]
+    (more,) = asked(tickets, Games([], 4, 1, 1, 1), 2 * AGAIN_S)
+    assert [lease["id"] for lease in more.facts["leases"]] == [1, 2, 3] and more.facts["sent"] == 4
+
+
+def test_a_game_whose_outcome_is_lost_is_discarded() -> None:
+    """It is received, and neither kept nor reported; those that are on their way are not meant."""
+    tickets = Tickets(LatestSelfPlay(("main",), num_sides=2), 7, ("main",), VERSIONS, session=1)
+    asked(tickets, Games([], 3, 0, 0, 1))
+    asked(tickets, Games([Played(1, 1, 5, [1.0, 0.0])], 0, 0, 2, 1, holds=[]))
+    assert (tickets.state["finished"], tickets.state["discarded"], list(tickets.state["open"])) == (1, 1, ["2"])
+    asked(tickets, Games([Played(0, 1, 5, [1.0, 0.0])], 0, 0, 3, 1, holds=[2]))
+    assert (tickets.state["finished"], tickets.state["discarded"], tickets.state["late"]) == (1, 1, 0)
 
 
 def test_waiting_recurrent_seats_keep_acting() -> None:
@@ -415,7 +441,7 @@ def test_slots_keep_their_assignments_after_a_resume() -> None:
     leases = Leases(3)
     leases.outcomes("actor-0", 0, [])
     given = [Lease(5, 3, [(0, -1)], [True]), Lease(6, 3, [(0, -1)], [True])]
-    leases.give("actor-0", given, [(0, 2), (0, 1)])
+    leases.give("actor-0", given, 0.0, [(0, 2), (0, 1)])
     later = Leases(9)
     assert [entry[:2] for entry in leases.saved()] == [[0, 1], [0, 2]]
     assert later.restore(json.loads(json.dumps(leases.saved()))) == {5, 6}
@@ -428,7 +454,7 @@ def test_assignments_that_are_on_their_way_are_not_given_again() -> None:
     leases = Leases(3)
     leases.outcomes("actor-0", 0, [])
     assert leases.short("actor-0", Games([], 5, 1, 0, session=3)) == 4
-    leases.give("actor-0", [Lease(number, 3, [(0, -1)], [True]) for number in range(4)])
+    leases.give("actor-0", [Lease(number, 3, [(0, -1)], [True]) for number in range(4)], 0.0)
     assert leases.short("actor-0", Games([], 5, 1, 0, session=3)) == 0
     assert leases.short("actor-0", Games([], 5, 2, 4, session=3)) == 3
     assert (
@@ -440,7 +466,7 @@ def test_games_that_an_earlier_director_assigned_do_not_count() -> None:
     """A director that is restarted from an older state gives the numbers of lost assignments again."""
     leases = Leases(3)
     leases.outcomes("actor-0", 0, [])
-    leases.give("actor-0", [Lease(5, 3, [(0, -1)], [True])])
+    leases.give("actor-0", [Lease(5, 3, [(0, -1)], [True])], 0.0)
     assert leases.outcomes("actor-0", 0, [Played(5, 2, 9, [1.0])]) == []
     assert [outcome.returns for outcome in leases.outcomes("actor-0", 0, [Played(5, 3, 7, [2.0])])] == [(2.0,)]
 

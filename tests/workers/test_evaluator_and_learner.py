@@ -15,7 +15,7 @@ import pytest
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Update, UpdateOutput
 from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.envs.base import EnvStep, Episode
-from jsrl.errors import AgentFault, ConfigError, NonFiniteUpdate
+from jsrl.errors import AgentFault, NonFiniteUpdate
 from jsrl.parallel import data_parallel
 from jsrl.runs.control_bodies import Command
 from jsrl.snapshots.store import SnapshotStore
@@ -615,7 +615,7 @@ def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(tmp_path):
 def test_update_without_an_update_output_is_refused():
     for returned, name in ((((), {"loss": 1.0}), r"\(tuple, dict\)"), ({"loss": 1.0}, "dict"), (None, "NoneType")):
         plain = with_output_check(lambda state, trajectory, key, *, axis_name=None, returned=returned: returned, ())
-        with pytest.raises(ConfigError, match=rf"update returned {name}, expected \(AgentState, UpdateOutput\)"):
+        with pytest.raises(AgentFault, match=rf"update returned {name}, expected \(AgentState, UpdateOutput\)"):
             plain(None, None, None)
 
 

@@ -34,7 +34,7 @@ from jsrl.workers.frozen import FrozenParams
 from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
 from jsrl.workers.inference.worker import InferenceWorker
 from jsrl.workers.inline import FrozenInline
-from tests.marks import marked
+from tests.marks import marked, slow
 from tests.workers.serving import make_server
 
 SIZE, GROUPS, CORE = 4, 3, 6
@@ -453,7 +453,7 @@ class OneServer:
         return self.place.group, self.engine.act(self.place, request)
 
 
-@pytest.mark.parametrize("kind", [("gru", 2), pytest.param(("none", None), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("kind", [("gru", 2), slow(("none", None))], ids=str)
 def test_frozen_players_may_act_in_the_actor_while_a_server_acts_for_the_newest(kind) -> None:
     """The same bits as from one engine, in episodes of 1 to 4 rows, also of cores within an episode."""
     whole, server, own = (make_engine(kind, frozen=frozen, warm=False) for frozen in (True, False, True))

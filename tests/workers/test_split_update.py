@@ -17,6 +17,7 @@ from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.networks.model import NetworkConfig
 from tests.fake_devices import fake_devices
+from tests.marks import nightly
 
 COMMON = """
 import dataclasses
@@ -159,10 +160,9 @@ def run_script(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "delay"),
-    [("sac", 2), *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("sac", 1), ("td3", 2), ("ddpg", 1)))],
+    [("sac", 2), *(nightly(*case) for case in (("sac", 1), ("td3", 2), ("ddpg", 1)))],
 )
 def test_alternating_on_two_devices_equals_one_update(name, delay):
     assert run_script(TURNS, name, str(delay)) == "equal"
@@ -194,13 +194,13 @@ e = Experiment(
 whole = run(e, runs_dir=folder, name="whole", display="quiet")
 again = run(e, runs_dir=folder, name="again", display="quiet")
 jax.tree.map(np.testing.assert_array_equal, whole.params, again.params)
-assert whole.updates == 100, whole.updates
+assert whole.updates == 88, whole.updates  # the first 96 env steps fill the replay
 run(e, runs_dir=folder, name="half", total_env_steps=400, display="quiet")
 later = run(e, runs_dir=folder, resume="experiment/half", display="quiet")
-assert later.updates == 100
+assert later.updates == 88
 alone = run(e, runs_dir=folder, name="alone", display="quiet", learner=LearnerConfig())
 there = run(e, runs_dir=folder, resume="experiment/alone", total_env_steps=1_040, display="quiet")  # whole again: split
-assert there.updates == 130, there.updates
+assert there.updates == 118, there.updates
 columns = whole.metrics
 assert "learner/split_policy_staleness" in columns and "learner/loss_value" in columns
 print("resumed")
@@ -208,7 +208,6 @@ print("resumed")
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_split_run_repeats_itself_and_is_continued_split_or_not(tmp_path):
     assert run_script(RESUMED, str(tmp_path)) == "resumed"
 

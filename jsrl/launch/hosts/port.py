@@ -18,45 +18,9 @@ from typing import Any
 
 import zmq
 
-from jsrl.cluster.members import (
-    Action,
-    Admit,
-    Answer,
-    Closed,
-    Confirm,
-    Expel,
-    FilesSent,
-    Forward,
-    JoinedHost,
-    KeepPages,
-    KeepPart,
-    Lost,
-    Members,
-    Message,
-    Notify,
-    Received,
-    Relay,
-    RemoteWorker,
-    RemoveHalfSent,
-    ReplaceJoinKey,
-    Revoke,
-    RunEnded,
-    Send,
-    SendFiles,
-    Tell,
-    Unreadable,
-)
-from jsrl.cluster.messages import (
-    AnyAgentMessage,
-    AnyControllerMessage,
-    EarlierFile,
-    Player,
-    RunNames,
-    Stored,
-    TextRequest,
-    decode,
-    encode,
-)
+from jsrl.cluster import members as machine
+from jsrl.cluster import messages as wire
+from jsrl.cluster.members import JoinedHost, Members, RemoteWorker
 from jsrl.errors import CodecError, ConfigError, StreamError
 from jsrl.launch.hosts.join_key import JoinKey
 from jsrl.launch.hosts.kept_files import KeptFiles, fetched_log, keep_pages, keep_part, name_here, remove_half_sent
@@ -133,15 +97,13 @@ class HostPort:
         self._registry: FileNames | None = None
         self._host_keys: Callable[[], dict[str, list[str]]] = dict
         self._parents: Parents = lambda names: {}
-        self._shown: dict[int, RunNames] = {}  # host epoch -> names that it was sent
+        self._shown: dict[int, wire.RunNames] = {}  # host epoch -> names that it was sent
         self._sent_s = 0.0
         self._folder = Path()  # of the run
         self._counted: dict[int, set[str]] = {}  # host epoch -> hops for which it has sent pages
         self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
         self._players: dict[int, KeptFiles] = {}  # host epoch -> frozen players for that host
-        self._awaited: list[
-            tuple[SendFiles, list[str]]
-        ] = []  # files on their way for workers that are to start, their names
+        self._awaited: list[tuple[machine.SendFiles, list[str]]] = []  # with names of files
         self._answers: dict[int, str] = {}  # by the numbers of questions
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_sender, self._wake_receiver = socketpair()
@@ -199,13 +161,13 @@ class HostPort:
         """Send the hosts the changes of names and host keys at once."""
         self._run_in_thread(self._share_names)
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: machine.Message) -> None:
         """Let the members process a message, and the thread do what follows, in order."""
         with self.changed:
             self._queue(self._members.handle(message, time.monotonic()))
         self._wake()
 
-    def _queue(self, actions: list[Action]) -> None:
+    def _queue(self, actions: list[machine.Action]) -> None:
         for action in actions:
             self._actions.put(partial(self._do, action))
         self.changed.notify_all()
@@ -215,7 +177,7 @@ class HostPort:
         with self.changed:
             self._num_requests += 1
             number = self._num_requests
-        self.tell(Tell(host.epoch, TextRequest(host.epoch, number, worker, incarnation, what, amount)))
+        self.tell(machine.Tell(host.epoch, wire.TextRequest(host.epoch, number, worker, incarnation, what, amount)))
         self.wait(lambda: number in self._answers or bool(host.lost), timeout_s)
         with self.changed:
             return self._answers.pop(number, "")
@@ -230,7 +192,7 @@ class HostPort:
 
     def close(self, text: str) -> None:
         """Send all hosts a farewell, after which their agents and workers end, and close the port."""
-        self.tell(RunEnded(text))
+        self.tell(machine.RunEnded(text))
         self._closing.set()
         self._wake()
         self._thread.join(10.0)
@@ -286,7 +248,7 @@ class HostPort:
         for _, number in events_of(self._closed):
             identity = self._connections.pop(number, None)
             if identity is not None:
-                self.tell(Closed(identity))
+                self.tell(machine.Closed(identity))
 
     def _receive(self) -> None:
         for _ in range(_MOST_AT_ONCE):
@@ -297,33 +259,33 @@ class HostPort:
             self._connections[int(frames[-1].get(zmq.SRCFD))] = identity
             try:
                 (body,) = incoming([frame.buffer for frame in frames[1:]], self._join_key.server, MAX_MESSAGE_BYTES)
-                message: AnyAgentMessage = decode(body, AnyAgentMessage)
+                message: wire.AnyAgentMessage = wire.decode(body, wire.AnyAgentMessage)
             except (CodecError, ValueError) as error:
-                self.tell(Unreadable(key, str(error)))
+                self.tell(machine.Unreadable(key, str(error)))
             else:
-                self.tell(Received(key, identity, message))
+                self.tell(machine.Received(key, identity, message))
             self._do_all()  # after each: they may be large
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: machine.Action) -> None:
         match action:
-            case Send():
+            case machine.Send():
                 self._send(action.identity, action.message)
-            case Relay():
+            case machine.Relay():
                 self._unsent.append(action.frames)
                 self._relay()
-            case Notify():
+            case machine.Notify():
                 self._notify(action.line)
-            case Admit():
+            case machine.Admit():
                 self._join_key.admit(action.key)
-            case Expel():
+            case machine.Expel():
                 self._join_key.expel(action.key)
-            case ReplaceJoinKey():
+            case machine.ReplaceJoinKey():
                 self._replace_join_key()
-            case Answer():
+            case machine.Answer():
                 with self.changed:
                     self._answers[action.number] = action.text
                     self.changed.notify_all()
-            case Lost():
+            case machine.Lost():
                 self._forget(action.host)
             case _:
                 with contextlib.suppress(
@@ -331,21 +293,21 @@ class HostPort:
                 ):  # a full disk: parts are sent again, the result reports missing counts
                     self._do_files(action)
 
-    def _do_files(self, action: KeepPages | KeepPart | Confirm | SendFiles | RemoveHalfSent) -> None:
+    def _do_files(self, action: machine.Action) -> None:
         match action:
-            case KeepPages(epoch, pages):
+            case machine.KeepPages(epoch, pages):
                 keep_pages(self._folder, pages, self._counted.setdefault(epoch, set()))
-            case KeepPart(host, part):
+            case machine.KeepPart(host, part):
                 size = keep_part(self._folder, part._replace(name=name_here(part.name, host.name)))
                 if size is not None:
-                    self._send(host.identity, Stored(host.epoch, part.name, size, part.digest))
-            case Confirm(stored):
+                    self._send(host.identity, wire.Stored(host.epoch, part.name, size, part.digest))
+            case machine.Confirm(stored):
                 for files in (self._kept, self._players):
                     if stored.epoch in files:
                         files[stored.epoch].confirm(stored.name, stored.size, stored.digest)
-            case SendFiles():
+            case machine.SendFiles():
                 self._send_files(action)
-            case RemoveHalfSent():  # before their worker starts on another host, or at a resume
+            case machine.RemoveHalfSent():  # before their worker starts on another host, or at a resume
                 remove_half_sent(self._folder, action.folders)
 
     def _replace_join_key(self) -> None:
@@ -373,23 +335,25 @@ class HostPort:
                 "%d messages of workers were dropped: the controller did not read them in time", self._unread
             )
 
-    def _send(self, identity: bytes, message: AnyControllerMessage) -> None:
+    def _send(self, identity: bytes, message: wire.AnyControllerMessage) -> None:
         with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or its queue is full
-            self._socket.send_multipart([identity, *outgoing([encode(message)], self._join_key.server)], zmq.NOBLOCK)
+            self._socket.send_multipart(
+                [identity, *outgoing([wire.encode(message)], self._join_key.server)], zmq.NOBLOCK
+            )
 
     def _pass_on(self, control: zmq.Socket) -> None:
         """Forward the commands of the control connection to the hosts of their workers."""
         while control.poll(0):
             identity, frame = control.recv_multipart()
             worker, _, number = identity.decode().rpartition("/")
-            self.tell(Forward(worker, int(number), frame))
+            self.tell(machine.Forward(worker, int(number), frame))
 
     def _look(self) -> None:
         self._drop_unfinished()
         with self.changed:
             self._queue(self._members.tick(time.monotonic()))
         if self._registry is not None:
-            self.tell(Revoke(revoked_hosts(self._folder)))
+            self.tell(machine.Revoke(revoked_hosts(self._folder)))
         self._do_all()
         self._relay()
         self._share_names()
@@ -397,10 +361,11 @@ class HostPort:
             with contextlib.suppress(OSError):  # removed, or a disk error: the waiting worker reports it
                 self._add_players(host)
 
-    def _send_files(self, asked: SendFiles) -> None:
+    def _send_files(self, asked: machine.SendFiles) -> None:
         host = asked.host
         files = self._kept.setdefault(
-            host.epoch, KeptFiles(self._folder, lambda part: self._send(host.identity, EarlierFile(host.epoch, *part)))
+            host.epoch,
+            KeptFiles(self._folder, lambda part: self._send(host.identity, wire.EarlierFile(host.epoch, *part))),
         )
         remove_half_sent(self._folder, asked.keeps)
         files.look(asked.keeps)
@@ -417,7 +382,7 @@ class HostPort:
             asked, names = awaited
             if asked.host.lost or self._kept[asked.host.epoch].are_sent(names):
                 self._awaited.remove(awaited)
-                self.tell(FilesSent(asked.host.epoch, asked.worker, asked.incarnation))
+                self.tell(machine.FilesSent(asked.host.epoch, asked.worker, asked.incarnation))
 
     def _add_players(self, host: JoinedHost) -> None:
         """Note the frozen players for which a host waits, to be sent."""
@@ -425,7 +390,7 @@ class HostPort:
             return
         players = self._folder / PLAYERS_FOLDER
         files = self._players.setdefault(
-            host.epoch, KeptFiles(players, lambda part: self._send(host.identity, Player(host.epoch, *part)))
+            host.epoch, KeptFiles(players, lambda part: self._send(host.identity, wire.Player(host.epoch, *part)))
         )
         for wanted in host.wanted[:_MOST_WANTED]:
             policy, _, version = wanted.rpartition("/")
@@ -451,7 +416,7 @@ class HostPort:
             return
         host_keys, parents = self._host_keys(), self._parents(known)
         for host in list(self._members.hosts):
-            names = RunNames(host.epoch, list(known.values()), host_keys, parents.get(host.epoch, {}))
+            names = wire.RunNames(host.epoch, list(known.values()), host_keys, parents.get(host.epoch, {}))
             if self._shown.get(host.epoch) != names:
                 self._shown[host.epoch] = names
                 self._send(host.identity, names)

@@ -23,63 +23,9 @@ from pathlib import Path
 
 import zmq
 
-from jsrl.cluster.agent import (
-    DRAIN_S,
-    PATIENCE_S,
-    Action,
-    Arrived,
-    Ask,
-    Barred,
-    BeginMembership,
-    Connected,
-    DiskFull,
-    End,
-    Execute,
-    ExtendLease,
-    FilesSent,
-    HostAgent,
-    KeyMoved,
-    KillAll,
-    Message,
-    Notify,
-    NotStarted,
-    Ready,
-    Received,
-    Repeat,
-    Send,
-    SendBeat,
-    SendFiles,
-    SignalWorker,
-    StartWorker,
-    ToldToEnd,
-    UseOwnKey,
-)
-from jsrl.cluster.agent import KEYS as HAS_KEYS
-from jsrl.cluster.messages import (
-    MAX_TAIL_CHARS,
-    AnyControllerMessage,
-    Beat,
-    BeatReceived,
-    Begin,
-    CodePart,
-    EarlierFile,
-    Hello,
-    Join,
-    KeptFile,
-    Keys,
-    Numbered,
-    Pages,
-    Player,
-    RunNames,
-    Stored,
-    TextReply,
-    TextRequest,
-    Usage,
-    WorkerCommand,
-    WorkerMessages,
-    decode,
-    encode,
-)
+from jsrl.cluster import agent as machine
+from jsrl.cluster import messages as wire
+from jsrl.cluster.agent import DRAIN_S, PATIENCE_S, HostAgent
 from jsrl.errors import AccessDenied, CodecError, ConfigError
 from jsrl.launch.hosts.archive import unpack
 from jsrl.launch.hosts.facts import code_digest, versions
@@ -136,19 +82,19 @@ class Agent:
         self._key, self._keys, self._own_keys = key, keys, own_keys(keys)
         self._address, self._name, self._folder, self._notify, self._most = address, name, folder, notify, most
         max_starts = max(_STARTS, _STARTS_PER_CORE * usable_cores())
-        self._machine = HostAgent(name, address, str(key), max_starts, now_s(), patience_s, drain_s)
+        self._machine = HostAgent(name, address, max_starts, now_s(), patience_s, drain_s)
         self._session = secrets.token_hex(16)
         self._lease = Lease(folder, extends=True)
-        self._signals: deque[ToldToEnd] = deque()
+        self._signals: deque[machine.ToldToEnd] = deque()
         self._end: tuple[int, str] | None = None  # exit status and reason
-        self._replies: queue.SimpleQueue[TextReply] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[wire.TextReply] = queue.SimpleQueue()
         self._code_parts: dict[str, bytearray] = {}
-        self._pending: deque[AnyControllerMessage] = deque()
+        self._pending: deque[wire.AnyControllerMessage] = deque()
         self._context = zmq.Context()
         self._control = ChildrenControl(self._context, folder)
         self._pages, self._num_pages = PageWatch(folder), 0
-        self._kept = KeptFiles(folder, lambda part: self._send(KeptFile(self._epoch, *part)), held=folder / "held")
-        self._awaited: list[FilesSent] = []  # what is to be reported once these files are sent
+        self._kept = KeptFiles(folder, lambda part: self._send(wire.KeptFile(self._epoch, *part)), held=folder / "held")
+        self._awaited: list[machine.FilesSent] = []  # what is to be reported once these files are sent
         self._children = Children(folder, self._control.address)
         self._relays = HostRelays(memory, folder / KEYS, notify)
         self._own_address = ""
@@ -192,7 +138,7 @@ class Agent:
         return keep_snapshots(self._folder, unsent, self._machine.run, self._name) if unsent else []
 
     def _on_signal(self, number: int, _: object) -> None:
-        self._signals.append(ToldToEnd(number == signal.SIGHUP, may_repeat(number)))
+        self._signals.append(machine.ToldToEnd(number == signal.SIGHUP, may_repeat(number)))
 
     # -- the loop
 
@@ -211,22 +157,22 @@ class Agent:
         self._receive()
         self._control.listen(self._children)
         for worker in self._control.ready:
-            self._tell(Ready(*worker))
+            self._tell(machine.Ready(*worker))
         self._control.ready.clear()
         if self._epoch:
             self._report()
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: machine.Message) -> None:
         self._do_all(self._machine.handle(message, now_s()))
 
-    def _do_all(self, actions: list[Action]) -> None:
+    def _do_all(self, actions: list[machine.Action]) -> None:
         """Do all of it, then report what became of it."""
-        reports = list[Message]()
+        reports = list[machine.Message]()
         for action in actions:
             try:
                 reports += self._do(action)
             except OSError as error:  # a full disk
-                reports.append(DiskFull(str(error)))
+                reports.append(machine.DiskFull(str(error)))
         for report in reports:
             self._tell(report)
 
@@ -234,10 +180,12 @@ class Agent:
         try:
             self._connection.look()
         except AccessDenied:  # its text is about the keys of a run's streams
-            self._tell(Barred())
+            what = "this host any more" if self._keys is self._own_keys else f"the key {self._key}"
+            why = f"{self._address} does not accept {what}: `jsrl stop RUN --host` replaced it, or it belongs to another run. "
+            self._tell(machine.CannotJoin(f"{why}Take the key file that the run writes now."))
         if self._connection.changed:
             self._connection.changed = False
-            self._tell(Connected(self._connection.there))
+            self._tell(machine.Connected(self._connection.there))
 
     def _receive(self) -> None:
         """Receive all messages. Answers to beats are handled at once, the rest in order and for a short time: beats continue.
@@ -247,24 +195,24 @@ class Agent:
         while self._end is None and self._socket.poll(0):
             try:
                 (body,) = incoming(self._socket.recv_multipart(), self._keys, MAX_MESSAGE_BYTES)
-                message: AnyControllerMessage = decode(body, AnyControllerMessage)
+                message: wire.AnyControllerMessage = wire.decode(body, wire.AnyControllerMessage)
             except (CodecError, ValueError) as error:
                 self._notify(f"a message of the controller was dropped: {error}")
                 continue
-            if isinstance(message, BeatReceived):
-                self._tell(Received(message))
+            if isinstance(message, wire.BeatReceived):
+                self._tell(machine.Received(message))
             else:
                 self._pending.append(message)
         until_s = now_s() + _EXECUTE_S
         while self._pending and self._end is None:
-            self._tell(Received(self._pending.popleft()))
+            self._tell(machine.Received(self._pending.popleft()))
             if now_s() >= until_s:
                 return
 
     def _report(self) -> None:
         """Send what workers said, and report those that have ended."""
         if self._control.urgent:
-            self._send(WorkerMessages(self._epoch, self._send_frames(self._control.frames(beats=False))))
+            self._send(wire.WorkerMessages(self._epoch, self._send_frames(self._control.frames(beats=False))))
         for ended in self._children.ended():
             self._tell(ended)
         self._kept.advance()
@@ -276,60 +224,64 @@ class Agent:
 
     # -- actions
 
-    def _do(self, action: Action) -> list[Message]:  # noqa: C901
+    def _do(self, action: machine.Action) -> list[machine.Message]:  # noqa: C901
         """Do something; return what became of it, if that matters."""
         match action:
-            case Send():
+            case machine.Send():
                 self._send(action.message)
-            case SendBeat():
+            case machine.SendBeat():
                 self._beat(action)
-            case Ask():
-                return self._ask(is_admitted=action.is_admitted)
-            case UseOwnKey():
+            case machine.Ask():
+                return self._ask(action)
+            case machine.UseOwnKey():
                 self._connection.close()
                 self._socket.close(linger=0)
                 self._keys = self._own_keys
                 self._connect()
-            case Repeat():
+            case machine.Repeat():
                 self._pages.forget()
                 if words := self._control.last_words():
-                    self._send(WorkerMessages(self._epoch, self._send_frames(words)))
-            case BeginMembership():
+                    self._send(wire.WorkerMessages(self._epoch, self._send_frames(words)))
+            case machine.BeginMembership():
                 self._forget(action.folders)
-            case ExtendLease():
+            case machine.ExtendLease():
                 self._lease.extend(action.until_s)
-            case StartWorker():
+            case machine.StartWorker():
                 return self._start(action.begin)
-            case SignalWorker():
+            case machine.SignalWorker():
                 handle = self._children.find(action.worker, action.incarnation)
                 if handle is not None:
                     getattr(handle, action.what)()
-            case KillAll():
+            case machine.KillAll():
                 self._children.kill_all()
                 self._relays.close()
-            case SendFiles(worker, incarnation, folders, log):
+            case machine.SendFiles(worker, incarnation, folders, log):
                 self._send_pages()
                 self._kept.look(folders)
                 self._kept.add(log)
-                self._awaited += [FilesSent(worker, incarnation, names) for names in (folders, log) if names]
-            case Execute():
+                self._awaited += [machine.FilesSent(worker, incarnation, names) for names in (folders, log) if names]
+            case machine.Execute():
                 return self._execute(action.message)
-            case Notify():
+            case machine.Notify():
                 self._notify(action.line)
-            case End():
+            case machine.End():
                 self._end = (action.status, action.why)
         return []
 
-    def _ask(self, *, is_admitted: bool) -> list[Message]:
+    def _ask(self, asked: machine.Ask) -> list[machine.Message]:
         if has_moved(self._key, self._keys):
-            return [KeyMoved()]
+            return [
+                machine.CannotJoin(f"the run at {self._address} has ended or has begun again elsewhere; join again")
+            ]
         if self._connection.made:
             with contextlib.suppress(OSError):  # there is no way to the controller now: the link is down
-                self._send(self._hello() if is_admitted else Join(0, self._own_keys.public.decode()))
+                self._send(
+                    self._hello(asked.epoch) if asked.is_admitted else wire.Join(0, self._own_keys.public.decode())
+                )
         return []
 
-    def _beat(self, beat: SendBeat) -> None:
-        usage: list[Usage] = []
+    def _beat(self, beat: machine.SendBeat) -> None:
+        usage: list[wire.Usage] = []
         if beat.measures:
             usage = self._children.usage()
             self._send_pages()
@@ -340,7 +292,7 @@ class Agent:
             wanted_players(self._folder / PLAYERS_FOLDER),
         )
         relays, executed = self._relays.addresses, beat.executed
-        self._send(Beat(self._epoch, now_s(), frames, usage, names, wanted, beat.leaves, relays, beat.lacks, executed))
+        self._send(wire.Beat(self._epoch, now_s(), frames, usage, names, wanted, beat.leaves, relays, executed))
 
     def _forget(self, folders: list[str]) -> None:
         """Forget what belongs to an earlier membership."""
@@ -354,59 +306,58 @@ class Agent:
         for file in (CLIENT_FILE, SERVER_FILE):
             (self._folder / KEYS / file).unlink(missing_ok=True)
 
-    def _start(self, begin: Begin) -> list[Message]:
+    def _start(self, begin: wire.Begin) -> list[machine.Message]:
         try:
             self._children.begin(begin)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            return [NotStarted(begin.worker, begin.incarnation, str(error))]
+            return [machine.NotStarted(begin.worker, begin.incarnation, str(error))]
         return []
 
-    def _execute(self, message: object) -> list[Message]:
+    def _execute(self, message: object) -> list[machine.Message]:
         match message:
-            case WorkerCommand():
+            case wire.WorkerCommand():
                 self._control.send_command(message.worker, message.incarnation, message.frame)
-            case Keys():
+            case wire.Keys():
                 self._keep_keys(message)
-                return [Arrived(HAS_KEYS)]
-            case CodePart():
+            case wire.CodePart():
                 return self._keep_code(message)
-            case RunNames():
+            case wire.RunNames():
                 admit_hosts(make_folder(self._folder / KEYS), message.host_keys)
                 self._relays.follow(message.parents, self._own_address)
                 FileNames(self._folder / "names").show(self._relays.shown(message.entries))
-            case Player():
+            case wire.Player():
                 self._keep_part(self._folder / PLAYERS_FOLDER, message)
-            case EarlierFile():
+            case wire.EarlierFile():
                 if self._keep_part(self._folder, message):
                     self._kept.note(message.name)
-            case Stored():
+            case wire.Stored():
                 self._kept.confirm(message.name, message.size, message.digest)
-            case TextRequest():
+            case wire.TextRequest():
                 self._answer(message)
         return []
 
     def _send_pages(self) -> None:
         if changed := self._pages.changed():
             self._num_pages += 1
-            if not self._send(Pages(self._epoch, changed, self._num_pages)):
+            if not self._send(wire.Pages(self._epoch, changed, self._num_pages)):
                 self._pages.forget()
 
     def _send_frames(self, frames: list[bytes]) -> list[bytes]:
         """Send messages of workers, except the last ones, which fit into one more message: return these."""
         *earlier, last = batches(frames, _BATCH_BYTES)
         for batch in earlier:
-            self._send(WorkerMessages(self._epoch, batch))
+            self._send(wire.WorkerMessages(self._epoch, batch))
         return last
 
-    def _hello(self) -> Hello:
+    def _hello(self, epoch: int) -> wire.Hello:
         host, _, port = self._address.rpartition(":")
         self._own_address = address_towards(host.strip("[]"), int(port))
         facts = own_facts(self._name, self._own_address)
         memory_mb = min(facts.memory_mb, self._most[1] or facts.memory_mb)
-        return Hello(
-            0,
+        return wire.Hello(
+            epoch,
             session=self._session,
             name=facts.name,
             boot=facts.machine,
@@ -422,42 +373,42 @@ class Agent:
             lacks=lacks(self._folder, memory_mb),
         )
 
-    def _send(self, message: Numbered) -> bool:
+    def _send(self, message: wire.Numbered) -> bool:
         """Send a message; return False if the connection is blocked. The lease limits how long that may last."""
         try:
-            self._socket.send_multipart(outgoing([encode(message)], self._keys), zmq.NOBLOCK)
+            self._socket.send_multipart(outgoing([wire.encode(message)], self._keys), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
 
-    def _keep_part(self, folder: Path, message: EarlierFile | Player) -> bool:
+    def _keep_part(self, folder: Path, message: wire.EarlierFile | wire.Player) -> bool:
         """Write a part of a file, and confirm it; return whether the file is complete."""
         size = keep_part(folder, message.piece)
         if size is not None:
-            self._send(Stored(self._epoch, message.name, size, message.digest))
+            self._send(wire.Stored(self._epoch, message.name, size, message.digest))
         return message.last and size is not None
 
-    def _answer(self, message: TextRequest) -> None:
+    def _answer(self, message: wire.TextRequest) -> None:
         handle = self._children.find(message.worker, message.incarnation)
         if handle is None:
-            self._replies.put(TextReply(self._epoch, message.number, ""))
+            self._replies.put(wire.TextReply(self._epoch, message.number, ""))
         elif message.what == "tail":
-            tail = shortened(handle.tail(int(message.amount)), MAX_TAIL_CHARS)
-            self._replies.put(TextReply(self._epoch, message.number, tail))
+            tail = shortened(handle.tail(int(message.amount)), wire.MAX_TAIL_CHARS)
+            self._replies.put(wire.TextReply(self._epoch, message.number, tail))
         else:
             threading.Thread(target=self._look_at_stacks, args=(handle, message), daemon=True).start()
 
-    def _look_at_stacks(self, handle: LocalHandle, message: TextRequest) -> None:
-        self._replies.put(TextReply(message.epoch, message.number, shortened(handle.stacks(message.amount))))
+    def _look_at_stacks(self, handle: LocalHandle, message: wire.TextRequest) -> None:
+        self._replies.put(wire.TextReply(message.epoch, message.number, shortened(handle.stacks(message.amount))))
 
-    def _keep_keys(self, keys: Keys) -> None:
+    def _keep_keys(self, keys: wire.Keys) -> None:
         folder = make_folder(self._folder / KEYS)
         for name, content in ((CLIENT_FILE, keys.client), (SERVER_FILE, keys.server)):
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb") as file:
                 file.write(content)
 
-    def _keep_code(self, message: CodePart) -> list[Message]:
+    def _keep_code(self, message: wire.CodePart) -> list[machine.Message]:
         content = self._code_parts.setdefault(message.digest, bytearray())
         content += message.part
         if message.last:
@@ -466,10 +417,10 @@ class Agent:
             try:
                 if not folder.exists():
                     unpack(message.digest, bytes(content), folder)
-            except ValueError as error:  # parts were lost: the workers that wait for them make the next beat ask again
+            except ValueError as error:  # workers that need them do not start
                 self._notify(f"the run's modules did not arrive completely: {error}")
             else:
-                return [Arrived(message.digest)]
+                return [machine.Arrived(message.digest)]
         return []
 
 

@@ -26,6 +26,7 @@ from jsrl.workers.jobs import Job
 TELL_S = 0.05  # between messages to the director, if no slot waits
 AHEAD_S = 0.25  # time for which an actor keeps assignments in advance, in addition to one for each of its slots
 URGE_S = 0.5  # after which a request is repeated
+HOLDS_S = 1.0  # between messages that name all assignments that it has
 MOST_AHEAD = 4096  # assignments that an actor keeps in addition to one for each of its slots
 
 
@@ -103,6 +104,7 @@ class Assignments:
         self._received, self._session = 0, -1  # assignments, of this incarnation of the director
         # State at the last message: time, assignments received, and slots waiting; games that ended since, and per second.
         self._sent_s, self._sent_received, self._asked = 0.0, -1, 0
+        self._named_s = 0.0  # when the assignments were named
         self._games, self._per_s = 0, 0.0
 
     def join(self, group: int, spec: EnvSpec | GameSpec, num_envs: int, step: int = 0) -> list[SeatPlayers]:
@@ -118,18 +120,22 @@ class Assignments:
         return slots.seat_players
 
     def take(self, leases: Iterable[Lease], session: int, sent: int, slots: Sequence[tuple[int, int]] = ()) -> None:
-        """Receive assignments of the director.
+        """Receive assignments of the director; those that came before, or after others that were lost, are dropped.
 
         Args:
           sent: number of assignments sent by this incarnation of the director, including these. slots: (group, slot) of each.
         """
-        found = list(leases)
-        if session != self._session:
-            self._session, self._received = session, sent - len(found)
+        if session < self._session:
+            return
+        if session > self._session:
+            self._session, self._received = session, 0
             self._ahead.clear()  # of an earlier incarnation, whose outcomes would not count
-        self._received += len(found)
+        new, all_leases = sent - self._received, list(leases)
+        if not 0 < new <= len(all_leases):
+            return
+        found, self._received = all_leases[-new:], sent
         if self._in_order:
-            self._take_assignments(zip(slots, found, strict=True))
+            self._take_assignments(zip(slots[-new:], found, strict=True))
             return
         self._ahead.extend(found)
         self._assign_available()
@@ -229,7 +235,7 @@ class Assignments:
             self._slots[group].next[slot] = self._ahead.popleft()
 
     def _take_assignments(self, dealt: Iterable[tuple[tuple[int, int], Lease]]) -> None:
-        """Give slots their assignments; a slot that already has one got a repeated answer, which is dropped."""
+        """Give slots their assignments."""
         for (group, slot), lease in dealt:
             if (group, slot) in self._needs:
                 self._needs.remove((group, slot))
@@ -271,7 +277,14 @@ class Assignments:
         self._games, self._sent_s, self._sent_received, self._asked = 0, now_s, self._received, waiting
         played, self._played = self._played, []
         body = Games(played, waiting + ahead, len(self._ahead), self._received, self._session)
+        if now_s - self._named_s >= HOLDS_S:
+            self._named_s, body.holds = now_s, self._held_ids()
         self._reporter.event("games", "", **msgspec.to_builtins(body))
+
+    def _held_ids(self) -> list[int]:
+        """Return the ids of the assignments of this session that are kept, come next or are played."""
+        slots = (lease for group in self._slots.values() for lease in (*group.leases, *group.next))
+        return [lease.id for lease in (*self._ahead, *slots) if lease is not None and lease.session == self._session]
 
     @property
     def waits(self) -> bool:

@@ -195,7 +195,7 @@ class JournalWriter:
         body = actions.tobytes()
         content = body + _CHECKS.pack(seen, zlib.crc32(body, seen))
         if self._size + len(content) > self._max_bytes:
-            self.give_up(f"it would be larger than {self._max_bytes / 1e6:.0f} MB; see --snapshots.journal-mb")
+            self.give_up(f"it would be larger than {self._max_bytes / 1e6:.0f} MB; see snapshots.journal_mb")
             return
         try:
             self._write(content)

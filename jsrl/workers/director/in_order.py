@@ -109,7 +109,7 @@ class TicketsInOrder(Tickets):
             if self._moment is not None:
                 if self.lacking:
                     break
-                actions.append(self._answer(*self._moment))
+                actions.append(self._answer(*self._moment, now))
                 self._moment = None
                 continue
             place = self._merge.next()
@@ -136,11 +136,11 @@ class TicketsInOrder(Tickets):
         self._report(self._leases.outcomes(worker, incarnation, moment.played))
         self._moment = message if moment.slots and self._leases.is_of(worker, incarnation) else None
 
-    def _answer(self, worker: str, incarnation: int, moment: GroupStep) -> Action:
+    def _answer(self, worker: str, incarnation: int, moment: GroupStep, now: float) -> Action:
         """Give the slots of a group their assignments; what they played before a resume is theirs again."""
         slots = [(moment.group, slot) for slot in moment.slots]
         kept = [self._leases.returning(*slot) for slot in slots]
-        return self._assign(worker, self._proposed(kept), slots)
+        return self._assign(worker, self._proposed(kept), now, slots)
 
     def _stop(self, order: Stop) -> list[Action]:
         self._stops_in = max(self._between, default=self._begun)

@@ -22,7 +22,9 @@ METRICS = (
     Metric("games_per_s", "games that ended", "1/s", "actor/episodes"),
     Metric("assigned", "games assigned so far", "count", "finished + discarded + open", "sum"),
     Metric("finished", "games finished so far", "count", "rises", "sum"),
-    Metric("discarded", "games discarded so far: their actor died or was replaced", "count", "0", "sum"),
+    Metric(
+        "discarded", "games discarded so far: their actor was replaced, or their outcome was lost", "count", "0", "sum"
+    ),
     Metric("late", "outcomes of games that had been discarded", "count", "0", "sum"),
     Metric("open", "games that are played now, or wait at an actor", "count", "near the number of environments"),
     Metric("players", "players that the payoff table has: latest and frozen ones", "count", "rises slowly"),

@@ -14,14 +14,17 @@ from jsrl.runs.control_bodies import Games, Lease, Played
 
 GONE = "its actor was replaced"
 LEFT_OPEN = "the run went on from a snapshot"
+LOST = "its outcome was lost with a connection"
+AGAIN_S = 2.0  # time after which what has not arrived is sent again
 
 
 @dataclass
 class ActorAssignments:
-    """An actor that plays: its incarnation, the number of assignments sent to it, and those that are still open."""
+    """An actor that plays: its incarnation, the number of assignments sent to it, and those that are still open, in order."""
 
     incarnation: int
     sent: int = 0
+    sent_s: float = 0.0
     open: dict[int, Lease] = field(default_factory=dict)
     slot_of: dict[int, tuple[int, int]] = field(default_factory=dict)  # of an assignment, if known
 
@@ -57,17 +60,33 @@ class Leases:
                     self._ended[slot] = played.id
         return found
 
+    def lost(self, worker: str, body: Games) -> list[Outcome]:
+        """Return the games that an actor has received, and neither has nor has reported."""
+        holder = self._holders[worker]
+        if body.holds is None or body.session != self.session:
+            return []
+        received = list(holder.open)[: max(0, len(holder.open) - self._on_the_way(worker, body))]
+        lost = set(received) - set(body.holds)
+        return [Outcome(game, discarded=LOST) for game in received if game in lost and holder.open.pop(game)]
+
+    def _on_the_way(self, worker: str, body: Games) -> int:
+        return self._holders[worker].sent - (body.received if body.session == self.session else 0)
+
     def short(self, worker: str, body: Games) -> int:
         """Return how many assignments an actor still lacks; those on their way count as received."""
-        holder = self._holders[worker]
-        held, received = (body.held, body.received) if body.session == self.session else (0, 0)
-        return max(0, body.want - held - (holder.sent - received))
+        held = body.held if body.session == self.session else 0
+        return max(0, body.want - held - self._on_the_way(worker, body))
+
+    def again(self, worker: str, body: Games, now: float) -> list[Lease]:
+        """Return the assignments that have been on their way to an actor for too long."""
+        holder, count = self._holders[worker], self._on_the_way(worker, body)
+        return list(holder.open.values())[-count:] if count and now - holder.sent_s >= AGAIN_S else []
 
     def returning(self, group: int, slot: int) -> Lease | None:
         """Return the assignment that a slot played before a resume, once; None: it needs a new one."""
         return self._returning.pop((group, slot), None)
 
-    def give(self, worker: str, leases: Sequence[Lease], slots: Sequence[tuple[int, int]] = ()) -> int:
+    def give(self, worker: str, leases: Sequence[Lease], now: float, slots: Sequence[tuple[int, int]] = ()) -> int:
         """Note assignments as an actor's, with their (group, slot) if known; return how many were sent to it so far."""
         holder = self._holders[worker]
         for lease in leases:
@@ -75,7 +94,7 @@ class Leases:
         for lease, slot in zip(leases, slots, strict=False):
             holder.slot_of[lease.id] = slot
             lease.before = self._ended.pop(slot, lease.before)
-        holder.sent += len(leases)
+        holder.sent, holder.sent_s = holder.sent + len(leases), now
         return holder.sent
 
     def incarnation_of(self, worker: str) -> int:

@@ -30,9 +30,7 @@ from jsrl.directors.messages import (
 )
 from jsrl.errors import SnapshotError
 from jsrl.runs.control_bodies import CommandDone, ForwardedCommand, Games, Lease, Saving, Scores, Stopped
-from jsrl.workers.director.leases import LEFT_OPEN, Leases, leases_of, unknown_policy
-
-AGAIN_S = 2.0  # time after which an unconfirmed command is given again
+from jsrl.workers.director.leases import AGAIN_S, LEFT_OPEN, Leases, leases_of, unknown_policy
 
 
 class FromActor(NamedTuple):
@@ -145,6 +143,7 @@ class Tickets:
             worker, incarnation, body = message
             self._reports += self._leases.outcomes(worker, incarnation, body.played)
             if self._leases.is_of(worker, incarnation):
+                self._reports += self._leases.lost(worker, body)
                 self._asking[worker] = body
         elif isinstance(message, Scores):
             self._reports += [Score(*score) for score in message.scores]
@@ -160,7 +159,7 @@ class Tickets:
         """Report outcomes, give commands and propose games."""
         self._report()
         actions = self._give(now)
-        return actions if self._orders or self.lacking else actions + self._propose()
+        return actions if self._orders or self.lacking else actions + self._propose(now)
 
     def _report(self, more: Sequence[Report] = ()) -> None:
         """Report outcomes and scores together: the director copies its state once."""
@@ -220,13 +219,16 @@ class Tickets:
 
     # -- assignments --------------------------------------------------------------------------------------------------
 
-    def _propose(self) -> list[Action]:
-        """Give each actor the assignments that it still lacks."""
+    def _propose(self, now: float) -> list[Action]:
+        """Give each actor the assignments that it still lacks, and those that did not arrive."""
         asking, self._asking = self._asking, {}
         lacks = {worker: self._leases.short(worker, body) for worker, body in asking.items()}
+        again = {worker: self._leases.again(worker, body, now) for worker, body in asking.items()}
         found = iter(self._proposed([None] * sum(lacks.values())))
         given = {worker: list(itertools.islice(found, count)) for worker, count in lacks.items()}
-        return [self._assign(worker, leases) for worker, leases in given.items() if leases]
+        return [
+            self._assign(worker, new, now, again=again[worker]) for worker, new in given.items() if new or again[worker]
+        ]
 
     def _proposed(self, kept: Sequence[Lease | None]) -> list[Lease]:
         """Return assignments, with a new one for each None."""
@@ -244,11 +246,18 @@ class Tickets:
             raise SnapshotError(f"no player is called {player}. There are: {known}.")
         return self._versions[player]
 
-    def _assign(self, worker: str, leases: Sequence[Lease], slots: Sequence[tuple[int, int]] = ()) -> ForwardedCommand:
-        """Note assignments as an actor's, and return the command that gives them to it."""
+    def _assign(
+        self,
+        worker: str,
+        leases: Sequence[Lease],
+        now: float,
+        slots: Sequence[tuple[int, int]] = (),
+        again: Sequence[Lease] = (),
+    ) -> ForwardedCommand:
+        """Note assignments as an actor's, and return the command that gives them to it, after those that it gets again."""
         facts = {
-            "sent": self._leases.give(worker, leases, slots),
-            "leases": [msgspec.to_builtins(lease) for lease in leases],
+            "sent": self._leases.give(worker, leases, now, slots),
+            "leases": [msgspec.to_builtins(lease) for lease in (*again, *leases)],
             "session": self._leases.session,
             "slots": list(slots),
             "incarnation": self._leases.incarnation_of(worker),

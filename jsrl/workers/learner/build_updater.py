@@ -20,7 +20,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, build_agent, resolved_agent
 from jsrl.experiment.numbers import device_columns
 from jsrl.experiment.policies import explored_names
-from jsrl.parallel import data_parallel
+from jsrl.parallel import AXIS_NAME, data_parallel
 from jsrl.references.importing import import_target
 from jsrl.types import EnvSpec, Trajectory, leaves, map_tree, with_columns
 from jsrl.workers.jobs import Job
@@ -81,28 +81,29 @@ def trace_update(agent: Agent, experiment: Experiment, state: AgentState, trajec
     Args:
       state: shapes of the agent's state. trajectory: schema of the actors' trajectories.
     """
-    replay, columns = experiment.buffer, device_columns(experiment)
+    replay, columns, learner = experiment.buffer, device_columns(experiment), experiment.learner
     if replay is not None:
-        columns = replay.batch_size // (experiment.learner.num_devices or 1)
+        columns = replay.batch_size // (learner.num_devices or 1)
         trajectory = import_target(WINDOWS)(replay, trajectory)
     batch = map_tree(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), with_columns(trajectory, columns))
     prioritised = replay is not None and replay.prioritised
+    devices = {AXIS_NAME: learner.num_ranks * (learner.num_devices or 1)}
 
-    def trace(update: Update) -> None:
+    def trace(update: Update, axis: Mapping[str, int]) -> None:
         checked = with_output_check(update, RESERVED, prioritised=prioritised)
         with agent_faults("update"):  # one that returns no arrays raises only here
-            jax.eval_shape(
-                lambda state, batch, seed: checked(state, batch, jax.random.key(seed)),
-                state,
-                batch,
-                jax.ShapeDtypeStruct((), jnp.uint32),
-            )
+            jax.make_jaxpr(
+                lambda state, batch, seed: checked(
+                    state, batch, jax.random.key(seed), axis_name=next(iter(axis), None)
+                ),
+                axis_env=list(axis.items()),
+            )(state, batch, jax.ShapeDtypeStruct((), jnp.uint32))
 
-    if experiment.learner.split == "none":
-        return trace(agent.update)
+    if learner.split == "none":
+        return trace(agent.update, devices)
     assert agent.split is not None
-    trace(agent.split.policy)
-    trace(agent.split.critic)
+    trace(agent.split.policy, {})
+    trace(agent.split.critic, {})
 
 
 def checked(agent: Agent, e: Experiment) -> Agent:

@@ -56,7 +56,6 @@ def play(scenario: str, options: dict, episodes: int, *, oracle: bool = False) -
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "share"), [("empty", 0.38), ("quadrant", 0.28)])
 def test_random_policies_without_objects(scenario: str, share: float) -> None:
     found = play(scenario, BARE, 300)

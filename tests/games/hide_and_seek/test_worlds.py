@@ -19,7 +19,7 @@ from jsrl.games.hide_and_seek.walls import OUTER_HEIGHT, box_of, walls_of
 from jsrl.games.hide_and_seek.worlds import WorldsAhead, build_world
 from tests.directors.scripted import chi_square_p
 from tests.games.hide_and_seek.scenes import EAST, scene
-from tests.marks import slow
+from tests.marks import nightly, slow
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -91,7 +91,7 @@ def test_random_walls_and_objects_follow_the_original_distribution() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1_500, pytest.param(10_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [1_500, nightly(10_000)])
 def test_thousands_of_worlds_place_all_objects(count: int) -> None:
     for scenario, options in (("randomwalls", {"n_hiders": 3, "n_seekers": 3}), ("quadrant", {})):
         _, drawn = layouts(scenario, count, **options)

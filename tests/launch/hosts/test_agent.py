@@ -196,23 +196,6 @@ def test_end_of_a_worker_that_was_lost_with_a_connection_is_reported_again(
         assert handle.exit.status == -9 and handle.remote.host in world.launcher.members.hosts
 
 
-@pytest.mark.slow
-def test_worker_waits_for_lost_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with world_of(tmp_path, 1) as world:
-        port, lost = world.launcher._port, list[object]()
-        send = port._send
-
-        def send_lossy(identity: bytes, message: Any) -> None:
-            if isinstance(message, Keys) and not lost:
-                lost.append(message)
-            else:
-                send(identity, message)
-
-        monkeypatch.setattr(port, "_send", send_lossy)
-        world.await_workers(world.start("actor-0"))
-        assert lost and load_client_keys(Path(world.launcher.members.hosts[0].folder, "keys"))
-
-
 def assert_nothing_secret(world: World, processes) -> None:
     """Check that no key of the run is in the arguments or environment of a process, or in its output."""
     keys = Path(str(world.plan.keys))
@@ -249,7 +232,6 @@ def test_killed_agent_ends_its_workers_and_they_restart_elsewhere(tmp_path: Path
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_workers_of_a_suspended_agent_end_at_its_lease_and_it_joins_again_without_them(tmp_path: Path) -> None:
     with world_of(tmp_path, 1) as world:
         handle = world.start("actor-0")
@@ -267,6 +249,7 @@ def test_workers_of_a_suspended_agent_end_at_its_lease_and_it_joins_again_withou
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_silent_controller_ends_the_lease(tmp_path: Path) -> None:
     with world_of(tmp_path, 1) as world:

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from jsrl.cluster.agent import KEYS as HAS_KEYS
+from jsrl.cluster import messages as wire
 from jsrl.cluster.agent import (
     Arrived,
     Ask,
     BeginMembership,
+    CannotJoin,
     DiskFull,
     Execute,
-    KeyMoved,
     NotStarted,
     Received,
     StartWorker,
@@ -56,7 +56,7 @@ def test_modules_sent_in_part_before_a_host_joined_again_are_forgotten(
     digest, content = archive({"sent_in_part"})
     half = len(content) // 2
     parts = [CodePart(2, digest, content[:half], False), CodePart(2, digest, content[half:], True)]
-    assert alone._do(Execute(Keys(1, b"c", b"s"))) == [Arrived(HAS_KEYS)]
+    assert alone._do(Execute(Keys(1, b"c", b"s"))) == []
     assert alone._do(Execute(parts[0])) == []
     alone._do(BeginMembership([]))
     assert not list((tmp_path / "agent" / "keys").iterdir())  # they are revoked
@@ -72,7 +72,7 @@ def test_agent_reads_heartbeat_replies_while_starting_many_workers(alone: Any, m
     come: deque[object] = deque([*begins, BeatReceived(1, 7.0)])
     monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
     monkeypatch.setattr(local_agent, "incoming", lambda frames, *_: frames)
-    monkeypatch.setattr(local_agent, "decode", lambda body, _: body)
+    monkeypatch.setattr(wire, "decode", lambda body, _: body)
     transport = SimpleNamespace(poll=lambda _: bool(come), recv_multipart=lambda: [come.popleft()])
 
     def tell(message: Received) -> None:
@@ -111,16 +111,17 @@ def test_agent_without_a_network_waits_for_it(alone: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(local_agent, "address_towards", unreachable)
     monkeypatch.setattr(alone, "_send", sent.append)
     monkeypatch.setattr(alone._connection, "made", True)
-    assert alone._do(Ask(is_admitted=True)) == [] and not sent
-    assert alone._do(Ask(is_admitted=False)) == [] and len(sent) == 1
+    assert alone._do(Ask(True, 0)) == [] and not sent
+    assert alone._do(Ask(False, 0)) == [] and len(sent) == 1
 
 
 def test_agent_sees_that_the_run_of_its_key_has_begun_again(alone: Any) -> None:
     """It would wait for the old address as long as its patience allows."""
-    assert alone._do(Ask(is_admitted=False)) == []
+    assert alone._do(Ask(False, 0)) == []
     alone.join_key.close()
     second = JoinKey(alone.join_key.path)
     for begin in (lambda: None, lambda: second.publish("10.0.0.6:7000")):
         begin()
-        assert alone._do(Ask(is_admitted=False)) == [KeyMoved()]
+        (report,) = alone._do(Ask(False, 0))
+        assert report == CannotJoin("the run at 127.0.0.1:9 has ended or has begun again elsewhere; join again")
     second.close()

@@ -42,6 +42,7 @@ def test_modules_of_a_job():
     assert modules_named(job) == {"my_game", "jsrl"}
 
 
+@pytest.mark.slow
 def test_packages_are_sent_whole_and_files_with_their_folder(project: Path):
     assert names(archive({"my_game", "jsrl", "json"})[1]) == {"my_game/__init__.py", "my_game/levels/one.txt"}
     assert names(archive({"my_env"})[1]) == {"my_env.py", "beside.py"}

@@ -44,6 +44,7 @@ from jsrl.transport.meeting.curve import incoming, outgoing
 from jsrl.transport.meeting.keys import ClientKeys, load_client_keys
 from jsrl.workers.kinds import find_kind
 from tests.launch.hosts.agents import admitted
+from tests.marks import slow
 
 AT_ONCE = 20
 ENDED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -147,7 +148,7 @@ def mutated(frame: bytes, rng: random.Random) -> bytes:
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(100, marks=pytest.mark.slow),
+        slow(100),
         pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)]),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
 def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jsrl.cluster.members.CLOSED_LOST_S", 0.3)
+    monkeypatch.setattr("jsrl.cluster.messages.CLOSED_LOST_S", 0.3)
     key = JoinKey(tmp_path / "join.key")
     members = Members("here", versions(), code_digest(), lost_s=600.0)
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
@@ -88,7 +88,7 @@ def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
 
 
 def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jsrl.cluster.members.LACKS_S", 0.05)
+    monkeypatch.setattr("jsrl.cluster.members.AGAIN_S", 0.05)
     key = JoinKey(tmp_path / "join.key")
     members = Members("here", versions(), code_digest())
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)

@@ -19,6 +19,7 @@ from jsrl.launch.local.outside import HungProcess
 from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, Flood, InjectedFault, ScoreCard, run_command
 from jsrl.workers.director.audit import Games
 from jsrl.workers.kinds import find_kind, own_kinds
+from tests.marks import nightly
 from tests.system.launched import DRIVE, FOREVER
 
 STRANGER = [sys.executable, str(Path(__file__).parents[3] / "benchmarks" / "strangers.py"), "--per-s", "400"]
@@ -108,7 +109,7 @@ def test_report_card_passes_only_if_games_are_consistent() -> None:
 )
 def test_runs_without_actor_processes_are_refused(words: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        checked(words[0], words[1:])
+        checked(words)
 
 
 def test_workers_that_a_run_can_do_without_are_hit_only_if_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,6 @@ def test_short_chaos_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
     """Each worker is killed once; the other learner survives, and games, payoffs and frozen players stay consistent."""
     command = over_drive(["dueling", "--deadlines.silence-s", "5"], tmp_path, "storm")
@@ -157,8 +157,7 @@ def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
+@pytest.mark.parametrize("transport", [nightly("shared-memory"), "zeromq"])
 def test_strangers_at_every_socket_stop_no_worker(tmp_path: Path, transport: str) -> None:
     """Restarts are off: any worker stopped by a message would end the run."""
     options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--transport", transport]
@@ -194,7 +193,6 @@ def test_sender_of_unauthorised_messages_ends_at_once_before_it_is_ready(monkeyp
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_chaos_without_restarts_fails(tmp_path: Path) -> None:
     command = over_drive(["counting", "--restart", "0"], tmp_path, "storm")
     settings = ChaosSettings(storm_s=20.0, calm_s=0.1, every_s=0.1, kinds=("actor",), pauses=0.0)
@@ -203,8 +201,7 @@ def test_chaos_without_restarts_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [*(pytest.param(w, marks=pytest.mark.nightly) for w in ("kill", "pause")), "hang"])
+@pytest.mark.parametrize("way", [*(nightly(w) for w in ("kill", "pause")), "hang"])
 def test_chaos_with_forked_actors(tmp_path: Path, way: str) -> None:
     options = [
         "counting",
