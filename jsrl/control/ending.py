@@ -158,20 +158,25 @@ class Ending:
             yield self._end_unready(self._supervision.lives)
         left = list(self._tasks)
         for level in self._levels:
-            if level.publishes and not self._drains:
-                yield from self._begin_tasks(left)
+            if level.publishes:  # whoever still connects to params needs the learners
+                yield from self._await_reachable(left) if self._drains else self._begin_tasks(left)
             for worker in [worker for worker in self._tasks if worker in level.workers]:
                 yield from self._await_task(worker)
             yield from self._stop(level.workers)
             if level.publishes:
                 yield from self._begin_tasks(left)
 
-    def _begin_tasks(self, left: list[str]) -> Iterator[list[EndAction]]:
-        """Begin the last tasks of workers, once these receive commands: they may just be restarting."""
-        while left:
-            worker = left.pop(0)
+    def _await_reachable(self, workers: Collection[str]) -> Iterator[list[EndAction]]:
+        """Wait until workers with a last task receive commands: they may just be starting again."""
+        for worker in workers:
             yield [Show(f"{self._tasks[worker].name} is about to begin", stage_of=worker)]
             yield from self._wait(worker, lambda life: life.is_reachable)
+
+    def _begin_tasks(self, left: list[str]) -> Iterator[list[EndAction]]:
+        """Begin the last tasks of workers, each once it receives commands."""
+        while left:
+            worker = left.pop(0)
+            yield from self._await_reachable([worker])
             life = self._supervision.lives[worker]
             if life.is_reachable:
                 yield [BeginTask(worker, life.incarnation, self._tasks[worker].facts)]

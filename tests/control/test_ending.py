@@ -70,6 +70,15 @@ def test_last_tasks_begin_after_the_last_updates_that_learners_make_as_they_stop
     assert run.steps(2.0) == ["stop actor-0", "stop learner", "final evaluator"]
 
 
+def test_learners_that_drain_stay_until_workers_with_a_last_task_have_connected_to_their_params() -> None:
+    run = Run()
+    run.tell(Stage("evaluator", 0, "connecting to params", 7))
+    run.end(LEVELS, TASKS, drains=True)
+    assert run.steps(9.0) == ["stop actor-0"]
+    run.tell(Stage("evaluator", 0, "ready", 7))
+    assert run.steps(12.0) == ["stop learner", "final evaluator"]
+
+
 def test_a_later_report_ends_a_task_whose_event_was_lost() -> None:
     run = Run()
     run.end(LEVELS, TASKS)
