@@ -162,8 +162,9 @@ FAULTS = (
     Planted(
         "a host may speak for another host's worker",
         MEMBERS,
-        "        if key not in host.placed:\n",
-        "        if key not in {one for other in self.hosts for one in other.placed}:\n",
+        "        key = (worker, incarnation)\n        if key not in host.placed:\n",
+        "        key = (worker, incarnation)\n        for other in self.hosts:\n            if key in other.workers:\n"
+        "                return other.workers[key]\n        if key not in host.placed:\n",
     ),
     Planted(
         "a connection closed by a timeout is taken for a killed agent",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 HEARTBEAT_S, ACT_S, REPORT_S = 1.5, 1.0, 2.0
 LEAVE_S, SAVE_S, TASK_S = 0.4, 2.0, 3.0  # at most
 NOTICED_S = 3.0  # after which a worker whose peer has gone says so, unless it is told to stop meanwhile
+LOST_EVENT = 0.3  # probability that an event is lost, which later reports repeat
 SCORE = {"return_mean": 1.0, "episodes": 1}
 
 
@@ -105,12 +106,14 @@ class Worker(Process):
 
     def _finish_task(self) -> None:
         self.facts[FINAL] = SCORE
-        self.say(Event, name=FINAL, facts=SCORE)
+        if not self.world.happens(LOST_EVENT):
+            self.say(Event, name=FINAL, facts=SCORE)
 
     def finish_training(self) -> None:
         """Make the last update."""
         self.facts |= {"updates": 9, "env_steps": 9, "finished": True}
-        self.say(Event, name="finished", facts={"updates": 9, "env_steps": 9})
+        if not self.world.happens(LOST_EVENT):
+            self.say(Event, name="finished", facts={"updates": 9, "env_steps": 9})
 
     def leave(self) -> None:
         """End in order, as after a SIGTERM."""
