@@ -202,7 +202,7 @@ class Controller:
             if self._interrupted or session.stop_asked:
                 self._tell(Interrupted())
             self._end_turn()
-            if not ending.is_stopping:
+            if not (ending.is_stopping or ending.is_over):  # the last reports belong to the last line
                 session.tick()
 
     def _rescue(self) -> None:
