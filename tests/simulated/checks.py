@@ -358,7 +358,7 @@ class Checks:
         if process is None or process.host.name in self.liars:
             return
         self._check_cause(death, crash, process)
-        if process.peer is not None and process.peer.worker in ended:
+        if crash is not None and process.peer is not None and process.peer.worker in ended:
             self._check_symptom(death, process, process.peer)
 
     def _check_cause(self, death: Died, crash: Crash | None, process: Worker) -> None:
