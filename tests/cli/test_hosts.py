@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import shlex
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,9 @@ import pytest
 from jsrl.cli.experiments import load
 from jsrl.cli.hosts import other_hosts, parse_listen
 from jsrl.cli.join import join
+from jsrl.cluster.members import Notify
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
-from tests.launch.hosts.agents import await_that
 
 
 class Pipe(io.StringIO):
@@ -37,11 +39,11 @@ def test_the_port_for_hosts_outlives_the_reader_of_its_lines(tmp_path: Path, mon
         key = Path(shlex.split(pipe.getvalue().splitlines()[-1])[-1])
         assert key.is_file() and key.is_relative_to(tmp_path / "my runs")
         pipe.is_read = False
-        launcher.members.notices.append("a host\x1b[2J joined")
-        await_that(lambda: not launcher.members.notices)
-        assert launcher._port._thread.is_alive()
-        launcher.members.notices.append("a host is gone")
-        await_that(lambda: not launcher.members.notices, 5.0)
+        for line in ("a host\x1b[2J joined", "a host is gone"):
+            said, notify = threading.Event(), partial(launcher._port._do, Notify(line))
+            launcher._port._run_in_thread(notify)
+            launcher._port._run_in_thread(said.set)
+            assert said.wait(10.0)
 
 
 def test_wrong_ports_are_refused_before_hosts_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,8 +111,8 @@ FAULTS = (
     Planted(
         "the last task starts after its params' source has stopped",
         ENDING,
-        "            if level.publishes and not self._drains:\n",
-        "            if level.publishes and self._drains:\n",
+        "self._await_reachable(left) if self._drains else self._begin_tasks(left)\n",
+        "self._await_reachable(left)\n",
     ),
     Planted(
         "a worker that was told to stop is replaced",
