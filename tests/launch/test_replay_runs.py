@@ -350,11 +350,13 @@ def test_processes_with_two_replay_workers_and_threads(tmp_path):
     assert result.ended == "total_env_steps"
     last = {name: values[-1] for name, values in result.metrics.items()}
     assert last["replay/trajectories_received"] >= 6_000 / 16
-    assert abs(last["replay/samples_per_insert"] - 2.0) < 0.5
     assert last["replay/priorities_late"] < 0.2 * last["replay/drawn"]
     assert result.updates % 2 == 0
     counters = [json.loads((result.folder / "replay" / str(i) / "counters.json").read_text()) for i in range(2)]
-    assert sum(c["limiter"]["inserted"] for c in counters) >= 6_000
+    limiters = [c["limiter"] for c in counters]
+    assert sum(limiter["inserted"] for limiter in limiters) >= 6_000
+    for limiter in limiters:  # one whose actor starts late may be filling still
+        assert abs(limiter["drawn"] - 2 * max(0, limiter["inserted"] - 100)) <= 150
 
 
 @pytest.mark.slow
