@@ -42,6 +42,12 @@ def masked_mean(value: Array, mask: Array, axis_name: str | None) -> Array:
     return _mean_over(mask, axis_name)(value)
 
 
+def standardized(value: Array, mean: Mean) -> Array:
+    """Return values with mean 0 and standard deviation 1 over the rows of `mean`."""
+    away = value - mean(value)
+    return away * jax.lax.rsqrt(mean(jnp.square(away)) + 1e-8)
+
+
 def _mean_over(mask: Array, axis_name: str | None) -> Mean:
     count = row_count(mask, axis_name)
 

@@ -20,7 +20,7 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents.actor_critic import Weights
 from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
-from jsrl.agents.devices import Means, masked_mean, mean_gradient
+from jsrl.agents.devices import Means, masked_mean, mean_gradient, standardized
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, value_loss
 from jsrl.agents.returns import Rows, vtrace
@@ -182,8 +182,7 @@ def loss(
     if config.normalize_values:
         advantage = advantage / batch.value_moments.std
     if config.normalize_advantages:
-        advantage = advantage - masked_mean(advantage, mask, axis_name)
-        advantage = advantage * jax.lax.rsqrt(masked_mean(jnp.square(advantage), mask, axis_name) + 1e-8)
+        advantage = standardized(advantage, lambda x: masked_mean(x, mask, axis_name))
 
     loss_policy = mean.policy(-log_prob * advantage)
     error = value_loss(value[:-1], goal, goal, kind=config.value_loss, huber_delta=config.huber_delta)

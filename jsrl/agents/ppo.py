@@ -23,7 +23,7 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents.actor_critic import Weights
 from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
-from jsrl.agents.devices import Mean, Means, masked_mean, mean_gradient
+from jsrl.agents.devices import Mean, Means, masked_mean, mean_gradient, standardized
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
 from jsrl.agents.minibatches import chunked, flat, minibatches_of, plan_minibatches, take
@@ -307,12 +307,6 @@ def prepare(
         core,
     )
     return batch, metrics
-
-
-def standardized(advantage: Array, mean: Mean) -> Array:
-    """Return advantages with mean 0 and standard deviation 1 over the rows of `mean`."""
-    away = advantage - mean(advantage)
-    return away * jax.lax.rsqrt(mean(jnp.square(away)) + 1e-8)
 
 
 def _without_last_row(batch: Batch) -> Batch:

@@ -119,16 +119,20 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, list[str]]]:
         yield name.replace("_", "-"), values
 
 
+def last_values(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the last word after each word of a command line that is not read yet: the value of each option given."""
+    return dict(pairwise(word for argument in arguments for word in argument.split("=", 1)))
+
+
 def _for_environment(arguments: Sequence[str], default: Experiment) -> Experiment:
     """Return the default without the options of its own environment, if the arguments name another environment.
 
     Environments of one family (`hide_and_seek:empty`, `hide_and_seek:quadrant`) report the same statistics: these stay.
     """
-    args = [arg for argument in arguments for arg in argument.split("=", 1)]
-    named = [after for arg, after in pairwise(args) if arg == "--env.id"]
-    if not named or named[-1] == default.env.id:
+    named = last_values(arguments).get("--env.id", default.env.id)
+    if named == default.env.id:
         return default
-    (family, colon, _), (of_named, _, _) = default.env.id.partition(":"), named[-1].partition(":")
+    (family, colon, _), (of_named, _, _) = default.env.id.partition(":"), named.partition(":")
     metrics = default.env.episode_metrics if colon and family == of_named else ()
     return dataclasses.replace(
         default, env=dataclasses.replace(default.env, kwargs={}, wrappers=(), episode_metrics=metrics)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import jsrl.configs
-from jsrl.cli.command_line import parse
+from jsrl.cli.command_line import last_values, parse
 from jsrl.cli.experiments import files, load
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
@@ -63,8 +62,7 @@ def with_settings(name: str, arguments: Sequence[str], default: Experiment) -> t
 
     A row is taken where an algorithm of jsrl is named with an environment, unless the arguments say `--settings none`.
     """
-    words = [word for argument in arguments for word in argument.split("=", 1)]
-    given = {option.replace("_", "-"): value for option, value in pairwise(words)}
+    given = last_values(arguments)
     if given.get(SWITCH) == "none" or not files()[name][0].startswith(jsrl.configs.__name__):
         return default, ""
     for row in rows():

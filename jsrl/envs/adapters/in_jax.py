@@ -12,9 +12,9 @@ import numpy as np
 
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.faults import advice_raised
 from jsrl.envs.rows import Rows, vector_seed
 from jsrl.envs.spaces import action_layout
-from jsrl.envs.sync import advice_raised
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_target, nearest
