@@ -17,6 +17,7 @@ from benchmarks.defaults import RESULTS, train
 from jsrl.cli.experiments import load
 from jsrl.cli.tuned import Row, applied, rows
 from jsrl.intervals import mean_interval
+from jsrl.linux import processor
 
 HEADS = "environment | algorithm | env steps | score | each seed | `@best` | published"
 
@@ -48,15 +49,13 @@ def main() -> None:
     args, options = parser.parse_known_args()
     out = RESULTS / f"zoo-{args.algorithm}.json"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    facts = Path("/proc/cpuinfo").read_text()
-    machine = facts[facts.index("model name") :].split("\n")[0].partition(": ")[2]
     for row in sorted((row for row in rows() if row.algorithm == args.algorithm), key=env_steps):
         for seed in args.seeds if not args.envs or row.env in args.envs else ():
             done = json.loads(out.read_text())["rows"] if out.exists() else []
             if any(run["task"] == row.env and run["seed"] == seed for run in done):
                 continue
             run = train(row.algorithm, row.env, seed, args.folder, options)
-            done.append({**run, "commit": commit, "machine": machine})
+            done.append({**run, "commit": commit, "machine": processor()})
             print(row.env, seed, run["final"]["return_mean"], run["best"]["return_mean"], run["seconds"], flush=True)
             out.write_text(json.dumps({"rows": done}, indent=1) + "\n")
 
