@@ -8,16 +8,16 @@ not run again. Scores: mean return of the final params over 100 greedy episodes 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
-import subprocess
 from pathlib import Path
 
-from benchmarks.defaults import RESULTS, train
+from benchmarks.defaults import train
+from benchmarks.peers.scoring import RESULTS, fill
 from jsrl.cli.experiments import load
 from jsrl.cli.tuned import Row, applied, rows
 from jsrl.intervals import mean_interval
-from jsrl.linux import processor
 
 HEADS = "environment | algorithm | env steps | score | each seed | `@best` | published"
 
@@ -47,17 +47,13 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=Path("runs"))
     args, options = parser.parse_known_args()
-    out = RESULTS / f"zoo-{args.algorithm}.json"
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    for row in sorted((row for row in rows() if row.algorithm == args.algorithm), key=env_steps):
-        for seed in args.seeds if not args.envs or row.env in args.envs else ():
-            done = json.loads(out.read_text())["rows"] if out.exists() else []
-            if any(run["task"] == row.env and run["seed"] == seed for run in done):
-                continue
-            run = train(row.algorithm, row.env, seed, args.folder, options)
-            done.append({**run, "commit": commit, "machine": processor()})
-            print(row.env, seed, run["final"]["return_mean"], run["best"]["return_mean"], run["seconds"], flush=True)
-            out.write_text(json.dumps({"rows": done}, indent=1) + "\n")
+    known = sorted((row for row in rows() if row.algorithm == args.algorithm), key=env_steps)
+    envs = [row.env for row in known if not args.envs or row.env in args.envs]
+
+    def one(env: str, seed: int) -> dict:
+        return train(args.algorithm, env, seed, args.folder, options)
+
+    fill(RESULTS / f"zoo-{args.algorithm}.json", itertools.product(envs, args.seeds), one)
 
 
 if __name__ == "__main__":
