@@ -12,8 +12,8 @@ from jsrl.envs.seats import SeatView, view_of
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
 from jsrl.references.importing import import_target
-from jsrl.runs.names import FileNames
-from jsrl.runs.values import Registration
+from jsrl.services.runs.names import FileNames
+from jsrl.services.runs.values import Registration
 from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.ledger.hops import recorded_hop
 from jsrl.transport.stream import POLICY, End

@@ -15,7 +15,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig
 from jsrl.experiment.numbers import fits, followed
 from jsrl.experiment.options import with_changes
-from jsrl.launch.plan import make_plan, settle
+from jsrl.graph.plan import make_plan, settle
 from jsrl.networks.model import NetworkConfig
 from tests.marks import slow
 

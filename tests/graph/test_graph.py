@@ -18,7 +18,7 @@ from jsrl.graph.check import check
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph, Link, WorkerNode, node
 from jsrl.graph.placements import check_groups, make_graph
-from jsrl.metrics.catalogue import Metric
+from jsrl.services.metrics.catalogue import Metric
 from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, Lifecycle, Port, Shown, find_kind, own_kinds, value_of
 
@@ -41,9 +41,9 @@ ARCHITECTURES = {"inline": "impala:all_inline", "served": "seed:beside_learner",
 
 
 def resolved(name: str):
-    """Return a function of jsrl/graphs."""
+    """Return a function of jsrl/experiment/graphs."""
     module, function = name.split(":")
-    return getattr(importlib.import_module(f"jsrl.graphs.{module}"), function)
+    return getattr(importlib.import_module(f"jsrl.experiment.graphs.{module}"), function)
 
 
 def graph_of(**values) -> Graph:

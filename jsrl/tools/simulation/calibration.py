@@ -1,6 +1,6 @@
 """Measures the service times of an experiment: its environments alone, then short runs with 1 to 4 actors.
 
-Each run is a trial of jsrl.tuning: the real system, whose activities, rates and CPU times give the cost of its parts.
+Each run is a trial of jsrl.tools.tuning: the real system, whose activities, rates and CPU times give the cost of its parts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import PLACEMENTS, PlacementKind
-from jsrl.launch.graph_file import saved_experiment
-from jsrl.launch.machine import accelerators
-from jsrl.runs.limits import usable_cores
-from jsrl.runs.runs import RunFolder, read_metrics
+from jsrl.graph.graph_file import saved_experiment
+from jsrl.graph.machine import accelerators
+from jsrl.services.runs.limits import usable_cores
+from jsrl.services.runs.runs import RunFolder, read_metrics
 from jsrl.tools.simulation.speed import LOOP, beside_loop, busy_cores
 from jsrl.tools.simulation.system import check_known
 from jsrl.tools.simulation.times import (
@@ -36,8 +36,8 @@ from jsrl.tools.simulation.times import (
     fit,
 )
 from jsrl.tools.simulation.timing import time_acting, time_environments, time_params, time_updates
-from jsrl.tuning.space import Trial
-from jsrl.tuning.trial import Limits, measure
+from jsrl.tools.tuning.space import Trial
+from jsrl.tools.tuning.trial import Limits, measure
 
 MOST_ACTORS = 4
 NO_PARAMS = ParamsTimes()

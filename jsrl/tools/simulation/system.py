@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.layout import Layout, lay_out
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.launch.hosts.layout import Layout, lay_out
-from jsrl.launch.hosts.needs import needs_of
-from jsrl.launch.launcher import Need
-from jsrl.launch.plan import Plan, make_plan
+from jsrl.graph.launcher import Need
+from jsrl.graph.needs import needs_of
+from jsrl.graph.plan import Plan, make_plan
 from jsrl.linux import SHM
 from jsrl.transport.params.relay import FAN_OUT
 from jsrl.transport.wire.packing import is_stack
