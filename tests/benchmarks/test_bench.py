@@ -32,7 +32,7 @@ def test_parts_are_measured_in_a_folder_with_modules_and_benchmarks_of_its_own(t
     """As far as the experiment is loaded: its environment does not exist."""
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('another benchmarks')")
-    (tmp_path / "own_module.py").write_text("from jsrl.configs.ppo_cartpole import config")
+    (tmp_path / "own_module.py").write_text("from jsrl.experiment.configs.ppo_cartpole import config")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "own.py").write_text("from own_module import config")
     words = [sys.executable, alone.__file__, "own", "--", "--env.id", "NoSuch-v0"]

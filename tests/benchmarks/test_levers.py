@@ -19,7 +19,7 @@ from benchmarks.srl.blocks import Arm, Block, Record, alternate, paired_ratio
 from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment
-from jsrl.tuning.space import Machine, make_knobs, make_space
+from jsrl.tools.tuning.space import Machine, make_knobs, make_space
 
 ROOT = Path(__file__).parents[2]
 PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, max_policy_lag=1, placement="served", num_actors=1)

@@ -7,7 +7,7 @@ from jsrl.cli import evaluate, play
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.rendering import make_rendered
 from jsrl.errors import ConfigError
-from jsrl.runs.runs import RunFolder
+from jsrl.services.runs.runs import RunFolder
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Engines that start host agents: ssh, Slurm, Ray."""

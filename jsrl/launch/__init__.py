@@ -1,1 +1,0 @@
-"""Starting and supervising the processes of a run."""

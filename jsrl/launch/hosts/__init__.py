@@ -1,1 +1,0 @@
-"""Runs over several hosts: the hosts' resources, and the assignment of workers to hosts."""
