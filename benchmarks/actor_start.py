@@ -24,17 +24,17 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.agents.impala import IMPALAConfig
+from jsrl.control.memory_folder import own_memory_folder
+from jsrl.control.processes.launcher import Local
+from jsrl.control.supervised import SupervisedWorker
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
-from jsrl.launch.devices import process_environment
-from jsrl.launch.launcher import Start
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.memory_folder import own_memory_folder
-from jsrl.launch.plan import Plan, make_plan
-from jsrl.launch.supervised import SupervisedWorker
+from jsrl.graph.devices import process_environment
+from jsrl.graph.launcher import Start
+from jsrl.graph.plan import Plan, make_plan
 from jsrl.references.importing import spawn_environment
-from jsrl.runs.control import ControlServer
-from jsrl.runs.control_bodies import Crash, Stage
+from jsrl.services.runs.control import ControlServer
+from jsrl.services.runs.control_bodies import Crash, Stage
 from jsrl.transport.base import Reply
 from jsrl.types import map_tree
 from jsrl.workers.ends import bind_reader, bind_server

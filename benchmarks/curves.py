@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jsrl.report.charts import LEFT, WIDE, Series, chart
+from jsrl.tools.report.charts import LEFT, WIDE, Series, chart
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -26,8 +26,8 @@ from benchmarks.endurance.idle import pauses
 from benchmarks.srl.blocks import Arm, Figures, Record, alternate
 from benchmarks.throughput.alone import split_options
 from benchmarks.throughput.end_to_end import ENDLESS, START_LIMIT_S, BenchmarkError, Watched, command
-from jsrl.launch.result import contradicted
-from jsrl.runs.names import FileNames
+from jsrl.control.result import contradicted
+from jsrl.services.runs.names import FileNames
 
 LIMIT_S, ACTORS, STEP_S, LEAVES_S = 3.0, 4, 0.05, 30.0
 OPTIONS = ("--env.id", "benchmarks.endurance.idle:Idle", "--num-actors", f"{ACTORS}", "--agent.network.core", "gru")

@@ -38,7 +38,7 @@ sys.path[:0] = [str(ROOT)]
 
 from benchmarks.endless import FRAME_BYTES, as_sent, shake_hands
 from jsrl.errors import CodecError, JsrlError, StreamTimeout
-from jsrl.runs.control import ControlServer
+from jsrl.services.runs.control import ControlServer
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout
 from jsrl.transport.meeting.admission import Hello, JoinRules, hello_of_producer

@@ -30,9 +30,9 @@ sys.path[:0] = [str(HERE.parent)]
 from benchmarks.throughput.alone import near, split_options
 from jsrl.cli.arguments import Parser
 from jsrl.experiment.automatic import ENVS_PER_ACTOR
-from jsrl.launch.machine import accelerators
-from jsrl.runs.limits import usable_cores
-from jsrl.runs.provenance import environment_facts
+from jsrl.graph.machine import accelerators
+from jsrl.services.runs.limits import usable_cores
+from jsrl.services.runs.provenance import environment_facts
 
 DEVICES = "import jax; print([[d.platform, d.device_kind] for d in jax.devices()])"
 LAST_LINES = 30

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.hide_and_seek_duel import TEAMS, duel, kept_tags, learned_sides, random_side
-from jsrl.configs.hide_and_seek import config
+from jsrl.control.hooks import LiveRun, SavedSnapshot
+from jsrl.control.run import run
 from jsrl.experiment import EvaluatorConfig, Experiment, SnapshotConfig
-from jsrl.launch.hooks import LiveRun, SavedSnapshot
-from jsrl.launch.run import run
+from jsrl.experiment.configs.hide_and_seek import config
 
 POINTS, EPISODES, PERIOD_S = 12, 100, 2.0
 

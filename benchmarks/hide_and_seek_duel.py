@@ -27,9 +27,9 @@ import numpy as np
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
 from jsrl.games.hide_and_seek.game import ACTIONS, HideAndSeek
-from jsrl.policy import Policy, load_players, load_policy, policies_in
-from jsrl.runs.runs import RunFolder
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.runs.runs import RunFolder
+from jsrl.services.snapshots.store import SnapshotStore
+from jsrl.tools.policy import Policy, load_players, load_policy, policies_in
 
 SLOTS = 32
 TEAMS = ("hider", "seeker")

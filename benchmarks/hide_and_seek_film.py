@@ -21,7 +21,7 @@ from PIL import Image
 
 from benchmarks.hide_and_seek_duel import chasing_seekers, learned_sides, make_duel, random_side
 from jsrl.envs.config import EnvConfig
-from jsrl.policy import load_policy
+from jsrl.tools.policy import load_policy
 
 SHEET = 12
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.hide_and_seek_duel import TEAMS, duel, learned_sides, pairs_of, random_side
-from jsrl.configs.hide_and_seek_league import config
-from jsrl.contest import Arena
+from jsrl.control.run import run
 from jsrl.experiment import Experiment
-from jsrl.launch.run import run
+from jsrl.experiment.configs.hide_and_seek_league import config
+from jsrl.tools.contest import Arena
 
 GAMES, EPISODES = 100, 100
 ARMS = ("league", "self-play")

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.distributions import distribution
-from jsrl.configs.hide_and_seek_srl import NETWORK
+from jsrl.experiment.configs.hide_and_seek_srl import NETWORK
 from jsrl.games.hide_and_seek.game import ACTIONS
 from jsrl.games.hide_and_seek.observations import observation_spec
 from jsrl.games.hide_and_seek.settings import settings_of

@@ -24,14 +24,14 @@ from typing import Any
 
 from benchmarks.scale.layouts import Layout, far_hosts
 from jsrl.agents.ppo import PPOConfig
-from jsrl.configs.hide_and_seek_srl import NETWORK
+from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.experiment.experiment import PlacementKind
-from jsrl.launch.run import run
+from jsrl.experiment.configs.hide_and_seek_srl import NETWORK
+from jsrl.experiment.placements import PlacementName
 from jsrl.networks.model import NetworkConfig
-from jsrl.runs.provenance import environment_facts
-from jsrl.tuning.trial import Limits
+from jsrl.services.runs.provenance import environment_facts
+from jsrl.tools.tuning.trial import Limits
 
 AGENTS, ROWS = 4, 40
 LIMITS = Limits(seconds=12.0, updates=4, warm_s=3.0, start_s=120.0, longest_s=40.0)
@@ -48,7 +48,7 @@ class Arm:
     """One way to run it. ring: groups of each actor. hosts: that hold the actors; 0: this host holds all workers."""
 
     network: str
-    placement: PlacementKind
+    placement: PlacementName
     ring: int = 1
     hosts: int = 0
 

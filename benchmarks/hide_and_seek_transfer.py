@@ -25,17 +25,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jsrl.configs.hide_and_seek_league import config
+from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.experiment import Experiment, PolicyConfig
+from jsrl.experiment.configs.hide_and_seek_league import config
 from jsrl.games.hide_and_seek.game import TASKS, HideAndSeek
 from jsrl.games.hide_and_seek.settings import settings_of
-from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import Policy, load_policy
-from jsrl.runs.runs import load_runs
+from jsrl.services.runs.runs import load_runs
+from jsrl.tools.policy import Policy, load_policy
 
 PARTS, SLOTS, NEW = 10, 32, "new"
 NAME = "hide_and_seek_transfer"

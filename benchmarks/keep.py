@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from jsrl.errors import JsrlError
-from jsrl.runs.runs import RunFolder, read_metrics
+from jsrl.services.runs.runs import RunFolder, read_metrics
 
 CURVES = ("evaluator/return_mean", "evaluator/return_ci95", "actor/return_mean")
 

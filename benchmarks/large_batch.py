@@ -35,7 +35,7 @@ from benchmarks.throughput.end_to_end import BenchmarkError, last_lines
 
 OURS = ROOT / "benchmarks" / "updates" / "ours.py"
 
-BASE, LEARNING_RATE, TAU, ENV_STEPS_PER_CALL = 128, 1e-3, 0.01, 64  # of jsrl/configs/sac_pendulum.py
+BASE, LEARNING_RATE, TAU, ENV_STEPS_PER_CALL = 128, 1e-3, 0.01, 64  # of jsrl/experiment/configs/sac_pendulum.py
 RULES = ("scaled", "fixed")
 BATCHES = "128,256,512,1024,2048,4096,8192,16384"
 

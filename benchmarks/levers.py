@@ -135,7 +135,7 @@ def measure_acting(given: argparse.Namespace, record: Record, folder: Path) -> l
 
 def measure_runs(given: argparse.Namespace, record: Record, folder: Path) -> list[str]:
     """Levers of whole runs: every block is a run in new processes."""
-    from jsrl.launch.machine import accelerators
+    from jsrl.graph.machine import accelerators
 
     notes = []
     if record.lever == "placements":

@@ -65,9 +65,9 @@ def whole_run(given: argparse.Namespace, name: str, options: list[str], without:
 
 def counted_parts() -> list[tuple[str, type, tuple[str, ...]]]:
     """Return (part, class, methods) that are called while rows are made."""
-    from jsrl.launch.serial import SerialReporter
-    from jsrl.metrics.metrics import Meter
-    from jsrl.metrics.phases import Phases
+    from jsrl.control.serial import SerialReporter
+    from jsrl.services.metrics.metrics import Meter
+    from jsrl.services.metrics.phases import Phases
     from jsrl.transport.ledger.hop_page import HopPage
     from jsrl.transport.ledger.page import PersistedLedger
 
@@ -108,7 +108,7 @@ def counting(calls: Counter[str]) -> Iterator[None]:
 def calls_per_row(given: argparse.Namespace) -> dict[str, float]:
     """Return how often each method is called per trained row, in a serial run of the experiment in this process."""
     from jsrl.cli.experiments import experiments
-    from jsrl.launch.run import run
+    from jsrl.control.run import run
 
     e = experiments()[given.experiment]()
     e = dataclasses.replace(
@@ -125,8 +125,8 @@ def calls_per_row(given: argparse.Namespace) -> dict[str, float]:
 
 def ns_per_call(folder: Path) -> dict[str, float]:
     """Return the CPU nanoseconds of one call of each method, by a loop around it."""
-    from jsrl.metrics.metrics import Meter
-    from jsrl.runs.control import ControlClient, ControlServer
+    from jsrl.services.metrics.metrics import Meter
+    from jsrl.services.runs.control import ControlClient, ControlServer
     from jsrl.transport.base import Ledger, ProducerId
     from jsrl.transport.ledger.hop_page import LOCAL, HopPage
     from jsrl.transport.ledger.page import open_ledger
@@ -172,7 +172,7 @@ def timed(call: Callable[[], Any]) -> float:
 
 def control_share(folder: Path) -> float:
     """Return the CPU share (of one core) of one idle worker's control connection, the controller's end of it included."""
-    from jsrl.runs.control import ControlClient, ControlServer
+    from jsrl.services.runs.control import ControlClient, ControlServer
 
     server = ControlServer(f"ipc://{folder}/control-idle")
     client = ControlClient(server.address, "actor-0", 0)

@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--output")
     options = parser.parse_args()
     sys.path.insert(0, os.getcwd())
-    from tests.launch.hosts.agents import namespaces
+    from tests.cluster.agents import namespaces
 
     results: dict[str, Any] = {"machine": platform.platform(), "cores": os.cpu_count(), "rounds": {}}
     with namespaces(2) as (address, names), tempfile.TemporaryDirectory() as folder:

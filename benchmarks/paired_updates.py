@@ -23,11 +23,11 @@ def make_update(name: str) -> tuple[Callable[[], None], int]:
     import jax
 
     from jsrl.experiment.building import build_agent, resolved_agent
-    from jsrl.launch.schemas import make_schemas
+    from jsrl.graph.schemas import make_schemas
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.replay.device.agent import on_device
 
-    experiment = importlib.import_module(f"jsrl.configs.{name}").config()
+    experiment = importlib.import_module(f"jsrl.experiment.configs.{name}").config()
     schemas = make_schemas(experiment)
     agent, spec, rows = build_agent(resolved_agent(experiment), schemas.env), schemas.trajectory, 0
     batch = random_trajectory(spec, experiment.batch_columns, jax.random.key(1))

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.configs.ppo_connect_four import config
+from jsrl.control.run import run
 from jsrl.directors.pools import DeltaUniform
-from jsrl.launch.run import run
+from jsrl.experiment.configs.ppo_connect_four import config
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from jsrl.types import GameSpec
 
 def play(name: str, episodes: int, num_envs: int, seed: int) -> dict[str, Any]:
     """Play the environment of an experiment; return the content of the file. A game's return is the mean over its seats."""
-    env: Any = make(import_module(f"jsrl.configs.{name}").config().env, num_envs, seed)
+    env: Any = make(import_module(f"jsrl.experiment.configs.{name}").config().env, num_envs, seed)
     draw = random_joint_actions if isinstance(env.spec, GameSpec) else random_actions
     first = env if isinstance(env.spec, GameSpec) else env.spec
     rng, each = np.random.default_rng(0), -(-episodes // num_envs)

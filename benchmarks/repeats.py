@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 from benchmarks.golden import hash_of
-from jsrl.runs.provenance import environment_facts
+from jsrl.services.runs.provenance import environment_facts
 
 
 def main(words: list[str] | None = None) -> int:

@@ -57,8 +57,8 @@ def figures(folder: Path) -> Figures:
     Raises:
       RuntimeError: the run was too short.
     """
-    from jsrl.report.run_report import make_report
-    from jsrl.runs.runs import RunFolder
+    from jsrl.services.runs.runs import RunFolder
+    from jsrl.tools.report.run_report import make_report
 
     report = make_report(RunFolder.open(folder))
     means = report.steady

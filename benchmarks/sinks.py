@@ -32,10 +32,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio
 from jsrl.cli.experiments import load
+from jsrl.control.run import run
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment
-from jsrl.launch.run import run
-from jsrl.metrics.sinks import TensorBoardSink
-from jsrl.metrics.wandb_sink import WandbSink
+from jsrl.services.metrics.sinks import TensorBoardSink
+from jsrl.services.metrics.wandb_sink import WandbSink
 
 FIGURE = "cpu_us_per_row"
 NEITHER = "nothing"

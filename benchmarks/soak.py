@@ -174,7 +174,7 @@ def watch(soak: Soak, minutes: float, every_s: float) -> None:
 
 def raw_numbers(soak: Soak, given: argparse.Namespace) -> dict[str, Any]:
     """End the run and return all samples."""
-    from jsrl.runs.provenance import environment_facts
+    from jsrl.services.runs.provenance import environment_facts
 
     lines = soak.metrics()
     result, left = soak.end()

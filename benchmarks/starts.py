@@ -1,6 +1,6 @@
 """Check for leaks where runs start and stop in one process: `python benchmarks/starts.py --starts 100`.
 
-Each start is a whole `jsrl.launch.run.run` with a few rows of a real experiment, in this process (as in a notebook or a
+Each start is a whole `jsrl.control.run.run` with a few rows of a real experiment, in this process (as in a notebook or a
 tuner). After each one are counted: threads, open descriptors, child processes, ZeroMQ contexts, files of this process's runs
 in /dev/shm, and resident memory. After the first starts none may grow: counts stay the same, memory grows by less than
 --limit-mb (Theil-Sen slope).
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.endurance.holdings import holdings
 from benchmarks.endurance.slopes import theil_sen
-from jsrl.experiment.experiment import PlacementKind
+from jsrl.experiment.placements import PlacementName
 
 WARM_UP_SHARE, LIMIT_MB_PER_START = 0.25, 0.5
 # XLA and Orbax start the last threads of their pools late: in one of many starts, and sometimes in one of few.
@@ -69,11 +69,11 @@ def descriptors() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def short_run(name: str, placement: PlacementKind, folder: Path) -> Callable[[], None]:
+def short_run(name: str, placement: PlacementName, folder: Path) -> Callable[[], None]:
     """Return a function that starts a run of a few rows and waits for its end."""
     from jsrl.cli.experiments import experiments
+    from jsrl.control.run import run
     from jsrl.experiment import EvaluatorConfig
-    from jsrl.launch.run import run
 
     e = experiments()[name]()
     short = dataclasses.replace(
@@ -156,7 +156,7 @@ def main() -> int:
         numbers = [[*one[: len(COUNTED)], round(one.rss_mb, 2)] for one in seen]
         print(json.dumps({"placement": given.only, "faults": faults(seen, given.limit_mb), "seen": numbers}))
         return 0
-    from jsrl.runs.provenance import environment_facts
+    from jsrl.services.runs.provenance import environment_facts
 
     arms = [
         own_process(given, placement, given.starts if placement == "serial" else given.process_starts)

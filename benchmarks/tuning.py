@@ -19,7 +19,7 @@ from benchmarks.srl.system import whole_run
 from jsrl.cli.command_line import CommandLine, parse
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
-from jsrl.tuning.space import (
+from jsrl.tools.tuning.space import (
     Setting,
     Space,
     describe,
@@ -28,7 +28,7 @@ from jsrl.tuning.space import (
     make_space,
     with_setting,
 )
-from jsrl.tuning.tune import this_machine, tune
+from jsrl.tools.tuning.tune import this_machine, tune
 
 
 def grid_of(space: Space, cores: int, rings: tuple[int, ...]) -> list[Setting]:

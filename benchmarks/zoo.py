@@ -1,6 +1,6 @@
 """Scores of the tuned settings: `python benchmarks/zoo.py ppo --envs CartPole-v1 Pendulum-v1`.
 
-Runs `jsrl run ALGORITHM --env.id ID` with seeds 0 to 2 for the rows of jsrl/configs/tuned.toml, those of few env steps first.
+Runs `jsrl run ALGORITHM --env.id ID` with seeds 0 to 2 for the rows of tuned.toml, those of few env steps first.
 A row per environment and seed goes to benchmarks/results/zoo-ALGORITHM.json as soon as it is known; rows that are there are
 not run again. Scores: mean return of the final params over 100 greedy episodes of fresh seeds, and of `@best` over 100 others.
 """

@@ -14,11 +14,11 @@ from jsrl.agents.sac import SACConfig as SACConfig
 from jsrl.agents.td3 import TD3Config as TD3Config
 from jsrl.agents.vdn import RecurrentVDNConfig as RecurrentVDNConfig
 from jsrl.agents.vdn import VDNConfig as VDNConfig
-from jsrl.background import BackgroundRun as BackgroundRun
-from jsrl.background import start as start
 from jsrl.cli.tuned import tuned as tuned
-from jsrl.collect import Collector as Collector
-from jsrl.contest import Arena as Arena
+from jsrl.control.result import Result as Result
+from jsrl.control.run import run as run
+from jsrl.control.write_recording import RecordedEpisode as RecordedEpisode
+from jsrl.control.write_recording import write_recording as write_recording
 from jsrl.directors.fixed import Fixed as Fixed
 from jsrl.directors.fixed import LatestSelfPlay as LatestSelfPlay
 from jsrl.directors.fixed import Match as Match
@@ -48,26 +48,26 @@ from jsrl.experiment import ReplayConfig as ReplayConfig
 from jsrl.experiment import SnapshotConfig as SnapshotConfig
 from jsrl.experiment import SupervisionConfig as SupervisionConfig
 from jsrl.experiment import VideoConfig as VideoConfig
-from jsrl.export.file import load as load_policy_file  # noqa: F401  (under another name)
-from jsrl.launch.result import Result as Result
-from jsrl.launch.run import run as run
-from jsrl.launch.write_recording import RecordedEpisode as RecordedEpisode
-from jsrl.launch.write_recording import write_recording as write_recording
-from jsrl.metrics.wandb_sink import WandbSink as WandbSink
 from jsrl.networks.model import EntityConfig as EntityConfig
 from jsrl.networks.model import NetworkConfig as NetworkConfig
-from jsrl.policy import Policy as Policy
-from jsrl.policy import act_together as act_together
-from jsrl.policy import load_players as load_players
-from jsrl.policy import load_policy as load_policy
-from jsrl.report.comparison import Band as Band
-from jsrl.report.comparison import Difference as Difference
-from jsrl.report.comparison import band as band
-from jsrl.report.comparison import difference as difference
-from jsrl.report.comparison import summarise as summarise
-from jsrl.runs.curves import Scores as Scores
-from jsrl.runs.runs import Run as Run
-from jsrl.runs.runs import load_runs as load_runs
+from jsrl.services.metrics.wandb_sink import WandbSink as WandbSink
+from jsrl.services.runs.curves import Scores as Scores
+from jsrl.services.runs.runs import Run as Run
+from jsrl.services.runs.runs import load_runs as load_runs
+from jsrl.tools.background import BackgroundRun as BackgroundRun
+from jsrl.tools.background import start as start
+from jsrl.tools.collect import Collector as Collector
+from jsrl.tools.contest import Arena as Arena
+from jsrl.tools.export.file import load as load_policy_file  # noqa: F401  (under another name)
+from jsrl.tools.policy import Policy as Policy
+from jsrl.tools.policy import act_together as act_together
+from jsrl.tools.policy import load_players as load_players
+from jsrl.tools.policy import load_policy as load_policy
+from jsrl.tools.report.comparison import Band as Band
+from jsrl.tools.report.comparison import Difference as Difference
+from jsrl.tools.report.comparison import band as band
+from jsrl.tools.report.comparison import difference as difference
+from jsrl.tools.report.comparison import summarise as summarise
 
 from . import extend as extend
 

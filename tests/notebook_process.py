@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 CELL_LIMIT_S = 240
 ENDLESS = """
 import dataclasses
-from jsrl.launch.run import run
+from jsrl.control.run import run
 forever = dataclasses.replace(experiment, stop_at_return=None, total_env_steps=10**9)
 result = run(forever, placement="served", num_actors=1, display="quiet")
 """

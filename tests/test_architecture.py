@@ -57,7 +57,7 @@ def test_no_file_of_the_package_has_two_module_names():
 
 def test_every_experiment_builds_and_has_a_one_line_description():
     for name in CONFIGS:
-        module = importlib.import_module(f"jsrl.configs.{name}")
+        module = importlib.import_module(f"jsrl.experiment.configs.{name}")
         assert module.config().name == name
         description = (module.__doc__ or "").strip()
         assert description and "\n" not in description and len(description) <= 100, f"{name}: {description!r}"
@@ -72,10 +72,10 @@ LIGHT = (
     "import jsrl.workers.actor.worker, jsrl.workers.actor.build, jsrl.workers.__main__",
     "import jsrl.envs.make; jsrl.envs.make.make_spec(jsrl.envs.make.EnvConfig('CartPole-v1'))",
     "import jsrl.transport.transports, jsrl.transport.transports, jsrl.transport.transports",
-    "import jsrl.runs.control, jsrl.metrics.metrics, jsrl.runs.names, jsrl.runs.runs",
+    "import jsrl.services.runs.control, jsrl.services.metrics.metrics, jsrl.services.runs.names, jsrl.services.runs.runs",
     "import jsrl.experiment, jsrl.references.reference, jsrl.references.capture",
     "import jsrl.workers.replay.worker, jsrl.workers.learner.batching",
-    "import jsrl.cli.join, jsrl.launch.local.agent",
+    "import jsrl.cli.join, jsrl.cluster.host_agent",
 )
 
 
@@ -164,13 +164,14 @@ print(json.dumps([status, look.loaded, sorted(name for name in sys.modules if na
 # What only other runs have: directors and opponents, several hosts, recurrent or convolutional networks, replay workers,
 # streams between processes, definitions in a script, a tuning.
 OTHERS = (
-    "jsrl.directors.", "jsrl.matches.", "jsrl.contest", "jsrl.snapshots.players", "jsrl.launch.opponents",
+    "jsrl.directors.", "jsrl.matches.", "jsrl.tools.contest", "jsrl.services.snapshots.players", "jsrl.graph.opponents",
     "jsrl.workers.actor.assignments", "jsrl.workers.evaluator.matches", "jsrl.workers.frozen",
-    "jsrl.workers.learner.directed", "jsrl.launch.hosts", "jsrl.launch.local", "jsrl.launch.controller",
+    "jsrl.workers.learner.directed", "jsrl.cluster", "jsrl.control.processes", "jsrl.control.controller",
     "jsrl.networks.images", "jsrl.networks.kernels.conv", "jsrl.networks.cores", "jsrl.networks.entities", "jsrl.replay.",
     "jsrl.workers.learner.replay_link", "jsrl.transport.inference.", "jsrl.transport.meeting.curve",
     "jsrl.transport.meeting.handshake", "jsrl.transport.meeting.keys", "jsrl.transport.wire.packing",
-    "jsrl.references.capture", "jsrl.tuning.space", "jsrl.tuning.advice", "jsrl.metrics.wandb_sink", "jsrl.games.",
+    "jsrl.references.capture", "jsrl.tools.tuning.space", "jsrl.tools.tuning.advice",
+    "jsrl.services.metrics.wandb_sink", "jsrl.games.",
 )  # fmt: skip
 
 
@@ -182,5 +183,5 @@ def test_a_plain_serial_run_loads_only_what_it_uses(tmp_path):
     status, during, after = json.loads(ended.stdout.splitlines()[-1])
     assert status == 0
     assert not [name for name in after if name.startswith(OTHERS)]
-    assert not [name for name in during if name.startswith("jsrl.report")]  # it is loaded when the run ends
+    assert not [name for name in during if name.startswith("jsrl.tools.report")]  # it is loaded when the run ends
     assert len(after) <= 220

@@ -30,13 +30,13 @@ from jsrl.cli.command_line import check_needs
 from jsrl.cli.experiments import load, take_name
 from jsrl.cli.main import COMMANDS, DEV
 from jsrl.cli.main import main as jsrl_command
+from jsrl.control.run import run
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.extend import check_graph, make_graph
-from jsrl.launch.plan import make_plan
-from jsrl.launch.run import run
+from jsrl.graph.plan import make_plan
 from jsrl.networks.model import NetworkConfig
-from jsrl.tuning.study import SearchOptions
+from jsrl.tools.tuning.study import SearchOptions
 from jsrl.types import ArraySpec, Discrete, EnvSpec
 from jsrl.workers.kinds import catalogue
 
@@ -306,7 +306,7 @@ def test_the_tutorials_environment_has_the_two_faults_and_the_mended_one_can_be_
 def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
     """The file and the commands of docs/policies.md, shortened; a user's copy in another folder."""
     block = blocks(ROOT / "docs" / "policies.md", "python")[0]
-    assert block == (ROOT / "jsrl" / "configs" / "chase.py").read_text()
+    assert block == (ROOT / "jsrl" / "experiment" / "configs" / "chase.py").read_text()
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "hunt.py").write_text(block)
     runs = [words[2:] for words in commands(ROOT / "docs" / "policies.md") if words[1:2] == ["chase"]]
@@ -341,7 +341,7 @@ def test_the_experiments_of_populations_can_start() -> None:
         exec(compile(block, "populations.md", "exec"), module)
         make_plan(dataclasses.replace(module["config"](), placement="serial"), "(not run)", Path("/dev/shm/jsrl"))
     assert len(given) == 3
-    assert (ROOT / "jsrl" / "configs" / "league_tic_tac_toe.py").read_text() in given
+    assert (ROOT / "jsrl" / "experiment" / "configs" / "league_tic_tac_toe.py").read_text() in given
 
 
 def test_the_documented_psro_has_all_its_options() -> None:

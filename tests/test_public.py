@@ -16,7 +16,10 @@ import jsrl.extend
 ROOT = Path(__file__).parents[1]
 API = (ROOT / "docs" / "api.md").read_text()
 BLOCK = re.compile(r"^```(python|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NAMED = ("jsrl.configs", "jsrl.graphs")  # experiments and graphs by name, as on the command line: files to copy
+NAMED = (
+    "jsrl.experiment.configs",
+    "jsrl.experiment.graphs",
+)  # by name, as on the command line: files to copy
 
 
 @pytest.mark.parametrize("module", [jsrl, jsrl.extend])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from jsrl.runs.files import write_atomic
+from jsrl.services.runs.files import write_atomic
 
 EVERY_S, LOOK_S = 5.0, 0.2
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.endurance.holdings import Holdings
 from benchmarks.endurance.slopes import Level, Slope, level, theil_sen
-from jsrl.launch.result import contradicted
+from jsrl.control.result import contradicted
 
 RSS_LIMIT_MB_PER_MIN = 1.0
 COUNTS = ("descriptors", "threads", "segments")

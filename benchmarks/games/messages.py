@@ -14,7 +14,7 @@ import json
 import numpy as np
 
 from jsrl.envs.make import make_game
-from jsrl.policy import Policy, load_policy
+from jsrl.tools.policy import Policy, load_policy
 
 SYMBOLS = 3  # last entries of what the listener observes
 

@@ -24,13 +24,13 @@ from benchmarks.games.boards import legal_shares
 from benchmarks.games.poker import Kuhn, Leduc
 from benchmarks.games.trees import Rules, Tree, unfold
 from jsrl.agents.ppo import PPOConfig
+from jsrl.control.run import run
 from jsrl.directors.psro import PSRO
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import load_policy
-from jsrl.snapshots.players import PlayerStore
+from jsrl.services.snapshots.players import PlayerStore
+from jsrl.tools.policy import load_policy
 
 GAMES: dict[str, tuple[Callable[[], Rules], str]] = {
     "kuhn": (Kuhn, "openspiel:kuhn_poker"),

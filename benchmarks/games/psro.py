@@ -21,15 +21,15 @@ import numpy as np
 
 from benchmarks.games.matrix import BIASED, nash_conv
 from jsrl.agents.ppo import PPOConfig
+from jsrl.control.run import run
 from jsrl.directors.pools import DeltaUniform
 from jsrl.directors.psro import PSRO
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import load_policy
-from jsrl.snapshots.players import PlayerStore
+from jsrl.services.snapshots.players import PlayerStore
+from jsrl.tools.policy import load_policy
 
 AGENT = PPOConfig(
     learning_rate=3e-3,

@@ -35,14 +35,14 @@ from typing import Any
 from benchmarks import process_tree
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.launcher import JoinedHosts
+from jsrl.control.hooks import LiveRun
+from jsrl.control.processes.launcher import Local
+from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.launch.hooks import LiveRun
-from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from tests.launch.hosts.agents import Agent, namespaces
+from tests.cluster.agents import Agent, namespaces
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = "benchmarks.scale.sleeping:Sleeping"
@@ -86,7 +86,7 @@ class Progress:
     """A hook that prints the env steps trained on."""
 
     def on_metrics(self, live: LiveRun, row: dict[str, Any]) -> None:
-        """Print the env steps; see jsrl.launch.hooks."""
+        """Print the env steps; see jsrl.control.hooks."""
         print(json.dumps({"env_steps": live.env_steps}), flush=True)
 
 

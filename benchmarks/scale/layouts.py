@@ -21,17 +21,17 @@ import psutil
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.launcher import JoinedHosts, placed
+from jsrl.cluster.layout import lay_out
+from jsrl.control.hooks import STOP, LiveRun
+from jsrl.control.processes.launcher import Local
+from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig
-from jsrl.launch.hooks import STOP, LiveRun
-from jsrl.launch.hosts.launcher import JoinedHosts, placed
-from jsrl.launch.hosts.layout import lay_out
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.tools.simulation.outcome import CORES, ENVIRONMENTS, INFERENCE, INTO, OUT, UPDATES
-from jsrl.tuning.trial import Limits, Progress
-from tests.launch.hosts.agents import Agent, namespaces
+from jsrl.tools.tuning.trial import Limits, Progress
+from tests.cluster.agents import Agent, namespaces
 
 LIMITS = Limits(seconds=5.0, updates=4, warm_s=1.5, longest_s=25.0)
 SLOW_MBIT = 20  # a trajectory takes 0.3 s on such a link, so queues in front of it grow for seconds
@@ -175,7 +175,7 @@ class Meter:
         self._marks: list[dict[str, float]] = []
 
     def on_metrics(self, live: LiveRun, row: dict[str, Any]) -> str | None:
-        """Process a line; see jsrl.launch.hooks."""
+        """Process a line; see jsrl.control.hooks."""
         warm = self._progress.warm
         self._progress.take(row, row["wall_s"])
         if self._progress.warm:

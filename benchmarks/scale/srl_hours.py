@@ -32,10 +32,10 @@ import msgspec
 
 from benchmarks.scale.srl_shape import CALL_S, INFER_S, TRAIN_S
 from jsrl.cluster.facts import HostFacts
-from jsrl.configs.hide_and_seek_srl import config
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, VideoConfig
-from jsrl.runs.provenance import environment_facts
+from jsrl.experiment.configs.hide_and_seek_srl import config
+from jsrl.services.runs.provenance import environment_facts
 from jsrl.tools.simulation.calibration import Measured, fitted
 from jsrl.tools.simulation.outcome import simulate
 from jsrl.tools.simulation.system import Sizes, System, lay_out_on

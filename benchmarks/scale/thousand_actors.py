@@ -29,12 +29,12 @@ import psutil
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.launcher import JoinedHosts
+from jsrl.control.hooks import STOP, LiveRun
+from jsrl.control.processes.launcher import Local
+from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment, SupervisionConfig
-from jsrl.launch.hooks import STOP, LiveRun
-from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.transport.ledger.hop_page import read_connections
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
@@ -85,7 +85,7 @@ class Watch:
         self._thread.start()
 
     def on_metrics(self, live: LiveRun, row: dict[str, Any]) -> str | None:
-        """Record the progress of the run; see jsrl.launch.hooks."""
+        """Record the progress of the run; see jsrl.control.hooks."""
         self.restarts = row.get("restarts/actor", self.restarts)
         return STOP if self._over else None
 

@@ -47,8 +47,8 @@ from jsrl.tools.simulation.speed import beside_loop
 from jsrl.tools.simulation.system import lay_out_on
 from jsrl.tools.simulation.times import EnvTimes, ParamsTimes, ServiceTimes, Updates
 from jsrl.tools.simulation.timing import time_acting, time_environments, time_params, time_updates
-from jsrl.tuning.trial import Limits
-from jsrl.tuning.trial import measure as try_out
+from jsrl.tools.tuning.trial import Limits
+from jsrl.tools.tuning.trial import measure as try_out
 
 RUNS, SPREAD = 3, 0.10
 TRIES = 5  # simulations of a layout, until other programs use as many cores in it as they did

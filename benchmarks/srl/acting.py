@@ -14,20 +14,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jsrl.control.memory_folder import own_memory_folder
+from jsrl.control.processes.launcher import Local
+from jsrl.control.supervised import SupervisedWorker
 from jsrl.errors import StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.experiment.building import build_agent
-from jsrl.launch.devices import process_environment
-from jsrl.launch.launcher import Start
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.machine import accelerators
-from jsrl.launch.memory_folder import own_memory_folder
-from jsrl.launch.plan import Plan, make_plan
-from jsrl.launch.supervised import SupervisedWorker
+from jsrl.graph.devices import process_environment
+from jsrl.graph.launcher import Start
+from jsrl.graph.machine import accelerators
+from jsrl.graph.plan import Plan, make_plan
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import to_json
-from jsrl.runs.control import ControlServer
-from jsrl.runs.control_bodies import Crash, Stage
+from jsrl.services.runs.control import ControlServer
+from jsrl.services.runs.control_bodies import Crash, Stage
 from jsrl.types import make_version
 from jsrl.workers.ends import bind_publisher, bind_reader
 

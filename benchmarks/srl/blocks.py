@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.runs.provenance import environment_facts
+from jsrl.services.runs.provenance import environment_facts
 
 Figures = dict[str, float]
 

@@ -12,8 +12,8 @@ from benchmarks.srl.acting import ActingSystem
 from benchmarks.srl.blocks import Arm, Figures
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.tuning.profiles import applied
-from jsrl.tuning.trial import Limits, measure
+from jsrl.tools.tuning.profiles import applied
+from jsrl.tools.tuning.trial import Limits, measure
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048)
 

@@ -61,7 +61,7 @@ def parts(experiment: Any) -> tuple[dict[str, Callable[[], float]], dict[str, An
     from jsrl.envs.make import make, make_spec
     from jsrl.envs.seats import actions_of, part_of, view_of
     from jsrl.experiment.building import build_agent, resolved_agent
-    from jsrl.launch.schemas import make_schemas
+    from jsrl.graph.schemas import make_schemas
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.transport.base import Request
     from jsrl.transport.stream import POLICY
@@ -124,7 +124,7 @@ def main() -> int:
     from jsrl.cli.command_line import parse
     from jsrl.cli.experiments import experiments, use_working_directory
     from jsrl.errors import JsrlError
-    from jsrl.launch.compilation import keep_compiled_here
+    from jsrl.graph.compilation import keep_compiled_here
 
     use_working_directory()
     sys.path.insert(0, str(ROOT))  # a folder `benchmarks` of the user's must not hide ours

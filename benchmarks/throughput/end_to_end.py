@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import process_tree
 from benchmarks.throughput.arithmetic import Sample, rates
 from jsrl.errors import JsrlError
-from jsrl.metrics.phases import by_phase
+from jsrl.services.metrics.phases import by_phase
 from jsrl.workers.kinds import find_kind
 
 RUN = Path(__file__).resolve().parents[2] / "experiments" / "run.py"

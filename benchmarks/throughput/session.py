@@ -20,7 +20,7 @@ from benchmarks.throughput.progress import Progress
 from benchmarks.throughput.tables import FORMAT
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.runs.provenance import environment_facts
+from jsrl.services.runs.provenance import environment_facts
 
 PLACEMENTS = ("serial", "inline", "served", "apart")
 ALONE_SHARE = 0.2  # of a window's seconds, for each part alone

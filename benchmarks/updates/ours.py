@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments"), str(ROOT / "benchmarks" / 
 from measuring import Meter, read_request, versions_of
 from replay_works import seen
 
-from jsrl.launch.machine import accelerators
+from jsrl.graph.machine import accelerators
 
 SETTINGS = [{"one_thread": True}, {"threads": 2}]
 PRODUCTS = 40
@@ -38,7 +38,7 @@ def make_update(request: dict[str, Any]) -> tuple[Callable[[], None], int]:
     from jsrl.cli.experiments import experiments
     from jsrl.envs.config import EnvConfig
     from jsrl.experiment.building import build_agent
-    from jsrl.launch.schemas import make_schemas
+    from jsrl.graph.schemas import make_schemas
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.replay.device.agent import on_device
 

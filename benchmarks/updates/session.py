@@ -17,7 +17,7 @@ from benchmarks.throughput.progress import Progress
 from benchmarks.throughput.session import PLACEMENTS, selected
 from benchmarks.updates.tables import FORMAT, KIND
 from jsrl.errors import ConfigError
-from jsrl.runs.provenance import environment_facts
+from jsrl.services.runs.provenance import environment_facts
 
 OURS = Path(__file__).parent / "ours.py"
 DRIVERS = {"sb3": "run_sb3_replay.py", "sbx": "run_sbx_replay.py", "torch-loop": "run_torch_replay.py"}

@@ -17,21 +17,21 @@ def nothing(*_: Any, **__: Any) -> None:
 
 def without_heartbeats() -> None:
     """Disable heartbeats of workers (the control connection stays: it carries reports and commands)."""
-    from jsrl.runs import control
+    from jsrl.services.runs import control
 
     control.HEARTBEAT_S = NEVER_S
 
 
 def without_deadlines() -> None:
     """Disable the record of operations that may hang."""
-    from jsrl.runs.control import ControlClient
+    from jsrl.services.runs.control import ControlClient
 
     ControlClient.entering = ControlClient.left = nothing  # type: ignore[method-assign]
 
 
 def without_phases() -> None:
     """Disable time accounting."""
-    from jsrl.metrics.phases import Phases
+    from jsrl.services.metrics.phases import Phases
 
     Phases.enter = Phases.rest = Phases.mark = nothing  # type: ignore[method-assign]
     Phases.shares = lambda self: {}  # type: ignore[method-assign]
@@ -39,7 +39,7 @@ def without_phases() -> None:
 
 def without_metrics() -> None:
     """Disable counting inside workers; updates and env steps, which limits need, are still counted."""
-    from jsrl.metrics.metrics import Meter
+    from jsrl.services.metrics.metrics import Meter
 
     for name in ("count", "rate", "spent", "mean", "means", "last", "maximum", "spread"):
         setattr(Meter, name, nothing)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from jsrl.runs.door import printable
+from jsrl.services.runs.door import printable
 
 UNKNOWN = re.compile(r"unrecognized arguments: .*?(--[\w-]+)")
 

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.background import start_process
 from jsrl.cli.command_line import CommandLine, without
 from jsrl.errors import ConfigError
-from jsrl.runs.groups import read_group
-from jsrl.runs.runs import RunFolder, check_run_name, in_command, named, new_run_name
-from jsrl.runs.state import read_state
+from jsrl.services.runs.groups import read_group
+from jsrl.services.runs.runs import RunFolder, check_run_name, in_command, named, new_run_name
+from jsrl.services.runs.state import read_state
+from jsrl.tools.background import start_process
 
 OWN = ("detach", "run-name", "display")  # options that the new process sets itself
 

@@ -16,9 +16,9 @@ from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import load
 from jsrl.cli.own_options import asked_of, execute, help_of
 from jsrl.fields import PositiveFinite, PositiveInt, option, suggesting
-from jsrl.report.page import Table
-from jsrl.tuning.space import Trial
-from jsrl.tuning.trial import Limits, measure
+from jsrl.tools.report.page import Table
+from jsrl.tools.tuning.space import Trial
+from jsrl.tools.tuning.trial import Limits, measure
 
 PLACEMENTS = ("serial", "inline", "served", "apart")
 TITLES = ("placement", "env steps/s", "range", "policy lag", "first update s")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 
 from jsrl.cli.run import main
-from jsrl.launch.run_log import OutputToFolder
+from jsrl.control.run_log import OutputToFolder
 from jsrl.linux import die_with_parent
-from jsrl.runs.provenance import record_command
+from jsrl.services.runs.provenance import record_command
 
 if __name__ == "__main__":
     parent, words = int(sys.argv[1]), sys.argv[2:]

@@ -18,9 +18,9 @@ import jsrl
 from jsrl.cli.arguments import Parser
 from jsrl.errors import counted
 from jsrl.extras import EXTRAS, install_command, pip_command
-from jsrl.launch.compilation import cache_folder
+from jsrl.graph.compilation import cache_folder
 from jsrl.linux import SHM
-from jsrl.runs.provenance import hardware_facts
+from jsrl.services.runs.provenance import hardware_facts
 from jsrl.transport.memory.locks import is_living
 
 LEAST_FILES, LEAST_SHM_MB, LEAST_MEMORY_GB = 1024, 256, 4

@@ -22,15 +22,15 @@ from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import shown
 from jsrl.cli.report import check_folder
-from jsrl.contest import Arena, frozen_players, why_unfit
+from jsrl.control.result import score
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import refuse_endless
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
-from jsrl.launch.result import score
-from jsrl.policy import act_together, load_players, stream_of
-from jsrl.runs.runs import split_tag
+from jsrl.services.runs.runs import split_tag
+from jsrl.tools.contest import Arena, frozen_players, why_unfit
+from jsrl.tools.policy import act_together, load_players, stream_of
 from jsrl.workers.play import EpisodeCounts, rest_of
 
 LIVE_S, LINES_S = 0.2, 30.0  # between two counts on a terminal, and elsewhere

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import jsrl
-import jsrl.configs
+import jsrl.experiment.configs
 from jsrl.cli.arguments import Parser
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
@@ -36,14 +36,14 @@ def use_working_directory() -> None:
 
     The folder of `python experiments/run.py` is left out, because its link `configs` would hide that of a user.
     """
-    here, scripts = str(Path.cwd()), str(Path(jsrl.configs.__path__[0]).parents[1] / "experiments")
+    here, scripts = str(Path.cwd()), str(Path(jsrl.experiment.configs.__path__[0]).parents[2] / "experiments")
     sys.path[:] = [here, *(path for path in sys.path if path not in (here, scripts))]
 
 
 def files() -> dict[str, tuple[str, Path]]:
     """Return name -> (module, file) of every experiment; a user's experiment hides jsrl's of the same name."""
-    own = Path(jsrl.configs.__path__[0])
-    found = dict(_modules("jsrl.configs", *map(Path, jsrl.configs.__path__)))
+    own = Path(jsrl.experiment.configs.__path__[0])
+    found = dict(_modules("jsrl.experiment.configs", *map(Path, jsrl.experiment.configs.__path__)))
     here = Path.cwd() / FOLDER
     if here.resolve() != own:
         found |= dict(_modules(FOLDER, here))

@@ -8,8 +8,8 @@ from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import shown
 from jsrl.errors import JsrlError
-from jsrl.policy import load_policy
-from jsrl.runs.runs import split_tag
+from jsrl.services.runs.runs import split_tag
+from jsrl.tools.policy import load_policy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

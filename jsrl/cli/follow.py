@@ -10,19 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from jsrl.cli.logs import follow, show
+from jsrl.control.status_writer import moment_of
 from jsrl.errors import ConfigError
-from jsrl.launch.status_writer import moment_of
-from jsrl.metrics.display import LEVELS, Display, make_display
-from jsrl.metrics.display_state import DisplayState
-from jsrl.runs.groups import Group
-from jsrl.runs.logs import CONTROLLER, LogReader, log_path
-from jsrl.runs.runs import RunFolder, in_command, last_values
-from jsrl.runs.state import RunState, read_state
+from jsrl.services.metrics.display import LEVELS, Display, make_display
+from jsrl.services.metrics.display_state import DisplayState
+from jsrl.services.runs.groups import Group
+from jsrl.services.runs.logs import CONTROLLER, LogReader, log_path
+from jsrl.services.runs.runs import RunFolder, in_command, last_values
+from jsrl.services.runs.state import RunState, read_state
 
 LOOK_S = 0.25
 MESSAGES, LINES = 6, 20  # earlier messages or lines to show: on a terminal, and elsewhere
 STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
-PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # start of a line that is not a message (jsrl.metrics.display.plain_line)
+PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # start of a line that is not a message, see display.plain_line
 
 
 def moment(folder: Path, state: RunState) -> DisplayState | None:

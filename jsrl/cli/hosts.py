@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jsrl.cluster.launcher import JoinedHosts
+from jsrl.cluster.this_host import address_towards, own_facts
+from jsrl.control.processes.launcher import Local
+from jsrl.control.run import check_starts_workers
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
-from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.local.facts import address_towards, own_facts
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.run import check_starts_workers
-from jsrl.runs.door import printable
+from jsrl.services.runs.door import printable
 from jsrl.transport.meeting.sockets import allowed_ports
 
 if TYPE_CHECKING:
-    from jsrl.launch.hosts.engine import Engine
-    from jsrl.launch.launcher import Launcher
+    from jsrl.cluster.engines.engine import Engine
+    from jsrl.graph.launcher import Launcher
 
 
 @contextlib.contextmanager
@@ -71,20 +71,20 @@ def notify(line: str) -> None:
 def engine_of(options: RunOptions, notify: Callable[[str], None]) -> tuple[Engine | None, str]:
     """Return (the engine that starts the agents, IP address of this host); None: users start them."""
     if options.launcher == "ray":
-        from jsrl.launch.hosts.ray import request_of
-        from jsrl.launch.local.ray import Ray
+        from jsrl.cluster.engines.ray import request_of
+        from jsrl.cluster.engines.ray_driver import Ray
 
         ray = Ray(request_of(options.ray, options.num_hosts, options.host_python, os.environ), notify)
         return ray, ray.acquire()
     if options.launcher == "slurm":
-        from jsrl.launch.local.ssh import Srun, other_nodes, own_address
+        from jsrl.cluster.engines.ssh import Srun, other_nodes, own_address
 
         nodes = other_nodes()
         notify(f"running inside Slurm job {os.environ.get('SLURM_JOB_ID')}; its other nodes: {', '.join(nodes)}")
         return Srun(nodes, sys.executable), own_address(nodes)
     if options.hosts is None:
         return None, ""
-    from jsrl.launch.local.ssh import Ssh
+    from jsrl.cluster.engines.ssh import Ssh
 
     ssh = Ssh(options.hosts.split(","), options.host_python or sys.executable)
     return ssh, "" if options.listen else source_address(options.hosts)
@@ -109,7 +109,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 def source_address(hosts: str) -> str:
     """Return this host's source IP address for packets to the first of some hosts."""
-    from jsrl.launch.local.ssh import resolved
+    from jsrl.cluster.engines.ssh import resolved
 
     first = resolved(hosts.split(",", maxsplit=1)[0])
     try:

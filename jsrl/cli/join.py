@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--facts", action="store_true", help="print what this host has, and do not join")
     options = parser.parse_args(arguments)
     if options.facts:
-        from jsrl.launch.local.facts import own_facts
+        from jsrl.cluster.this_host import own_facts
 
         print(json.dumps(own_facts(options.name, "").entry))
         return 0
@@ -67,9 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def join(key: Path, name: str, patience_s: float, most: tuple[int, int] = (0, 0), drain_s: float = 30.0) -> int:
     """Run the agent of this host, with at most `cores` cores and `memory_mb` MB of memory (0: all); see Agent."""
-    from jsrl.launch.hosts.join_key import read_key
-    from jsrl.launch.local.agent import Agent, agent_folder, check_address
-    from jsrl.launch.memory_folder import own_memory_folder
+    from jsrl.cluster.host_agent import Agent, agent_folder, check_address
+    from jsrl.cluster.join_key import read_key
+    from jsrl.control.memory_folder import own_memory_folder
     from jsrl.transport.meeting.sockets import allowed_ports
 
     allowed_ports()  # a wrong JSRL_PORTS would only be noticed by the workers

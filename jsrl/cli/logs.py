@@ -10,9 +10,9 @@ from pathlib import Path
 from jsrl.cli.arguments import show_error
 from jsrl.cli.main import run_parser
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.runs.logs import CONTROLLER, LogReader, log_names, log_path
-from jsrl.runs.runs import RunFolder, named
-from jsrl.runs.state import read_state
+from jsrl.services.runs.logs import CONTROLLER, LogReader, log_names, log_path
+from jsrl.services.runs.runs import RunFolder, named
+from jsrl.services.runs.state import read_state
 
 LOOK_S, ASK_S = 0.2, 1.0  # intervals between checks of a log, and of the run
 

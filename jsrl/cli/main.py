@@ -15,7 +15,7 @@ from typing import Any
 
 import jsrl
 from jsrl.cli.arguments import Parser
-from jsrl.launch.interrupts import remembered, repeated
+from jsrl.interrupts import remembered, repeated
 
 CHAPTERS = {
     "Train": {

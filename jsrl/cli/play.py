@@ -14,8 +14,8 @@ import numpy as np
 from jsrl.envs.rendering import RenderedEnv, Returns, make_rendered
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
-from jsrl.policy import Policy, act_together, load_players, stream_of
-from jsrl.runs.runs import RunFolder, split_tag
+from jsrl.services.runs.runs import RunFolder, split_tag
+from jsrl.tools.policy import Policy, act_together, load_players, stream_of
 
 SLOWEST, FASTEST = 1 / 16, 16.0
 UNSEEN = ("offscreen", "dummy")  # drivers of SDL that show nothing

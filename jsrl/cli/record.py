@@ -23,12 +23,12 @@ from jsrl.errors import ConfigError, JsrlError, StreamTimeout, counted
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.experiment.policies import SEED_STRIDE
 from jsrl.experiment.settings import AUTO
-from jsrl.launch.recording_plan import begin_record
-from jsrl.launch.schemas import make_schemas
-from jsrl.metrics.metrics import Meter
-from jsrl.policy import Policy, load_players
-from jsrl.recordings.recordings import MANIFEST, read_manifest
-from jsrl.runs.runs import RunFolder, split_tag
+from jsrl.graph.recording_plan import begin_record
+from jsrl.graph.schemas import make_schemas
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.recordings.recordings import MANIFEST, read_manifest
+from jsrl.services.runs.runs import RunFolder, split_tag
+from jsrl.tools.policy import Policy, load_players
 from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine

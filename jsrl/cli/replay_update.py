@@ -20,10 +20,10 @@ import numpy as np
 from jsrl.cli.arguments import Parser, show_error
 from jsrl.errors import AgentFault, ConfigError, JsrlError, SnapshotError, own_traceback
 from jsrl.experiment import Experiment
-from jsrl.launch.graph_file import experiment_of
-from jsrl.launch.schemas import make_schemas
-from jsrl.runs.runs import RunFolder
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.graph.graph_file import experiment_of
+from jsrl.graph.schemas import make_schemas
+from jsrl.services.runs.runs import RunFolder
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Trajectory, Tree, leaves, map_trajectory, named_leaves
 from jsrl.workers.jobs import FAILED_UPDATE, Schemas
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.report.comparison import compare_runs
-from jsrl.report.comparison_page import write_comparison
-from jsrl.report.marl_eval import write_marl_eval
-from jsrl.report.report import write_report
-from jsrl.runs.groups import COMPARISON, find_group
-from jsrl.runs.runs import Run, load_runs
+from jsrl.services.runs.groups import COMPARISON, find_group
+from jsrl.services.runs.runs import Run, load_runs
+from jsrl.tools.report.comparison import compare_runs
+from jsrl.tools.report.comparison_page import write_comparison
+from jsrl.tools.report.marl_eval import write_marl_eval
+from jsrl.tools.report.report import write_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """Run an experiment: `jsrl run ppo_cartpole --placement serial`, or `python experiments/run.py ppo_cartpole ...`.
 
-The path through the system begins here: parse -> Experiment -> jsrl.launch.run -> a controller or serial mode.
+The path through the system begins here: parse -> Experiment -> jsrl.control.run -> a controller or serial mode.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jsrl.cli.main import LOADING, shown
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
-from jsrl.launch.interrupts import Stopped, remembered
+from jsrl.interrupts import Stopped, remembered
 from jsrl.linux import SHM
-from jsrl.runs.groups import Group, find_group
+from jsrl.services.runs.groups import Group, find_group
 
 if TYPE_CHECKING:
-    from jsrl.launch.launcher import Launcher
+    from jsrl.graph.launcher import Launcher
 
 
 def usage() -> str:
@@ -47,8 +47,8 @@ def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
 
 def resumed(arguments: Sequence[str]) -> Experiment | None:
     """Return the experiment of the run that --resume names, if it names a run."""
-    from jsrl.launch.graph_file import saved_experiment
-    from jsrl.runs.runs import RunFolder
+    from jsrl.graph.graph_file import saved_experiment
+    from jsrl.services.runs.runs import RunFolder
 
     target = resume_target(arguments)
     return None if target is None else saved_experiment(RunFolder.open(*target))
@@ -154,9 +154,9 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
 
 def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     with shown(LOADING):
-        from jsrl.launch.run import run
-        from jsrl.runs.process import ProcessIdentity
-        from jsrl.runs.state import is_asked_to_stop
+        from jsrl.control.run import run
+        from jsrl.services.runs.process import ProcessIdentity
+        from jsrl.services.runs.state import is_asked_to_stop
 
     options: RunOptions = asked.run
     if asked.followed and options.display != "quiet":
@@ -199,7 +199,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> AbstractContextM
 
 def settled_args(asked: cli.CommandLine) -> list[str]:
     """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs."""
-    from jsrl.launch.plan import make_plan, settle
+    from jsrl.graph.plan import make_plan, settle
 
     experiment = fastest(asked)
     make_plan(settle(experiment)[0], "(not run)", SHM / "jsrl", graph=asked.run.graph)
@@ -208,18 +208,18 @@ def settled_args(asked: cli.CommandLine) -> list[str]:
 
 def show_plan(experiment: Experiment, options: RunOptions) -> int:
     """Print the plan of a run; draw it or assign it to hosts if the options say so."""
+    from jsrl.cli.plan_text import describe
+    from jsrl.cluster.hosts_file import read_hosts
+    from jsrl.cluster.launcher import placed
+    from jsrl.cluster.layout import Layout, lay_out, layout_text
+    from jsrl.control.start_points import find_start_points
     from jsrl.graph.drawing import draw
-    from jsrl.launch.graph_file import Edit, stored_graph
-    from jsrl.launch.hosts.facts import read_hosts
-    from jsrl.launch.hosts.launcher import placed
-    from jsrl.launch.hosts.layout import Layout, lay_out, layout_text
-    from jsrl.launch.hosts.needs import needs_of
-    from jsrl.launch.launcher import ALONE, Hosts
-    from jsrl.launch.machine import accelerators
-    from jsrl.launch.plan import Plan, make_plan, settle
-    from jsrl.launch.plan_text import describe
-    from jsrl.launch.start_points import find_start_points
-    from jsrl.runs.runs import RunFolder
+    from jsrl.graph.graph_file import Edit, stored_graph
+    from jsrl.graph.launcher import ALONE, Hosts
+    from jsrl.graph.machine import accelerators
+    from jsrl.graph.needs import needs_of
+    from jsrl.graph.plan import Plan, make_plan, settle
+    from jsrl.services.runs.runs import RunFolder
 
     plan_file, hosts_file = (user_path(one) if one else None for one in (options.plan_file, options.hosts_file))
     experiment, chosen = settle(experiment)
@@ -229,7 +229,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     graph: Edit | None = options.graph
     if graph is None and options.resume is not None:  # a resume continues with the graph of the run
         graph = stored_graph(RunFolder.open(options.resume, options.runs_dir))
-    if hosts_file is not None and not experiment.where.has_processes:
+    if hosts_file is not None and not experiment.where.processes:
         raise ConfigError("a serial run has one process on one host; choose another placement to lay workers on hosts.")
     layouts: list[Layout] = []
 
@@ -261,8 +261,8 @@ def sinks_of(options: RunOptions) -> list[Any]:
     wandb = options.wandb
     if not wandb.enabled and options.resume is None:
         return list(options.sinks)
-    from jsrl.metrics.wandb_sink import WandbSink, kept_names
-    from jsrl.runs.runs import RunFolder
+    from jsrl.services.metrics.wandb_sink import WandbSink, kept_names
+    from jsrl.services.runs.runs import RunFolder
 
     names = kept_names(RunFolder.open(options.resume, options.runs_dir).path) if options.resume is not None else {}
     if not wandb.enabled and not names:
@@ -278,10 +278,10 @@ def fastest(asked: cli.CommandLine) -> Experiment:
     options, experiment = asked.run, asked.experiment
     if options.profile == "none" and not options.tune:
         return experiment
-    from jsrl.tuning.profiles import AUTO, OFF, use_profile
+    from jsrl.tools.tuning.profiles import AUTO, OFF, use_profile
 
     if options.tune:
-        from jsrl.tuning.tune import tune
+        from jsrl.tools.tuning.tune import tune
 
         if "profile" in asked.given:
             raise ConfigError(

@@ -23,17 +23,17 @@ from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import load
 from jsrl.cli.own_options import asked_of, execute, help_of
 from jsrl.cli.slurm import need_sbatch, submitted
+from jsrl.cluster.engines.slurm import SlurmSearch, search_script
 from jsrl.errors import ConfigError, TrialsFailed, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import Option, SlurmOptions, options_of
 from jsrl.fields import option, suggesting
-from jsrl.launch.hosts.slurm import SlurmSearch, search_script
-from jsrl.metrics.display_state import clock
-from jsrl.runs.files import write_json
-from jsrl.tuning.child import Lines
-from jsrl.tuning.page import best_first, page, trials_table
-from jsrl.tuning.ranges import Range, parse_space
-from jsrl.tuning.study import RUNS, Search, SearchOptions, Setup, held, require_optuna
+from jsrl.services.metrics.display_state import clock
+from jsrl.services.runs.files import write_json
+from jsrl.tools.tuning.child import Lines
+from jsrl.tools.tuning.page import best_first, page, trials_table
+from jsrl.tools.tuning.ranges import Range, parse_space
+from jsrl.tools.tuning.study import RUNS, Search, SearchOptions, Setup, held, require_optuna
 
 MOST_TRIALS = 20  # in the table
 FILE, PAGE = "search.json", "search.html"  # in the folder of a search

@@ -12,21 +12,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jsrl.cli import command_line as cli
+from jsrl.control.result import is_finished, missing
+from jsrl.control.resume import claimed, with_paths
+from jsrl.control.run_log import RunLog, redirect
+from jsrl.control.start_points import check_kept
 from jsrl.errors import ConfigError
+from jsrl.interrupts import interrupts
 from jsrl.intervals import score_text
-from jsrl.launch.interrupts import interrupts
-from jsrl.launch.result import is_finished, missing
-from jsrl.launch.resume import claimed, with_paths
-from jsrl.launch.run_log import RunLog, redirect
-from jsrl.launch.start_points import check_kept
-from jsrl.report.comparison_page import write_comparison
-from jsrl.runs.files import write_json
-from jsrl.runs.groups import COMPARISON, Group, read_group
-from jsrl.runs.logs import CONTROLLER
-from jsrl.runs.process import ProcessIdentity
-from jsrl.runs.runs import Run, RunFolder, check_run_name, new_run_name, to_resume
-from jsrl.runs.state import RESULT, STOP, has_snapshot, held_by, is_asked_to_stop, is_whole, read_result, read_state
-from jsrl.tuning.child import Child
+from jsrl.services.runs.files import write_json
+from jsrl.services.runs.groups import COMPARISON, Group, read_group
+from jsrl.services.runs.logs import CONTROLLER
+from jsrl.services.runs.process import ProcessIdentity
+from jsrl.services.runs.runs import Run, RunFolder, check_run_name, new_run_name, to_resume
+from jsrl.services.runs.state import (
+    RESULT,
+    STOP,
+    has_snapshot,
+    held_by,
+    is_asked_to_stop,
+    is_whole,
+    read_result,
+    read_state,
+)
+from jsrl.tools.report.comparison_page import write_comparison
+from jsrl.tools.tuning.child import Child
 
 # Options that the command of each run sets itself, or that were used before.
 OWN = (

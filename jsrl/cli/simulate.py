@@ -79,7 +79,7 @@ def _begin(args: list[str]) -> int:
 
 def _measure(own: SimulateCommand, asked: cli.CommandLine, path: Path) -> None:
     """Write the service times of an experiment, or of a run."""
-    from jsrl.launch.plan import settle
+    from jsrl.graph.plan import settle
     from jsrl.tools.simulation.calibration import INLINE, SERVED, calibrate, from_run
 
     if own.run is not None:
@@ -112,9 +112,9 @@ def _show_speed(path: Path) -> None:
 
 def _simulate(own: SimulateCommand, experiment: Experiment, hosts: str, path: Path) -> None:
     """Assign an experiment to hosts, simulate it, and show the results."""
-    from jsrl.launch.hosts.facts import read_hosts
-    from jsrl.launch.hosts.layout import layout_text
-    from jsrl.launch.plan import settle
+    from jsrl.cluster.hosts_file import read_hosts
+    from jsrl.cluster.layout import layout_text
+    from jsrl.graph.plan import settle
     from jsrl.tools.simulation.outcome import simulate
     from jsrl.tools.simulation.page import page, summary
     from jsrl.tools.simulation.speed import interval

@@ -1,6 +1,6 @@
 """`jsrl run NAME --launcher slurm`: print the script of a run for Slurm, or write it and submit both of its jobs.
 
-Inside a job of several nodes it submits nothing: the run begins there (see jsrl.launch.local.ssh).
+Inside a job of several nodes it submits nothing: the run begins there (see jsrl.cluster.engines.ssh).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from jsrl.cli.command_line import CommandLine, without
 from jsrl.cli.seeds import OWN as OWN_OF_SEEDS
 from jsrl.cli.seeds import check, group_path, new_group, parse_seeds, remove
 from jsrl.cli.slurm_jobs import job_from_here, queued_seeds
+from jsrl.cluster.engines.slurm import SlurmRun, SlurmSeeds, seeds_script, slurm_script
+from jsrl.cluster.engines.ssh import other_nodes
+from jsrl.control.result import missing
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment.options import RunOptions
-from jsrl.launch.hosts.slurm import SlurmRun, SlurmSeeds, seeds_script, slurm_script
-from jsrl.launch.local.ssh import other_nodes
-from jsrl.launch.result import missing
-from jsrl.runs.groups import read_group
-from jsrl.runs.runs import in_command, new_run_name
+from jsrl.services.runs.groups import read_group
+from jsrl.services.runs.runs import in_command, new_run_name
 
 OWN = (
     "launcher",

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from jsrl.runs.groups import Group
+from jsrl.services.runs.groups import Group
 
 ANSWER_S = 20.0
 
@@ -45,7 +45,7 @@ def waiting_job(run: str) -> str:
     own = Path(run).parts[-2:]
     for line in (ask("squeue", "--me", "-h", "-t", "PENDING", "-o", "%i|%j") or "").splitlines():
         job, _, name = line.partition("|")
-        product, *names = name.split(":")  # see jsrl.launch.hosts.slurm.SlurmRun
+        product, *names = name.split(":")  # see jsrl.cluster.engines.slurm.SlurmRun
         if product == "jsrl" and len(names) == 2 and tuple(names[-len(own) :]) == own:
             return job
     return ""

@@ -16,15 +16,15 @@ from typing import Any
 from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.follow import follow_group, follow_run, moment
 from jsrl.cli.slurm_jobs import state_of, waiting_job
+from jsrl.control.result import INTENDED, is_intended, missing, score_lines
 from jsrl.errors import ConfigError, JsrlError, counted
-from jsrl.launch.result import INTENDED, is_intended, missing, score_lines
-from jsrl.metrics.display_state import DisplayState, clock, percent, short
-from jsrl.report.live import TITLES, row_of
-from jsrl.report.page import RUNS, Table
-from jsrl.runs.files import json_ready
-from jsrl.runs.groups import Group, find_group, read_group
-from jsrl.runs.runs import RunFolder, in_command, last_values, named, to_resume
-from jsrl.runs.state import NO_SNAPSHOT, RunState, WorkerSummary, has_snapshot, is_whole, read_best, read_state
+from jsrl.services.metrics.display_state import DisplayState, clock, percent, short
+from jsrl.services.runs.files import json_ready
+from jsrl.services.runs.groups import Group, find_group, read_group
+from jsrl.services.runs.runs import RunFolder, in_command, last_values, named, to_resume
+from jsrl.services.runs.state import NO_SNAPSHOT, RunState, WorkerSummary, has_snapshot, is_whole, read_best, read_state
+from jsrl.tools.report.live import TITLES, row_of
+from jsrl.tools.report.page import RUNS, Table
 
 MOST_RUNS = 20  # in the table of a folder
 MOST_PIDS = 16  # of workers of a kind; --json shows all

@@ -18,9 +18,9 @@ from jsrl.cli.main import run_parser
 from jsrl.cli.slurm_jobs import ask, state_of, waiting_job
 from jsrl.cli.status import headline, progress, resume_command
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.runs.groups import Group, read_group
-from jsrl.runs.runs import RunFolder, in_command, named
-from jsrl.runs.state import ask_to_stop, read_state, revoke_host
+from jsrl.services.runs.groups import Group, read_group
+from jsrl.services.runs.runs import RunFolder, in_command, named
+from jsrl.services.runs.state import ask_to_stop, read_state, revoke_host
 
 LOOK_S = 0.2
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")  # states of a job whose run will begin or continue

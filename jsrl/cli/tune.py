@@ -17,9 +17,9 @@ from jsrl.cli import command_line as cli
 from jsrl.cli.own_options import asked_of, execute, help_of
 from jsrl.cli.report import check_folder
 from jsrl.fields import option, suggesting
-from jsrl.tuning.advice import Measurements, advise
-from jsrl.tuning.profiles import load as load_file
-from jsrl.tuning.tune import MINUTES, tune
+from jsrl.tools.tuning.advice import Measurements, advise
+from jsrl.tools.tuning.profiles import load as load_file
+from jsrl.tools.tuning.tune import MINUTES, tune
 
 
 @suggesting

@@ -1,4 +1,4 @@
-"""Settings that are known to learn, for an algorithm and an environment: the rows of jsrl/configs/tuned.toml."""
+"""Settings that are known to learn, for an algorithm and an environment: the rows of jsrl/experiment/configs/tuned.toml."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jsrl.configs
+import jsrl.experiment.configs
 from jsrl.cli.command_line import last_values, parse
 from jsrl.cli.experiments import files, load
 from jsrl.errors import ConfigError
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 def rows() -> Iterator[Row]:
     """Yield all rows, in the order of the file."""
-    tables = tomllib.loads((Path(jsrl.configs.__path__[0]) / "tuned.toml").read_text())
+    tables = tomllib.loads((Path(jsrl.experiment.configs.__path__[0]) / "tuned.toml").read_text())
     for algorithm, table in tables.items():
         for row in table["rows"]:
             for env, published in row["published"].items():
@@ -63,7 +63,7 @@ def with_settings(name: str, arguments: Sequence[str], default: Experiment) -> t
     A row is taken where an algorithm of jsrl is named with an environment, unless the arguments say `--settings none`.
     """
     given = last_values(arguments)
-    if given.get(SWITCH) == "none" or not files()[name][0].startswith(jsrl.configs.__name__):
+    if given.get(SWITCH) == "none" or not files()[name][0].startswith(jsrl.experiment.configs.__name__):
         return default, ""
     for row in rows():
         if (row.algorithm, row.env) == (name, given.get("--env.id")):

@@ -1,6 +1,6 @@
 """The agent of a host: its membership and lease, what it executes once, which workers start, and when it ends.
 
-A state machine: `handle` and `tick` return what is to be done, in order; jsrl.launch.local.agent does it. `now_s`: of a steady
+A state machine: `handle` and `tick` return what is to be done, in order; jsrl.cluster.host_agent does it. `now_s`: of a steady
 clock that goes on while the process, or the machine, is stopped: a lease ends all the same.
 
 The agent ends its workers when the controller has not answered for the length of its lease, and joins again without any. When
@@ -19,7 +19,7 @@ import msgspec
 
 from jsrl.cluster import messages as wire
 from jsrl.errors import counted
-from jsrl.runs.control_bodies import Command
+from jsrl.services.runs.control_bodies import Command
 
 PATIENCE_S, DRAIN_S = 120.0, 30.0
 SAVE_S = 4.0  # before the lease ends; half of it if it is shorter than twice that

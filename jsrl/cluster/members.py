@@ -1,6 +1,6 @@
 """The joined hosts of a run: who is a member, who may speak for which worker, orders to hosts, and their losses.
 
-A state machine: `handle` and `tick` return what is to be done, in order; jsrl.launch.hosts.port does it. `now_s`: of a steady
+A state machine: `handle` and `tick` return what is to be done, in order; jsrl.cluster.port does it. `now_s`: of a steady
 clock. An epoch is the number of a membership: a host that joins again has another one, and no workers.
 """
 
@@ -16,9 +16,9 @@ from jsrl.cluster import messages as wire
 from jsrl.cluster.facts import HostFacts, difference
 from jsrl.errors import counted
 from jsrl.rate_limit import is_reported
-from jsrl.runs.control_bodies import AnyMessage, Bye, Crash, Stage
-from jsrl.runs.door import Drops, Speech, TextBudget, objection
-from jsrl.runs.values import Exit, Registration, ResourceUsage, log_name
+from jsrl.services.runs.control_bodies import AnyMessage, Bye, Crash, Stage
+from jsrl.services.runs.door import Drops, Speech, TextBudget, objection
+from jsrl.services.runs.values import Exit, Registration, ResourceUsage, log_name
 from jsrl.transport.stream import EPOCH
 
 JOIN = "join"  # name of the join key, where those of hosts are the keys themselves

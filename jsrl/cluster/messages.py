@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from jsrl.errors import CodecError
-from jsrl.runs.values import MAX_LOG_BYTES, Registration
+from jsrl.services.runs.values import MAX_LOG_BYTES, Registration
 
 CHUNK_BYTES = 1 << 20  # of an archive
 BEAT_S = 0.5

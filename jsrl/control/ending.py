@@ -18,7 +18,7 @@ from jsrl.control.supervision import (
     Show,
     Supervision,
 )
-from jsrl.runs.control_bodies import FINAL, Event, Report
+from jsrl.services.runs.control_bodies import FINAL, Event, Report
 from jsrl.types import version_updates
 
 QUIET_S = 3.0  # of waiting for the end of a worker, before a line says so

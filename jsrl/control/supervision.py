@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jsrl.errors import counted
 from jsrl.rate_limit import RateLimit
-from jsrl.runs.control_bodies import REPLAYING, AnyMessage, Bye, Crash, Stage
-from jsrl.runs.values import Exit
+from jsrl.services.runs.control_bodies import REPLAYING, AnyMessage, Bye, Crash, Stage
+from jsrl.services.runs.values import Exit
 
 if TYPE_CHECKING:
     from jsrl.experiment.settings import DeadlineConfig, SupervisionConfig
@@ -59,7 +59,7 @@ class Rules:
     learns: bool = False
 
 
-# -- messages: what happened, besides the workers' own (jsrl.runs.control_bodies) ------------------------------------
+# -- messages: what happened, besides the workers' own (jsrl.services.runs.control_bodies) ------------------------------------
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
-from jsrl.runs.values import Registration
+from jsrl.services.runs.values import Registration
 from jsrl.transport.base import InferenceClient, Reply, Request
 from jsrl.transport.meeting.admission import Check
 from jsrl.transport.transports import connect_inference

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
-from jsrl.metrics.metrics import Meter, as_number
 from jsrl.references.importing import shown_target
-from jsrl.runs.control_bodies import Command
+from jsrl.services.metrics.metrics import Meter, as_number
+from jsrl.services.runs.control_bodies import Command
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import ended_by_own_code
 

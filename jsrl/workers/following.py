@@ -9,7 +9,7 @@ import numpy as np
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.references.importing import import_target
-from jsrl.runs.values import Registration
+from jsrl.services.runs.values import Registration
 from jsrl.transport.base import Block, Entry, Origin, SampleProducer
 from jsrl.transport.meeting.admission import Check
 from jsrl.transport.stream import epoch_at

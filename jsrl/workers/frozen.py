@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.runs.limits import MIB
-from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore, SentPlayers
+from jsrl.services.runs.limits import MIB
+from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore, SentPlayers
 from jsrl.transport.base import NOT_PLAYED
 from jsrl.types import Tree, spread
 from jsrl.workers.jobs import Job

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jsrl.errors import SnapshotError, StreamTimeout
-from jsrl.metrics.phases import Phases
 from jsrl.references.importing import import_target
+from jsrl.services.metrics.phases import Phases
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED, InferenceClient, ParamsSubscriber, Reply, Request
 from jsrl.types import Array, map_tree, spread, version_updates
 from jsrl.workers.acting import Engine, GroupSlots, frozen_players, make_agent, versions_of

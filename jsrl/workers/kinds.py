@@ -16,17 +16,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from jsrl.errors import ConfigError
-from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
-from jsrl.metrics.metrics import Meter
-from jsrl.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
 from jsrl.references.importing import import_target
-from jsrl.runs.door import Speech
+from jsrl.services.metrics.catalogue import Catalogue, Metric, worker_metrics
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
+from jsrl.services.runs.door import Speech
 from jsrl.transport.stream import StreamType
 from jsrl.workers.jobs import Job, WorkerJob, whole
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
 TRACE_SPANS = 200_000  # in a trace, over all workers, of about 100 bytes; the newest are kept
-TRACER = "jsrl.metrics.tracing:Tracer"  # imported where a run is traced
+TRACER = "jsrl.services.metrics.tracing:Tracer"  # imported where a run is traced
 MIN_SPANS = 1_000  # per traced thread, for any number of workers
 PARTS = ("name", "meter", "setup", "step", "report", "command", "close")  # of a worker; see jsrl.workers.base.Worker
 Value = TypeVar("Value")
@@ -184,7 +184,7 @@ class Kind(NamedTuple):
       loads_jax: whether the process of a worker loads jax, from (worker of a graph, or its job).
       receives: names of other workers' events that it gets as commands; it may send commands to other workers.
       sends: events that the controller acts on, such as `finished` and `saved`, that it may send (all of them:
-        jsrl.runs.control_bodies.EVENTS).
+        jsrl.services.runs.control_bodies.EVENTS).
       check: refuses a worker of a graph with invalid ports or settings.
     """
 

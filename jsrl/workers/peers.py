@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.runs.names import FileNames
-from jsrl.runs.values import Registration
+from jsrl.services.runs.names import FileNames
+from jsrl.services.runs.values import Registration
 from jsrl.transport.base import ParamsSubscriber
 from jsrl.transport.meeting.admission import Check
 

@@ -23,9 +23,9 @@ from jsrl.envs.seats import SeatView, actions_of, finite_actions, part_of
 from jsrl.errors import JsrlError
 from jsrl.intervals import return_facts
 from jsrl.linux import lower_session_priority
-from jsrl.metrics.metrics import Meter
-from jsrl.metrics.phases import Phases
 from jsrl.references.importing import shown_target
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.metrics.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import Array, EnvSpec, version_updates
 from jsrl.workers.acting import Engine, GroupSlots

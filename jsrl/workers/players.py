@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from jsrl.snapshots.queue import Job as WrittenJob
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.queue import Job as WrittenJob
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.workers.acting import make_agent
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import subscribe

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import StreamClosed
 from jsrl.linux import FORKS, die_with_parent, show_name, signal_at_parents_end
-from jsrl.metrics.metrics import Meter
-from jsrl.runs.control import HEARTBEAT_S, ControlClient
-from jsrl.runs.control_bodies import Bye, Crash, Event, Report
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.control import HEARTBEAT_S, ControlClient
+from jsrl.services.runs.control_bodies import Bye, Crash, Event, Report
 from jsrl.workers.base import Reporter, Worker, report_of, step_of
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def work(
     def build_from_file(reporter: Reporter) -> Worker:
         from jsrl.fields import decoding
         from jsrl.references.reference import from_json
-        from jsrl.runs.process import Lease
-        from jsrl.runs.state import RUNNING
+        from jsrl.services.runs.process import Lease
+        from jsrl.services.runs.state import RUNNING
         from jsrl.transport.memory.locks import share_lock
         from jsrl.workers.kinds import build_worker, find_kind, value_of
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import ConfigError, StreamTimeout
-from jsrl.metrics.phases import Activity
-from jsrl.runs.control_bodies import Command
+from jsrl.services.metrics.phases import Activity
+from jsrl.services.runs.control_bodies import Command
 from jsrl.transport.base import Block, Entry, Lease, SampleConsumer
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, leaves

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents import normalization as norm
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec
 
 SPEC = {

@@ -20,7 +20,7 @@ from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 
 SMALL = NetworkConfig(hidden=(8,))

@@ -120,9 +120,9 @@ def test_faults_of_the_run_as_a_whole() -> None:
 
 
 CALLS = """
-from jsrl.runs import control
-from jsrl.metrics.metrics import Meter
-from jsrl.metrics.phases import Phases
+from jsrl.services.runs import control
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.metrics.phases import Phases
 from jsrl.transport.base import Ledger
 from jsrl.transport.ledger.page import PersistedLedger
 meter = Meter("actor")

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import large_batch
-from jsrl.configs import sac_pendulum
+from jsrl.experiment.configs import sac_pendulum
 
 
 def test_the_smallest_batch_is_the_experiment_itself():

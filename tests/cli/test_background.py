@@ -16,9 +16,9 @@ import pytest
 from jsrl.cli import background, command_line, follow, main
 from jsrl.cli import run as run_command
 from jsrl.cli.experiments import load
-from jsrl.runs.provenance import environment_facts
-from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import read_state
+from jsrl.services.runs.provenance import environment_facts
+from jsrl.services.runs.runs import RunFolder
+from jsrl.services.runs.state import read_state
 
 TINY = (
     *("ppo", "--placement", "inline", "--num-actors", "1", "--num-envs", "4", "--rollout-length", "8"),

@@ -6,7 +6,7 @@ import pytest
 
 from jsrl.cli import bench
 from jsrl.cli.main import main
-from jsrl.tuning.space import Trial
+from jsrl.tools.tuning.space import Trial
 
 
 def test_placements_alternate_and_medians_are_shown(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

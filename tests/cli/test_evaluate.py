@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import evaluate, play
-from jsrl.contest import Arena, LoadedPlayer
+from jsrl.control.run import run
 from jsrl.directors.league import League
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
@@ -22,10 +22,10 @@ from jsrl.envs.seats import view_of
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent
-from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import Policy, load_policy
-from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.tools.contest import Arena, LoadedPlayer
+from jsrl.tools.policy import Policy, load_policy
 from jsrl.types import ArraySpec, Continuous, EnvSpec, make_version
 from tests.duel import Duel, MarkedConfig
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import logs, main
-from jsrl.launch.resume import claimed
-from jsrl.launch.status_writer import StatusWriter
-from jsrl.metrics.display_state import DisplayState
-from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import WorkerSummary
+from jsrl.control.resume import claimed
+from jsrl.control.status_writer import StatusWriter
+from jsrl.services.metrics.display_state import DisplayState
+from jsrl.services.runs.runs import RunFolder
+from jsrl.services.runs.state import WorkerSummary
 
 
 @pytest.fixture

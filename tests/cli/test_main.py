@@ -29,7 +29,7 @@ from jsrl.transport.memory.locks import ALIVE, living_folder, make_folder, remov
 ROOT = Path(__file__).parents[2]
 OWN = '''"""My own task"""
 
-from jsrl.configs import ppo
+from jsrl.experiment.configs import ppo
 
 
 def config():
@@ -43,7 +43,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "configs", sys.modules["jsrl.configs"])  # of another folder, imported before
+    monkeypatch.setitem(
+        sys.modules, "configs", sys.modules["jsrl.experiment.configs"]
+    )  # of another folder, imported before
     yield tmp_path
     for name in ("configs.mine", "configs.wrong"):
         sys.modules.pop(name, None)

@@ -6,7 +6,7 @@ import pytest
 from jsrl.cli import evaluate, play
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.rendering import make_rendered
-from jsrl.runs.runs import RunFolder
+from jsrl.services.runs.runs import RunFolder
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import main
 from jsrl.cli.record import _play, record_policy
+from jsrl.control.run import run
 from jsrl.envs.base import Episode
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
-from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.recordings.recordings import open_recording
+from jsrl.services.recordings.recordings import open_recording
 from jsrl.workers.actor.worker import Actor, ActorSettings
 
 

@@ -13,15 +13,15 @@ import pytest
 from jsrl.cli import experiments, run
 from jsrl.cli.experiments import load
 from jsrl.cli.seeds import parse_seeds
+from jsrl.control.processes.launcher import Local
+from jsrl.control.result import Result
 from jsrl.errors import ConfigError
-from jsrl.launch.graph_file import write_graph
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.plan import make_plan
-from jsrl.launch.result import Result
+from jsrl.graph.graph_file import write_graph
+from jsrl.graph.plan import make_plan
 from jsrl.references.reference import to_json
-from jsrl.runs.process import ProcessIdentity
-from jsrl.runs.runs import RunFolder, read_metrics
-from jsrl.runs.state import ask_to_stop
+from jsrl.services.runs.process import ProcessIdentity
+from jsrl.services.runs.runs import RunFolder, read_metrics
+from jsrl.services.runs.state import ask_to_stop
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "experiments" / "run.py"
@@ -81,7 +81,7 @@ def test_a_plan_runs_nothing(tmp_path, capsys):
 def test_the_plan_of_a_resume_has_the_changed_graph_of_the_run(tmp_path, capsys):
     experiment = dataclasses.replace(load("ppo_cartpole"), num_actors=2, placement="inline")
     folder = RunFolder.create(tmp_path, "ppo_cartpole", "x", config=to_json(experiment))
-    plan = make_plan(experiment, "", tmp_path, "jsrl.graphs.mixed:half_inline")
+    plan = make_plan(experiment, "", tmp_path, "jsrl.experiment.graphs.mixed:half_inline")
     write_graph(folder, plan.graph)
     assert run.main(["--resume", str(folder.path), "--plan"]) == 0
     assert "  inference  " in capsys.readouterr().out
@@ -115,7 +115,7 @@ def test_a_wrong_field_in_a_config_file_suggests_the_right_one(call, hint, tmp_p
 
 def test_a_run_without_its_final_snapshot_exits_with_1(tmp_path, monkeypatch, capsys):
     result = Result(tmp_path, "total_env_steps", 64, 2, 1.0, unsaved="learner: the final snapshot of update 2 failed")
-    monkeypatch.setattr("jsrl.launch.run.run", lambda *_, **__: result)
+    monkeypatch.setattr("jsrl.control.run.run", lambda *_, **__: result)
     assert run.main(["ppo_cartpole", "--profile", "none"]) == 1
     said = capsys.readouterr()
     assert "reached total_env_steps after 64 env steps" in said.out
@@ -128,7 +128,7 @@ def test_a_run_without_its_final_snapshot_exits_with_1(tmp_path, monkeypatch, ca
 def test_a_run_stopped_by_jsrl_stop_exits_with_0_and_by_ctrl_c_with_130(asked, status, tmp_path, monkeypatch):
     """A job of Slurm that exits with another status is booked as failed."""
     result = Result(tmp_path, "interrupted", 100, 1, 2.0)
-    monkeypatch.setattr("jsrl.launch.run.run", lambda *_, **__: result)
+    monkeypatch.setattr("jsrl.control.run.run", lambda *_, **__: result)
     if asked:
         ask_to_stop(tmp_path, ProcessIdentity.own())
     assert run.main(["ppo_cartpole", "--profile", "none", "--display", "quiet"]) == status

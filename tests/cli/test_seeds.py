@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from jsrl.cli import main, seeds
-from jsrl.runs.groups import Group, find_group, read_group
-from jsrl.runs.process import ProcessIdentity
-from jsrl.runs.runs import RunFolder, load_runs
-from jsrl.runs.state import ask_to_stop
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.runs.groups import Group, find_group, read_group
+from jsrl.services.runs.process import ProcessIdentity
+from jsrl.services.runs.runs import RunFolder, load_runs
+from jsrl.services.runs.state import ask_to_stop
+from jsrl.services.snapshots.store import SnapshotStore
 
 # Records its arguments and leaves the files of a run; FATE decides how a seed ends.
 CHILD = """

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from jsrl.cli import main, status
-from jsrl.launch.resume import claimed
-from jsrl.launch.status_writer import StatusWriter
-from jsrl.metrics.display_state import DisplayState
-from jsrl.report.live import row_of
-from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RUNNING, WorkerSummary
+from jsrl.control.resume import claimed
+from jsrl.control.status_writer import StatusWriter
+from jsrl.services.metrics.display_state import DisplayState
+from jsrl.services.runs.runs import RunFolder
+from jsrl.services.runs.state import RUNNING, WorkerSummary
+from jsrl.tools.report.live import row_of
 
 WORKERS = (
     WorkerSummary("learner", "learner", "ready"),

@@ -17,11 +17,11 @@ import msgspec
 import pytest
 
 from jsrl.cli import main, stop
-from jsrl.launch.resume import claimed
+from jsrl.control.resume import claimed
 from jsrl.linux import start_ticks
-from jsrl.runs.process import ProcessIdentity
-from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RUNNING, STOP, ControllerStatus, is_asked_to_stop, write_status
+from jsrl.services.runs.process import ProcessIdentity
+from jsrl.services.runs.runs import RunFolder
+from jsrl.services.runs.state import RUNNING, STOP, ControllerStatus, is_asked_to_stop, write_status
 
 OWN = ProcessIdentity.own()
 ELSEWHERE = dataclasses.replace(OWN, host="far", boot="another")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import main
-from jsrl.launch.resume import claimed
-from jsrl.launch.status_writer import StatusWriter
-from jsrl.metrics.display_state import DisplayState
-from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import REVOKED, WorkerSummary, revoked_hosts
+from jsrl.control.resume import claimed
+from jsrl.control.status_writer import StatusWriter
+from jsrl.services.metrics.display_state import DisplayState
+from jsrl.services.runs.runs import RunFolder
+from jsrl.services.runs.state import REVOKED, WorkerSummary, revoked_hosts
 
 
 def test_names_of_revoked_hosts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -12,12 +12,12 @@ import pytest
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import main
 from jsrl.cli.arguments import Parser
-from jsrl.contest import located
+from jsrl.control.run import run, with_paths
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.launch.run import run, with_paths
 from jsrl.networks.model import NetworkConfig
-from jsrl.runs.runs import RunFolder
+from jsrl.services.runs.runs import RunFolder
+from jsrl.tools.contest import located
 
 
 class Moves(gymnasium.Env):

@@ -37,7 +37,7 @@ from jsrl.cluster.agent import (
     ToldToEnd,
     UseOwnKey,
 )
-from jsrl.runs.control_bodies import Command
+from jsrl.services.runs.control_bodies import Command
 
 LEASE_S = 15.0
 LEFT = "this host has left the run: its agent was told to end"

@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from jsrl.cluster import messages as wire
+from jsrl.cluster.hosts_file import code_digest, versions
 from jsrl.cluster.members import (
     JOIN,
     MOST_CODE_BYTES,
@@ -42,10 +43,9 @@ from jsrl.cluster.members import (
     Start,
     Tell,
 )
-from jsrl.launch.hosts.facts import code_digest, versions
-from jsrl.runs.control import encoded
-from jsrl.runs.control_bodies import Crash, Stage
-from jsrl.runs.values import Registration
+from jsrl.services.runs.control import encoded
+from jsrl.services.runs.control_bodies import Crash, Stage
+from jsrl.services.runs.values import Registration
 from jsrl.transport.stream import epoch_at, name_at
 from jsrl.workers.kinds import find_kind
 

@@ -21,8 +21,8 @@ from jsrl.control.supervision import (
     Supervision,
 )
 from jsrl.experiment import DeadlineConfig, SupervisionConfig
-from jsrl.runs.control_bodies import Bye, Crash, Heartbeat, Stage
-from jsrl.runs.values import Exit
+from jsrl.services.runs.control_bodies import Bye, Crash, Heartbeat, Stage
+from jsrl.services.runs.values import Exit
 
 DEADLINES = DeadlineConfig()
 BACKOFF = SupervisionConfig(backoff_s=0.5, max_backoff_s=3.0)

@@ -9,8 +9,8 @@ import pytest
 
 from jsrl.control.ending import BeginTask, Ending, Interrupted, Level, Rescue, ShowLate, Task
 from jsrl.control.supervision import Died, Kill, Send, Start
-from jsrl.runs.control_bodies import FINAL, Bye, Crash, Event, Report, Stage
-from jsrl.runs.values import Exit
+from jsrl.services.runs.control_bodies import FINAL, Bye, Crash, Event, Report, Stage
+from jsrl.services.runs.values import Exit
 from tests.control.shell import KILLED, Shell, rules
 
 LEVELS = [

@@ -21,8 +21,8 @@ from jsrl.control.supervision import (
     Standstill,
     Start,
 )
-from jsrl.runs.control_bodies import REPLAYING, Bye, Heartbeat, Stage
-from jsrl.runs.values import Exit
+from jsrl.services.runs.control_bodies import REPLAYING, Bye, Heartbeat, Stage
+from jsrl.services.runs.values import Exit
 from tests.control.shell import BACKOFF, KILLED, Shell, rules
 
 

@@ -172,8 +172,8 @@ TICTACTOE = ("pettingzoo:pettingzoo.classic.tictactoe_v3", {"crosses": "player_1
 )
 def test_two_policies_train_in_a_game_suite(name: str, seats: dict[str, str], tmp_path) -> None:
     from jsrl.agents.ppo import PPOConfig
+    from jsrl.control.run import run
     from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-    from jsrl.launch.run import run
     from jsrl.networks.model import NetworkConfig
 
     pytest.importorskip("pettingzoo")

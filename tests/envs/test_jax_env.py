@@ -13,7 +13,7 @@ import pytest
 from jsrl import EnvConfig, Experiment, PPOConfig, check_env, load_policy, make_env, run
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.extend import ArraySpec, Continuous, Discrete, EnvSpec, JaxStep
-from jsrl.launch.plan import make_plan
+from jsrl.graph.plan import make_plan
 
 
 class State(NamedTuple):

@@ -8,13 +8,13 @@ import gymnasium
 import numpy as np
 import pytest
 
+from jsrl.control.status_writer import frames_per_step
 from jsrl.envs import rendering
 from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.envs.make import import_modules, make
 from jsrl.envs.rendering import check_rendered, make_rendered
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
-from jsrl.launch.status_writer import frames_per_step
 from tests.marks import nightly
 
 

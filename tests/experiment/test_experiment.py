@@ -11,6 +11,7 @@ import pytest
 
 from jsrl.agents.base import Agent
 from jsrl.agents.ppo import PPOConfig
+from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import (
@@ -23,7 +24,6 @@ from jsrl.experiment import (
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.checks import nearest_divisors
 from jsrl.experiment.options import with_changes
-from jsrl.launch.run import run
 
 
 def experiment(**values) -> Experiment:
@@ -212,7 +212,7 @@ def test_streams_over_tcp_are_encrypted(bind: str, address: str, port: int | Non
     [
         (
             "ppo_cartpole",
-            "given 'ppo_cartpole'; expected an Experiment: `from jsrl.configs.ppo_cartpole import config`",
+            "given 'ppo_cartpole'; expected an Experiment: `from jsrl.experiment.configs.ppo_cartpole import config`",
         ),
         (None, "given neither an Experiment nor a run to resume; give Experiment"),
     ],

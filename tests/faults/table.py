@@ -25,8 +25,8 @@ ROWS, BATCHING = "tests/envs/test_rows.py", "tests/workers/test_batching.py"
 ACTOR, ACTING = "tests/workers/test_actor.py", "tests/workers/test_acting.py"
 DEVICE, HOST = "tests/replay/test_device.py", "tests/replay/test_host.py"
 SAMPLES, PARAMS = "tests/transport/test_samples.py", "tests/transport/test_params.py"
-LEDGER, SNAPSHOTS = "tests/transport/test_ledger_page.py", "tests/snapshots/test_snapshots.py"
-SUPERVISION, RESTARTS = "tests/control/test_supervision.py", "tests/launch/test_supervision.py"
+LEDGER, SNAPSHOTS = "tests/transport/test_ledger_page.py", "tests/services/snapshots/test_snapshots.py"
+SUPERVISION, RESTARTS = "tests/control/test_supervision.py", "tests/control/test_restarts.py"
 
 FAULTS = (
     # -- agents

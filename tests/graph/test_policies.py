@@ -10,16 +10,16 @@ import pytest
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cli.plan_text import describe
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig, ReplayConfig
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, Link
+from jsrl.graph.links import hop_of
 from jsrl.graph.placements import check_groups, make_graph
+from jsrl.graph.plan import make_plan
 from jsrl.graph.policies import policies_at, policies_of, with_policy
-from jsrl.launch.links import hop_of
-from jsrl.launch.plan import make_plan
-from jsrl.launch.plan_text import describe
 from jsrl.networks.model import NetworkConfig
 from tests.tiny_agent import STILL
 

@@ -10,19 +10,19 @@ import pytest
 
 from jsrl.agents.bc import BCConfig
 from jsrl.agents.dqn import DQNConfig
+from jsrl.cli.plan_text import describe
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig, ReplayConfig
 from jsrl.experiment.automatic import Machine, settled
 from jsrl.graph.check import check
+from jsrl.graph.devices import process_environment
 from jsrl.graph.drawing import draw
 from jsrl.graph.graph import Graph, ranks_of
+from jsrl.graph.needs import needs_of
 from jsrl.graph.placements import make_graph, with_ranks
+from jsrl.graph.plan import make_plan
 from jsrl.graph.policies import policies_of, policy_of, with_policy
-from jsrl.launch.devices import process_environment
-from jsrl.launch.hosts.needs import needs_of
-from jsrl.launch.plan import make_plan
-from jsrl.launch.plan_text import describe
 from tests.tiny_agent import STILL
 
 

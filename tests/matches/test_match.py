@@ -15,7 +15,7 @@ from jsrl.errors import ConfigError
 from jsrl.matches.match import Game, Match, MatchScore, Table, TableGame
 from jsrl.matches.players import seatings, tables
 from jsrl.matches.standings import Standings
-from jsrl.metrics.phases import Phases
+from jsrl.services.metrics.phases import Phases
 from jsrl.workers.evaluator.matches import Matches, ScoreOfMatches
 from jsrl.workers.play import Seated
 from tests.matches.bids import Bids, bidder

@@ -53,7 +53,7 @@ def rows(*leading: int, seed: int = 0) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_paper_network_has_the_published_parameter_count(precision: str) -> None:
     """In the main game, 3 against 3: policy and value function together."""
-    from jsrl.configs.hide_and_seek_srl import NETWORK
+    from jsrl.experiment.configs.hide_and_seek_srl import NETWORK
     from jsrl.games.hide_and_seek.observations import observation_spec
     from jsrl.games.hide_and_seek.settings import settings_of
 

@@ -366,11 +366,11 @@ def test_import_paths_are_absolute_and_exclude_the_interpreter(monkeypatch, tmp_
 
 def test_child_process_finds_jsrl_beside_a_checkout_named_jsrl(monkeypatch, tmp_path):
     """An editable installation is found after all folders of the path, among them the working directory."""
-    (tmp_path / "jsrl" / "runs").mkdir(parents=True)
+    (tmp_path / "jsrl" / "services" / "runs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(ROOT)])
-    code = "import jsrl.runs; print(jsrl.runs.__file__)"
-    assert run_python(code, spawn_environment()).strip() == str(ROOT / "jsrl" / "runs" / "__init__.py")
+    code = "import jsrl.services.runs; print(jsrl.services.runs.__file__)"
+    assert run_python(code, spawn_environment()).strip() == str(ROOT / "jsrl" / "services" / "runs" / "__init__.py")
 
 
 def test_importing_references_does_not_import_jax():

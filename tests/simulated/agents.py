@@ -1,4 +1,4 @@
-"""The agent of a host: executes what HostAgent decides, as jsrl.launch.local.agent does; and a host that lies."""
+"""The agent of a host: executes what HostAgent decides, as jsrl.cluster.host_agent does; and a host that lies."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from jsrl.cluster.messages import (
     WorkerCommand,
     WorkerMessages,
 )
-from jsrl.runs.control_bodies import AnyMessage, Bye, Crash, Heartbeat, Stage
-from jsrl.runs.values import Registration
-from tests.launch.hosts.hostile import attacks
+from jsrl.services.runs.control_bodies import AnyMessage, Bye, Crash, Heartbeat, Stage
+from jsrl.services.runs.values import Registration
+from tests.cluster.hostile import attacks
 from tests.simulated.network import Connection, Link
 from tests.simulated.workers import Worker
 from tests.simulated.world import Host, Process

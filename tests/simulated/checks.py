@@ -20,7 +20,7 @@ from zmq.utils import z85
 
 from jsrl.cluster.members import JOIN, Received, Revoke
 from jsrl.cluster.messages import LEASE_S, Exited, Hello, Leaving, Order
-from jsrl.runs.control_bodies import FINAL, AnyMessage, Command, Crash, Report
+from jsrl.services.runs.control_bodies import FINAL, AnyMessage, Command, Crash, Report
 from tests.simulated.world import Process, Violation, World
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jsrl.control.ending import Level
     from jsrl.control.supervision import Died, Rules
     from jsrl.experiment.settings import DeadlineConfig
-    from jsrl.runs.values import Registration
+    from jsrl.services.runs.values import Registration
     from tests.simulated.workers import Worker
 
 TOLD_S = 1.5  # after the lease: for the turns of agent and worker, and a beat on its way

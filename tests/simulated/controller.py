@@ -1,4 +1,4 @@
-"""The controller's process: executes what Supervision and Ending decide, as jsrl.launch.controller does."""
+"""The controller's process: executes what Supervision and Ending decide, as jsrl.control.controller does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from jsrl.cluster.handle import GONE_S
 from jsrl.cluster.members import Forward, GiveKeys, JoinedHost, Place, RemoteWorker, Tell
 from jsrl.cluster.members import Start as StartRemote
 from jsrl.cluster.messages import Begin, Keys, Signal
@@ -33,11 +34,10 @@ from jsrl.control.supervision import (
     Supervision,
 )
 from jsrl.experiment.settings import DeadlineConfig, SupervisionConfig
-from jsrl.launch.hosts.handle import GONE_S
-from jsrl.launch.launcher import Exit
-from jsrl.runs.control_bodies import AnyMessage, Bye, Command, Event, Report
-from jsrl.runs.door import Drops, TextBudget, objection
-from jsrl.runs.process import Pauses
+from jsrl.graph.launcher import Exit
+from jsrl.services.runs.control_bodies import AnyMessage, Bye, Command, Event, Report
+from jsrl.services.runs.door import Drops, TextBudget, objection
+from jsrl.services.runs.process import Pauses
 from jsrl.workers.kinds import find_kind
 from tests.simulated.port import Port
 from tests.simulated.workers import Worker
@@ -302,7 +302,7 @@ class Controller(Process):
         else:
             self.port.tell(Forward(worker, incarnation, frame))
 
-    # -- hosts, as jsrl.launch.hosts.launcher
+    # -- hosts, as jsrl.cluster.launcher
 
     def _moves(self) -> dict[str, str]:
         members = self.port.members

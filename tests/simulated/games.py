@@ -16,8 +16,8 @@ import msgspec
 from jsrl.directors.base import Bookkeeping, State
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import INITIAL, LATEST, Assignment, Command, Copy, Freeze, Outcome, Player, Reset
-from jsrl.runs import control_bodies
-from jsrl.runs.control_bodies import CommandDone, ForwardedCommand, Games, Lease, Played, Saving
+from jsrl.services.runs import control_bodies
+from jsrl.services.runs.control_bodies import CommandDone, ForwardedCommand, Games, Lease, Played, Saving
 from jsrl.workers.director.tickets import FromActor, Frozen, SavedState, Tickets, Write
 from jsrl.workers.learner.tickets import ExecutedTickets
 from tests.simulated.world import Fault, Host, Process, Result, Violation, World, judged

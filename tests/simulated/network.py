@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tests.simulated.world import Process, World
 
-HEARTBEAT_S = 10.0  # jsrl.launch.hosts.port.CONNECTION_MS
+HEARTBEAT_S = 10.0  # jsrl.cluster.port.CONNECTION_MS
 MAX_WAITING = 1_000  # messages of a socket
 SLOWEST_S = 2.0  # between two attempts to connect
 

@@ -91,7 +91,7 @@ FAULTS = (
     ),
     Planted(
         "after a pause of the controller everybody is silent",
-        "runs/process.py",
+        "services/runs/process.py",
         "            self._paused_s += gap_s\n",
         "",
     ),

@@ -1,10 +1,11 @@
-"""The controller's port for agents: executes what Members decides, as jsrl.launch.hosts.port does."""
+"""The controller's port for agents: executes what Members decides, as jsrl.cluster.port does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from jsrl.cluster.hosts_file import code_digest, versions
 from jsrl.cluster.members import (
     JOIN,
     Action,
@@ -24,8 +25,7 @@ from jsrl.cluster.members import (
     Send,
 )
 from jsrl.cluster.messages import Stored
-from jsrl.launch.hosts.facts import code_digest, versions
-from jsrl.launch.hosts.port import LOOK_S
+from jsrl.cluster.port import LOOK_S
 from tests.simulated.network import Connection
 from tests.simulated.world import Process
 

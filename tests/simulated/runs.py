@@ -7,10 +7,10 @@ from functools import cache
 
 import msgspec
 
+from jsrl.cluster.hosts_file import code_digest, versions
 from jsrl.cluster.messages import Hello
 from jsrl.control.ending import Level
 from jsrl.control.supervision import Phase, Rules
-from jsrl.launch.hosts.facts import code_digest, versions
 from tests.simulated.agents import Agent
 from tests.simulated.checks import Checks
 from tests.simulated.controller import DEADLINES, Controller

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jsrl.runs.control import LEASE_GRACE_S, encoded
-from jsrl.runs.control_bodies import FINAL, Bye, Command, Crash, Event, Heartbeat, Message, Report, Stage
+from jsrl.services.runs.control import LEASE_GRACE_S, encoded
+from jsrl.services.runs.control_bodies import FINAL, Bye, Command, Crash, Event, Heartbeat, Message, Report, Stage
 from tests.simulated.world import Host, Process
 
 if TYPE_CHECKING:

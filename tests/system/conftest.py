@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.launch.hosts.agents import hosts_without_files
+from tests.cluster.agents import hosts_without_files
 from tests.system.launched import Launched
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cluster.launcher import JoinedHosts
+from jsrl.control.hooks import STOP, LiveRun
 from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.launch.hooks import STOP, LiveRun
-from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.networks.model import NetworkConfig
-from tests.launch.hosts.agents import Agent
+from tests.cluster.agents import Agent
 
 
 def endless(hidden: tuple[int, ...] = (8,), max_minutes: float = 5.0, **options: Any) -> Experiment:
@@ -49,7 +49,7 @@ class Events(threading.Thread):
         self.done = True
 
     def on_metrics(self, run: LiveRun, row: dict[str, Any]) -> str | None:
-        """End the run; see jsrl.launch.hooks."""
+        """End the run; see jsrl.control.hooks."""
         return None if self.is_alive() else STOP
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from jsrl.agents.ppo import PPOConfig
+from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, SupervisionConfig
-from jsrl.launch.launcher import Hosts
-from jsrl.launch.run import run
+from jsrl.graph.launcher import Hosts
 from jsrl.networks.model import NetworkConfig
-from jsrl.runs.names import FileNames
-from jsrl.runs.runs import read_metrics
+from jsrl.services.runs.names import FileNames
+from jsrl.services.runs.runs import read_metrics
 from jsrl.transport.ledger.hops import read_hop
 from tests.system.launched import assert_balanced
 

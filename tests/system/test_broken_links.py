@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.launcher import JoinedHosts
+from jsrl.control.processes.launcher import Local
+from jsrl.control.run import run
 from jsrl.experiment import SnapshotConfig
-from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.run import run
-from jsrl.snapshots.format import version_damage
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.format import version_damage
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import read_hop
-from tests.launch.hosts.agents import await_that
+from tests.cluster.agents import await_that
 from tests.system.joined import Events, agents_on, close_all, endless
 from tests.system.launched import assert_balanced
 

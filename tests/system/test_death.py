@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from jsrl.control import ending
+from jsrl.control.hooks import STOP, LiveRun
+from jsrl.control.run import run as run_experiment
+from jsrl.control.run_log import LOG
 from jsrl.errors import WorkerDied
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig
-from jsrl.launch.hooks import STOP, LiveRun
-from jsrl.launch.run import run as run_experiment
-from jsrl.launch.run_log import LOG
 from tests.patience import stretched
 from tests.system.joined import endless
 from tests.system.launched import FOREVER, Launched
@@ -72,7 +72,7 @@ class StopLearner:
     """Stops the process of the learner and ends the run, so that the learner hears of the end only when it is continued."""
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run after some updates; see jsrl.launch.hooks."""
+        """End the run after some updates; see jsrl.control.hooks."""
         if run.updates < 3:
             return None
         (learner,) = [child for child in psutil.Process().children(recursive=True) if "learner" in child.cmdline()]

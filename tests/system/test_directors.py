@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jsrl.control.run import run
 from jsrl.experiment import InferenceConfig, PolicyConfig
-from jsrl.launch.run import run
+from tests.control.test_director import DUEL, check_games, state_of
 from tests.duel import MarkedConfig, Watched
-from tests.launch.test_director import DUEL, check_games, state_of
 
 MIB = 1 << 20
 

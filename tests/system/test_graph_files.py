@@ -1,4 +1,4 @@
-"""Every graph of jsrl/graphs runs, survives a kill of each kind of its workers, and resumes from its graph.json."""
+"""Every graph of jsrl/experiment/graphs runs, survives a kill of each kind of its workers, and resumes from its graph.json."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.launch.graph_file import FILE, graph_of
+from jsrl.graph.graph_file import FILE, graph_of
 from tests.system.launched import assert_balanced
 from tests.system.test_supervision import await_snapshot, await_training, counting
 
 pytestmark = pytest.mark.slow
-FOLDER = Path(__file__).parents[2] / "jsrl" / "graphs"
+FOLDER = Path(__file__).parents[2] / "jsrl" / "experiment" / "graphs"
 GRAPHS = {path.stem: re.search(r"--graph (\S+:\w+)`", path.read_text()) for path in FOLDER.glob("[a-z]*.py")}
 WORDS = {
     "impala": ("--placement", "served"),

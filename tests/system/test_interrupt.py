@@ -93,7 +93,7 @@ import sys, threading, _thread
 sys.path.insert(0, {world!r})
 sys.path.insert(0, {world!r} + "/extra_configs")
 import tiny
-from jsrl.launch.run import run
+from jsrl.control.run import run
 
 def interrupt():
     import time, pathlib
@@ -120,7 +120,7 @@ import sys, threading
 sys.path.insert(0, {world!r})
 sys.path.insert(0, {world!r} + "/extra_configs")
 import tiny
-from jsrl.launch.run import run
+from jsrl.control.run import run
 
 results = []
 def call():

@@ -19,8 +19,13 @@ import pytest
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.main import main
+from jsrl.cluster.engines import engine as engines
 from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.launcher import JoinedHosts
 from jsrl.cluster.members import RemoteWorker
+from jsrl.control.processes.launcher import Local
+from jsrl.control.result import STOPPED
+from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import (
     EvaluatorConfig,
@@ -32,25 +37,20 @@ from jsrl.experiment import (
     SnapshotConfig,
     SupervisionConfig,
 )
-from jsrl.launch.hosts import engine as engines
-from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.hosts.needs import needs_of
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.plan import make_plan
-from jsrl.launch.result import STOPPED
-from jsrl.launch.run import run
+from jsrl.graph.needs import needs_of
+from jsrl.graph.plan import make_plan
 from jsrl.networks.model import NetworkConfig
-from jsrl.runs.runs import read_metrics
-from jsrl.snapshots.format import version_damage
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.runs.runs import read_metrics
+from jsrl.services.snapshots.format import version_damage
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hop_page import read_connections
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path, read_hop
 from jsrl.transport.ledger.page import read_page
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
+from tests.cluster.agents import Agent, await_that, lives
+from tests.control.test_director import DUEL, POLICIES, check_games
 from tests.duel import MarkedConfig, WatchedLeague
-from tests.launch.hosts.agents import Agent, await_that, lives
-from tests.launch.test_director import DUEL, POLICIES, check_games
 from tests.marks import nightly, slow
 from tests.system.joined import Events, agents_on, close_all, endless
 from tests.system.launched import WORLD, assert_balanced
@@ -350,7 +350,7 @@ def test_actors_move_to_a_host_that_joins_late_and_away_from_one_that_leaves(tmp
 
 
 class Agents:
-    """An engine that starts its agents on this host; see jsrl.launch.hosts.engine.Engine."""
+    """An engine that starts its agents on this host; see jsrl.cluster.engines.engine.Engine."""
 
     hosts = ("one", "two")
 

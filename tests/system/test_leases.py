@@ -1,6 +1,6 @@
 """Hosts that do not hear the controller: their workers end at the lease, and are replaced 5 s later; nothing late is counted.
 
-`python -m pytest -s -m nightly FILE` shows the times. tests/launch/hosts/test_agent.py checks the bounds with a clock moved by
+`python -m pytest -s -m nightly FILE` shows the times. tests/cluster/test_host_agent.py checks the bounds with a clock moved by
 hand.
 """
 
@@ -23,15 +23,15 @@ import psutil
 import pytest
 
 from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.launcher import JoinedHosts
 from jsrl.cluster.members import JoinedHost
 from jsrl.cluster.messages import CLOSED_LEASE_S, LEASE_S, LOST_S
-from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.result import STOPPED
-from jsrl.launch.run import run
+from jsrl.control.processes.launcher import Local
+from jsrl.control.result import STOPPED
+from jsrl.control.run import run
 from jsrl.transport.ledger.hop_page import read_connections
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, read_hop
-from tests.launch.hosts.agents import Agent, await_that, lives
+from tests.cluster.agents import Agent, await_that, lives
 from tests.system.joined import Events, agents_on, close_all, endless
 from tests.system.launched import assert_balanced
 from tests.system.test_broken_links import inner_end

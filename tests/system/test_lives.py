@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import read_hop
 from jsrl.transport.ledger.page import LEDGER, PageContent, read_page
 from jsrl.transport.ledger.reconcile import hop_ledger

@@ -15,11 +15,11 @@ import numpy as np
 import psutil
 import pytest
 
-from jsrl.launch.local.outside import HungProcess
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
+from jsrl.tools.chaos.outside import HungProcess
 from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.types import named_leaves
-from tests.launch.hosts.agents import Agent, hosts_without_files
+from tests.cluster.agents import Agent, hosts_without_files
 from tests.system.launched import FOREVER, Launched, assert_balanced
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 """A real Ray of several nodes on this machine: placing hosts, losing one, and impossible requests.
 
 `pip install -e '.[ray]'` installs its dependencies (for the job `pip install 'ray[default]'`); the command is
-`python -m pytest -m nightly FILE`. Pure functions are tested daily in tests/launch/hosts/test_ray.py.
+`python -m pytest -m nightly FILE`. Pure functions are tested daily in tests/cluster/engines/test_ray.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import named_leaves
 
 HAS_RAY, HAS_JOBS = (importlib.util.find_spec(name) is not None for name in ("ray", "aiohttp_cors"))

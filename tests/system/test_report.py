@@ -9,9 +9,9 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from jsrl.metrics.phases import of_main_thread
-from jsrl.report.report import write_report
-from jsrl.runs.runs import RunFolder, read_metrics
+from jsrl.services.metrics.phases import of_main_thread
+from jsrl.services.runs.runs import RunFolder, read_metrics
+from jsrl.tools.report.report import write_report
 from jsrl.workers.kinds import MIN_SPANS, TRACE_SPANS, find_kind
 from tests.system.launched import FOREVER, Launched
 
@@ -140,7 +140,7 @@ def test_slow_environments_are_named(launch) -> None:
     assert "--num-actors" in text or "other programs" in text, text  # advice, if this machine has room for it
 
 
-@pytest.mark.nightly  # its verdict from numbers: tests/report/test_bottleneck.py
+@pytest.mark.nightly  # its verdict from numbers: tests/tools/report/test_bottleneck.py
 def test_a_huge_network_is_named(launch) -> None:
     """Thirty passes over each batch through half a million weights; rows may be old, so that actors are never behind."""
     network = ("--agent.network.hidden", "512,512", "--agent.num-epochs", "30", "--agent.num-minibatches", "1")

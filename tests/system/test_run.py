@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from tests.system.launched import FOREVER, WORLD, Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ import sys
 sys.path[:0] = [{str(WORLD)!r}, {str(WORLD / "extra_configs")!r}]
 import numpy as np, jax, tiny
 from jsrl.errors import ConfigError
-from jsrl.launch.run import run
+from jsrl.control.run import run
 first = run(tiny.config(), runs_dir={str(tmp_path)!r}, display="quiet", placement="serial")
 tree = first.params
 again = run(tiny.config(), runs_dir={str(tmp_path)!r}, display="quiet", placement="serial", resume=str(first.folder))
@@ -255,7 +255,7 @@ import numpy as np
 from tiny_agent import TinyConfig, tiny
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment
-from jsrl.launch.run import run
+from jsrl.control.run import run
 
 REWARD = 1.0
 

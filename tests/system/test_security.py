@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from jsrl.errors import AccessDenied, ConfigError
-from jsrl.runs.names import FileNames
+from jsrl.services.runs.names import FileNames
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.transports import (

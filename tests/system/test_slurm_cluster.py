@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 import pytest
 
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import named_leaves
 
 GRACE_S = 20
@@ -185,7 +185,7 @@ def test_requeued_run_continues_from_its_last_update(cluster: Cluster) -> None:
     assert text.count(" 1,500 MB) joined") == 4  # what Slurm gave the jobs, not what the node has
 
 
-FAR = "import jsrl.runs.process as i; i._here = lambda: ('far', ''); from jsrl.cli.main import main; main({words!r})"
+FAR = "import jsrl.services.runs.process as i; i._here = lambda: ('far', ''); from jsrl.cli.main import main; main({words!r})"
 
 
 def test_seed_array_is_requeued_and_stopped_from_another_host(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hop_page import pages_in, read_connections
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, read_hop
 from jsrl.transport.ledger.page import LEDGER, read_page

@@ -13,16 +13,16 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.launcher import JoinedHosts
+from jsrl.control.processes.launcher import Local
+from jsrl.control.result import Result
+from jsrl.control.run import run
 from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.local.launcher import Local
-from jsrl.launch.result import Result
-from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
-from tests.launch.hosts.agents import HIDDEN, await_that
+from tests.cluster.agents import HIDDEN, await_that
 from tests.system.joined import agents_on, close_all
 
 SEEDS = 3

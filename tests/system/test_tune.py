@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jsrl.tuning.advice import Measurements, advise
-from jsrl.tuning.profiles import VARIABLE, Profile, load
+from jsrl.tools.tuning.advice import Measurements, advise
+from jsrl.tools.tuning.profiles import VARIABLE, Profile, load
 
 WORLD = Path(__file__).parent / "world"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from tests.system.launched import FOREVER, Launched, assert_balanced
 from tests.system.test_supervision import counting
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.report.server import Server
+from jsrl.tools.report.server import Server
 from tests.browser import CHROMIUM, Browser
-from tests.report.served_pages import serving
+from tests.tools.report.served_pages import serving
 
 pytestmark = [
     pytest.mark.nightly,

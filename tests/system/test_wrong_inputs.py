@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.control import memory_folder
+from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
 from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.launch import memory_folder
-from jsrl.launch.run import run
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.transports import bind_params, bind_samples
 from jsrl.types import ArraySpec

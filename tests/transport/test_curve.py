@@ -19,8 +19,8 @@ import pytest
 import zmq
 
 from jsrl.errors import AccessDenied, ConfigError, StreamClosed, StreamError, StreamTimeout
-from jsrl.runs.control import ControlClient, ControlServer
-from jsrl.runs.control_bodies import Event
+from jsrl.services.runs.control import ControlClient, ControlServer
+from jsrl.services.runs.control_bodies import Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import zmq_client
 from jsrl.transport.meeting import curve

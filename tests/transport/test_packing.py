@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jsrl.control.run import fitting
 from jsrl.errors import CodecError, MissingExtra, UnknownPolicy
 from jsrl.experiment import Experiment
-from jsrl.launch.run import fitting
 from jsrl.transport.base import InferenceSpec, ProducerId, Request
 from jsrl.transport.inference.area import question_schema
 from jsrl.transport.inference.packing import RequestPacker

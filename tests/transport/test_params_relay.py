@@ -12,7 +12,7 @@ import pytest
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.params.relay import ParamsRelay, ancestors
 from jsrl.transport.transports import bind_params, connect_params
-from tests.launch.hosts.agents import await_that
+from tests.cluster.agents import await_that
 
 ENDPOINT = "tcp://127.0.0.1:0"
 

@@ -21,7 +21,7 @@ import pytest
 
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.params.relay import FAN_OUT, ancestors
-from tests.launch.hosts.agents import await_that, namespaces
+from tests.cluster.agents import await_that, namespaces
 
 RELAYS, LEVELS = 13, 3
 RATE, SIZE = 20e6 / 8, 100_000  # bytes per second of a link; of a version

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jsrl.errors import CodecError
-from jsrl.runs.control import ControlClient, ControlServer
-from jsrl.runs.control_bodies import Event
+from jsrl.services.runs.control import ControlClient, ControlServer
+from jsrl.services.runs.control_bodies import Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.transports import (

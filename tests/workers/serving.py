@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jsrl.metrics.metrics import Meter
+from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import NullReporter, Refusals

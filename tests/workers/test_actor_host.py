@@ -13,7 +13,7 @@ import pytest
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
-from jsrl.launch.plan import make_plan
+from jsrl.graph.plan import make_plan
 from jsrl.references.reference import to_json
 from tests.marks import marked
 

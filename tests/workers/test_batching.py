@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jsrl.agents.base import UpdateOutput
-from jsrl.metrics.phases import Phases
 from jsrl.parallel import split_devices
+from jsrl.services.metrics.phases import Phases
 from jsrl.transport.base import ProducerId
 from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, make_version, map_tree

@@ -19,9 +19,9 @@ import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.errors import StreamError
-from jsrl.metrics.phases import Phases
 from jsrl.parallel import data_parallel
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.metrics.phases import Phases
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId, Request
 from jsrl.transport.samples.local import aligned_zeros
 from jsrl.transport.transports import bind_samples, connect_samples

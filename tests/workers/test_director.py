@@ -18,11 +18,11 @@ from jsrl.directors.pools import DeltaUniform
 from jsrl.envs.base import Episode
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
-from jsrl.launch.directing import check_director
-from jsrl.metrics.metrics import Meter
-from jsrl.runs.control_bodies import Command, CommandDone, ForwardedCommand, Games, Lease, Played, Stopped
-from jsrl.runs.standings import read_standings
-from jsrl.snapshots.players import PlayerStore
+from jsrl.graph.directing import check_director
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.control_bodies import Command, CommandDone, ForwardedCommand, Games, Lease, Played, Stopped
+from jsrl.services.runs.standings import read_standings
+from jsrl.services.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
 from jsrl.workers.actor.assignments import Assignments

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jsrl.directors.league import League
-from jsrl.snapshots.players import PlayerStore
+from jsrl.services.snapshots.players import PlayerStore
 from jsrl.workers.director.audit import read_games
 from jsrl.workers.director.state_file import StateFile
 from tests.directors.scripted import beaten, run

@@ -14,9 +14,9 @@ import pytest
 from jsrl.directors.plr import PLR
 from jsrl.directors.pools import DeltaUniform
 from jsrl.envs.base import Episode
-from jsrl.metrics.metrics import Meter
-from jsrl.runs.control_bodies import Command, Lease
-from jsrl.snapshots.players import PlayerStore
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.control_bodies import Command, Lease
+from jsrl.services.snapshots.players import PlayerStore
 from jsrl.types import make_version
 from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.director.in_order import Merge, OrderSettings

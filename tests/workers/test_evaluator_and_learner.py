@@ -17,8 +17,8 @@ from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.errors import AgentFault, NonFiniteUpdate
 from jsrl.parallel import data_parallel
-from jsrl.runs.control_bodies import Command
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.runs.control_bodies import Command
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId
 from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree

@@ -13,10 +13,10 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.errors import SnapshotError, StreamTimeout, UnknownPolicy
-from jsrl.metrics.metrics import Meter
-from jsrl.metrics.phases import Phases
 from jsrl.networks.model import NetworkConfig
-from jsrl.snapshots.players import PlayerStore
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.metrics.phases import Phases
+from jsrl.services.snapshots.players import PlayerStore
 from jsrl.transport.base import (
     LATEST_VERSION,
     NOT_PLAYED,

@@ -16,15 +16,15 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.qmix import QMIXConfig, qmix
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.td3 import TD3Config, td3
+from jsrl.control.resume import params_source
+from jsrl.control.run import made_folder, run
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment
-from jsrl.launch.resume import params_source
-from jsrl.launch.run import made_folder, run
 from jsrl.networks.model import NetworkConfig
-from jsrl.runs.control_bodies import Command
-from jsrl.runs.runs import RunFolder
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.runs.control_bodies import Command
+from jsrl.services.runs.runs import RunFolder
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from jsrl.workers.base import NullReporter
 from jsrl.workers.jobs import Job, StartPoint

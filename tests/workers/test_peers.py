@@ -14,10 +14,10 @@ from jsrl.cluster.messages import LOST_S
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.experiment import Experiment
-from jsrl.launch.plan import make_plan
-from jsrl.metrics.metrics import Meter
-from jsrl.runs.names import FileNames
-from jsrl.runs.values import Registration
+from jsrl.graph.plan import make_plan
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.names import FileNames
+from jsrl.services.runs.values import Registration
 from jsrl.transport.transports import bind_inference, bind_samples
 from jsrl.workers import following, peers
 from jsrl.workers.actor import streams as actor_streams

@@ -14,21 +14,21 @@ from typing import Any
 import psutil
 import pytest
 
+from jsrl.control.processes.processes import Leader
 from jsrl.errors import ConfigError
-from jsrl.launch.local.processes import Leader
-from jsrl.runs.control_bodies import Bye, Crash
-from jsrl.runs.names import FileNames
+from jsrl.services.runs.control_bodies import Bye, Crash
+from jsrl.services.runs.names import FileNames
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind, build_worker
 from jsrl.workers.process import no_collections, run
-from tests.launch.hosts.agents import await_that
+from tests.cluster.agents import await_that
 
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
 WORKER = """
 import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from jsrl.runs.control import ControlClient
+from jsrl.services.runs.control import ControlClient
 from jsrl.workers.process import run
 from jsrl.linux import die_with_parent
 

@@ -14,7 +14,7 @@ import pytest
 
 from jsrl.errors import StreamTimeout
 from jsrl.experiment.settings import DeadlineConfig
-from jsrl.runs.names import FileNames
+from jsrl.services.runs.names import FileNames
 from jsrl.transport.stream import End, Peer, Stream
 from jsrl.workers.learner import ranks
 from jsrl.workers.learner.agreement import (

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jsrl.errors import RecordingError, SpecMismatch
-from jsrl.metrics.metrics import Meter
-from jsrl.recordings import recordings
-from jsrl.recordings.recordings import (
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.recordings import recordings
+from jsrl.services.recordings.recordings import (
     Source,
     begin_recording,
     check_trains,

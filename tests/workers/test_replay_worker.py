@@ -14,7 +14,7 @@ from jsrl.agents.dqn import DQNConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.experiment import Experiment, ReplayConfig
-from jsrl.launch.plan import make_plan
+from jsrl.graph.plan import make_plan
 from jsrl.replay.host.files import load_replay, save_replay
 from jsrl.replay.host.limiter import Limiter, make_limiter
 from jsrl.replay.host.replay import HostReplay

@@ -9,12 +9,12 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.sac import SACConfig
+from jsrl.cli.plan_text import describe
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig, ReplayConfig
-from jsrl.launch.devices import process_environment
-from jsrl.launch.plan import make_plan
-from jsrl.launch.plan_text import describe
+from jsrl.graph.devices import process_environment
+from jsrl.graph.plan import make_plan
 from jsrl.networks.model import NetworkConfig
 from tests.fake_devices import fake_devices
 from tests.marks import nightly
@@ -181,7 +181,7 @@ import numpy as np
 from jsrl.agents.sac import SACConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, ReplayConfig
-from jsrl.launch.run import run
+from jsrl.control.run import run
 from jsrl.networks.model import NetworkConfig
 
 folder = Path(sys.argv[1])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jsrl.errors import StreamTimeout
-from jsrl.runs.control_bodies import Command
+from jsrl.services.runs.control_bodies import Command
 from jsrl.transport.base import ProducerId, Reply, Request
 from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import make_version

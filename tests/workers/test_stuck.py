@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from jsrl.runs.control import ControlServer
-from jsrl.runs.control_bodies import Crash, Heartbeat, Stage
+from jsrl.services.runs.control import ControlServer
+from jsrl.services.runs.control_bodies import Crash, Heartbeat, Stage
 
 WORKER = """
 import os, sys, threading, time
-from jsrl.runs.control import ControlClient
-from jsrl.metrics.metrics import Meter
+from jsrl.services.runs.control import ControlClient
+from jsrl.services.metrics.metrics import Meter
 from jsrl.workers.process import run
 
 class Sleeper:

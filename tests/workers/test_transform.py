@@ -14,7 +14,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.graph.graph import Graph, node
-from jsrl.launch.plan import Plan, make_plan
+from jsrl.graph.plan import Plan, make_plan
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer
 from jsrl.transport.ledger.hops import read_hops
 from jsrl.transport.stream import replay_batch_spec

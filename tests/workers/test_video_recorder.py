@@ -11,9 +11,9 @@ import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.envs.base import EnvStep, Episode
-from jsrl.recordings.video import Captions
-from jsrl.recordings.video_shelf import Video, VideoShelf
-from jsrl.runs.control_bodies import Command
+from jsrl.services.recordings.video import Captions
+from jsrl.services.recordings.video_shelf import Video, VideoShelf
+from jsrl.services.runs.control_bodies import Command
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.play import PlayedPolicy
 from jsrl.workers.video_recorder.worker import VideoRecorder, VideoRecorderSettings

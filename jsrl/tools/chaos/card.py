@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jsrl.launch.result import contradicted, ledger_lines
+from jsrl.control.result import contradicted, ledger_lines
 from jsrl.workers.director.audit import Games
 from jsrl.workers.jobs import kind_of
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from jsrl.errors import ConfigError
 from jsrl.fields import NonNegativeFinite, PositiveFinite, PositiveInt, UnitFloat, option, suggesting
-from jsrl.launch.graph_file import graph_of
-from jsrl.launch.local.outside import ObservedRun, ObservedWorker
+from jsrl.graph.graph_file import graph_of
 from jsrl.linux import memory_folder
 from jsrl.tools.chaos.card import Flood, InjectedFault, ScoreCard
+from jsrl.tools.chaos.outside import ObservedRun, ObservedWorker
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.workers.director.audit import Games, read_games
 from jsrl.workers.jobs import kind_of

@@ -7,9 +7,9 @@ from html import escape
 
 import numpy as np
 
-from jsrl.report.charts import SMALL, Axis, Series, chart
-from jsrl.report.page import section, shell
-from jsrl.report.text import number, percent
+from jsrl.tools.report.charts import SMALL, Axis, Series, chart
+from jsrl.tools.report.page import section, shell
+from jsrl.tools.report.text import number, percent
 from jsrl.tools.simulation.outcome import (
     CORES,
     ENVIRONMENTS,

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from jsrl.control.processes.launcher import machine_cpu_s
 from jsrl.errors import ConfigError
-from jsrl.launch.local.launcher import machine_cpu_s
 from jsrl.tools.simulation.times import ServiceTimes
 
 REPEATS = 20

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.layout import Layout, lay_out
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.launch.hosts.layout import Layout, lay_out
-from jsrl.launch.hosts.needs import needs_of
-from jsrl.launch.launcher import Need
-from jsrl.launch.plan import Plan, make_plan
+from jsrl.graph.launcher import Need
+from jsrl.graph.needs import needs_of
+from jsrl.graph.plan import Plan, make_plan
 from jsrl.linux import SHM
 from jsrl.transport.params.relay import FAN_OUT
 from jsrl.transport.wire.packing import is_stack
@@ -101,7 +101,7 @@ def lay_out_on(experiment: Experiment, hosts: Sequence[HostFacts], place: Placin
     Args:
       experiment: with `auto` decided. hosts: the first one is that of the controller. place: assigns workers to hosts.
     """
-    if not experiment.where.has_processes:
+    if not experiment.where.processes:
         raise ConfigError(
             "this run cannot be simulated: a serial run is one process; choose --placement inline or served."
         )
@@ -154,7 +154,7 @@ def system_of(plan: Plan, layout: Layout) -> System:
 
 def _devices(e: Experiment, host: HostFacts, serves: bool) -> int:
     """Return how many accelerators of its host the learner divides a batch among; serves: a server is there too."""
-    taken = 1 if serves and e.where.servers_alone and host.gpus > 1 else 0
+    taken = 1 if serves and e.where.serves_alone and host.gpus > 1 else 0
     number = e.learner.num_devices or max(1, host.gpus - taken)
     while e.batch_columns % number:
         number -= 1

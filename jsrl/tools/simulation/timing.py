@@ -21,7 +21,7 @@ from jsrl.envs.random_play import random_actions, random_joint_actions
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
-from jsrl.launch.schemas import make_schemas
+from jsrl.graph.schemas import make_schemas
 from jsrl.references.importing import spawn_environment
 from jsrl.tools.simulation.times import Cost, EnvTimes, ParamsTimes, Updates, fit
 from jsrl.transport.base import Request

@@ -17,7 +17,7 @@ import numpy as np
 
 from jsrl.envs.base import Episode
 from jsrl.experiment.policies import wants_scores
-from jsrl.runs.control_bodies import Games, GroupStep, Lease, Played
+from jsrl.services.runs.control_bodies import Games, GroupStep, Lease, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ONLY_SCORED, WAITING, Array, EnvSpec, GameSpec, leaves, spread
 from jsrl.workers.base import Reporter

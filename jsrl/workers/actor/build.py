@@ -6,8 +6,8 @@ from functools import partial
 
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
-from jsrl.metrics.metrics import Meter
 from jsrl.references.importing import import_target, shown_target
+from jsrl.services.metrics.metrics import Meter
 from jsrl.workers.actor.journaled import journaled
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.streams import ActorStreams

@@ -11,7 +11,7 @@ import numpy as np
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.errors import EnvironmentFault, SnapshotError
 from jsrl.experiment import Experiment
-from jsrl.runs.control_bodies import REPLAYING
+from jsrl.services.runs.control_bodies import REPLAYING
 from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Array, ArraySpec, GameSpec
 from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, TaskJournal, digest, journal_path

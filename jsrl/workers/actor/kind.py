@@ -7,8 +7,8 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.metrics.catalogue import Metric
-from jsrl.metrics.phases import Activity
+from jsrl.services.metrics.catalogue import Metric
+from jsrl.services.metrics.phases import Activity
 from jsrl.workers.base import end_hint
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Headline, Kind, Lifecycle, Port, Resources, Shown, Travel, ended_by_own_code

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.errors import counted
-from jsrl.metrics.metrics import Meter
-from jsrl.recordings.recordings import write_chunk
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.recordings.recordings import write_chunk
 from jsrl.transport.base import Entry
 from jsrl.types import Trajectory, leaves, named_leaves, zeros
 from jsrl.workers.base import Reporter

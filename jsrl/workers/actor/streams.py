@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
-from jsrl.metrics.metrics import Meter
-from jsrl.runs.values import Registration
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.values import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
 from jsrl.transport.meeting.admission import Check
 from jsrl.transport.transports import connect_inference

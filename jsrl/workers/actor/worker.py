@@ -19,8 +19,8 @@ from jsrl.envs.base import Episode, VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
 from jsrl.envs.seats import seat_group
 from jsrl.errors import ConfigError, JsrlError, StreamClosed, StreamTimeout
-from jsrl.metrics.metrics import Meter
-from jsrl.runs.control_bodies import Command, Lease
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.control_bodies import Command, Lease
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.types import ACTING
 from jsrl.workers.actor.policies import ActingPolicy, Group, PolicyRows

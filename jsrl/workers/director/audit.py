@@ -9,8 +9,8 @@ from typing import Any
 
 from jsrl.directors.payoff import Payoff
 from jsrl.errors import SnapshotError
-from jsrl.runs.files import read_json
-from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.services.runs.files import read_json
+from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.workers.director.state_file import FOLDER, NEWEST
 
 

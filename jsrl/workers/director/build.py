@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 from jsrl.experiment.policies import wants_scores
-from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.workers.base import Reporter
 from jsrl.workers.director.in_order import OrderSettings
 from jsrl.workers.director.state_file import FOLDER, StateFile

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsrl.directors.messages import Score, Stop
-from jsrl.runs.control_bodies import GroupStep, Saving, Scores
+from jsrl.services.runs.control_bodies import GroupStep, Saving, Scores
 from jsrl.types import version_updates
 from jsrl.workers.director.tickets import Action, Closing, FromActor, Message, Tickets, Write
 

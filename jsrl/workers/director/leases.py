@@ -10,7 +10,7 @@ import msgspec
 
 from jsrl.directors.messages import Assignment, Outcome
 from jsrl.errors import ConfigError
-from jsrl.runs.control_bodies import Games, Lease, Played
+from jsrl.services.runs.control_bodies import Games, Lease, Played
 
 GONE = "its actor was replaced"
 LEFT_OPEN = "the run went on from a snapshot"

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from jsrl.errors import SnapshotError
-from jsrl.runs.files import read_json, write_atomic
+from jsrl.services.runs.files import read_json, write_atomic
 from jsrl.types import version_updates
 from jsrl.workers.director.tickets import SavedState
 

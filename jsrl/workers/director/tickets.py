@@ -29,7 +29,7 @@ from jsrl.directors.messages import (
     to_json,
 )
 from jsrl.errors import SnapshotError
-from jsrl.runs.control_bodies import CommandDone, ForwardedCommand, Games, Lease, Saving, Scores, Stopped
+from jsrl.services.runs.control_bodies import CommandDone, ForwardedCommand, Games, Lease, Saving, Scores, Stopped
 from jsrl.workers.director.leases import AGAIN_S, LEFT_OPEN, Leases, leases_of, unknown_policy
 
 

@@ -17,10 +17,10 @@ import numpy as np
 from jsrl.directors.messages import LATEST, Assignment, Player
 from jsrl.directors.ratings import rate
 from jsrl.errors import SnapshotError
-from jsrl.metrics.metrics import Meter
-from jsrl.runs.control_bodies import Command, CommandDone, ForwardedCommand, Games, Saving, Scores, Stopped
-from jsrl.runs.standings import LEARNS, StandingsTable
-from jsrl.snapshots.players import PlayerStore
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.control_bodies import Command, CommandDone, ForwardedCommand, Games, Saving, Scores, Stopped
+from jsrl.services.runs.standings import LEARNS, StandingsTable
+from jsrl.services.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION
 from jsrl.workers.base import Reporter
 from jsrl.workers.director.in_order import OrderSettings, TicketsInOrder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from jsrl.experiment import Experiment
-from jsrl.metrics.catalogue import Metric
-from jsrl.metrics.phases import Activity
-from jsrl.runs.control_bodies import FINAL
+from jsrl.services.metrics.catalogue import Metric
+from jsrl.services.metrics.phases import Activity
+from jsrl.services.runs.control_bodies import FINAL
 from jsrl.workers.base import end_hint
 from jsrl.workers.kinds import Kind, LastTask, Lifecycle, Port, Shown, Travel
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from jsrl.agents.base import Agent
-from jsrl.contest import contestant_of, load_player
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import VectorGame
 from jsrl.envs.faults import LONG_STEPS
@@ -24,8 +23,9 @@ from jsrl.envs.seats import SeatView
 from jsrl.intervals import return_facts
 from jsrl.matches.match import Match, MatchScore
 from jsrl.matches.players import Contestant, SeatPolicy, places_of_sides
-from jsrl.metrics.phases import Phases
-from jsrl.snapshots.players import PlayerStore
+from jsrl.services.metrics.phases import Phases
+from jsrl.services.snapshots.players import PlayerStore
+from jsrl.tools.contest import contestant_of, load_player
 from jsrl.transport.base import Request
 from jsrl.types import Array, EnvSpec, Tree, version_updates
 from jsrl.workers.acting import Engine, GroupSlots, make_agent

@@ -18,10 +18,10 @@ from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.errors import SnapshotError
 from jsrl.intervals import score_of
-from jsrl.metrics.metrics import Meter
 from jsrl.references.importing import import_target
-from jsrl.runs.control_bodies import FINAL, Command
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.control_bodies import FINAL, Command
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job

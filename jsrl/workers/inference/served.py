@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jsrl.errors import SnapshotError, SpecMismatch, StreamTimeout
-from jsrl.metrics.metrics import Meter
+from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber, ProducerId
 from jsrl.transport.inference.ends import unknown_policy, unserved
 from jsrl.types import version_updates

@@ -11,8 +11,8 @@ from typing import Any
 
 import zmq
 
-from jsrl.metrics.metrics import Meter
-from jsrl.runs.control_bodies import Command
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.control_bodies import Command
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.types import version_updates
 from jsrl.workers.acting import Engine, frozen_players, make_agent

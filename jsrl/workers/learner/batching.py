@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jsrl.errors import StreamTimeout
-from jsrl.metrics.phases import Phases
+from jsrl.services.metrics.phases import Phases
 from jsrl.transport.base import Lease, SampleConsumer
 from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, spread, version_epoch, version_updates
 from jsrl.workers.base import Refusals

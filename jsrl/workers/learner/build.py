@@ -11,7 +11,7 @@ import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
 from jsrl.references.importing import import_target
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
 from jsrl.types import named_leaves, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jsrl.metrics.metrics import Meter
 from jsrl.references.importing import import_target
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger

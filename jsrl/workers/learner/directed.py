@@ -22,9 +22,9 @@ from jsrl.agents.hyperparameters import set_hyperparameters
 from jsrl.directors.messages import INITIAL
 from jsrl.errors import SnapshotError
 from jsrl.experiment.policies import wants_scores
-from jsrl.runs.control_bodies import Command, CommandDone
-from jsrl.snapshots.players import PlayerStore
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.runs.control_bodies import Command, CommandDone
+from jsrl.services.snapshots.players import PlayerStore
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import ONLY_SCORED, Array
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter

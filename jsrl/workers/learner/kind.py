@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.metrics.catalogue import Metric
-from jsrl.metrics.phases import Activity
+from jsrl.services.metrics.catalogue import Metric
+from jsrl.services.metrics.phases import Activity
 from jsrl.workers.kinds import Headline, Kind, Lifecycle, Port, Resources, Shown, Travel
 from jsrl.workers.memory import learner_keeps
 

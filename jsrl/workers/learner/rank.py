@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jsrl.runs.control_bodies import Command
+from jsrl.services.runs.control_bodies import Command
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job, StartPoint

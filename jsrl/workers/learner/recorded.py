@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import RecordingError, SpecMismatch
-from jsrl.recordings.recordings import Chunk, Recording, open_recording, read_chunk
+from jsrl.services.recordings.recordings import Chunk, Recording, open_recording, read_chunk
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
 from jsrl.transport.ledger.hops import hop_folder

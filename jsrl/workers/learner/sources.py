@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from jsrl.agents.base import UpdateOutput
-from jsrl.metrics.phases import Phases
 from jsrl.parallel import join_devices
+from jsrl.services.metrics.phases import Phases
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.types import Trajectory
 from jsrl.workers.base import Reporter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jsrl.runs.control_bodies import Command, CommandDone
+from jsrl.services.runs.control_bodies import Command, CommandDone
 
 
 class ExecutedTickets:

@@ -14,7 +14,7 @@ from jsrl.agents.finite import CHECKS, describe_non_finite, non_finite_metrics
 from jsrl.errors import NonFiniteUpdate
 from jsrl.parallel import DataParallel
 from jsrl.references.importing import spawn_environment
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import Array, Trajectory, Tree, map_trajectory
 from jsrl.workers.jobs import FAILED_UPDATE
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from jsrl.agents.base import MADE, AgentState, ReplayExtra, UpdateOutput
 from jsrl.errors import AgentFault, SnapshotError
-from jsrl.metrics.metrics import Meter
-from jsrl.runs.control_bodies import Command
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.control_bodies import Command
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
 from jsrl.types import make_version
 from jsrl.workers.acting import UPDATE_STREAM, stream_key

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from jsrl.experiment.building import build_agent
-from jsrl.runs.control_bodies import Command
-from jsrl.snapshots.store import SnapshotStore
+from jsrl.services.runs.control_bodies import Command
+from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher, subscribe

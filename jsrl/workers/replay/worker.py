@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.errors import SnapshotError, StreamClosed, StreamTimeout
-from jsrl.metrics.metrics import Meter
-from jsrl.metrics.phases import Phases
 from jsrl.replay.host.files import load_replay, save_replay
 from jsrl.replay.host.limiter import Limiter, make_limiter
 from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import rows_shape, windows_spec
-from jsrl.runs.control_bodies import Command
-from jsrl.runs.values import Registration
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.metrics.phases import Phases
+from jsrl.services.runs.control_bodies import Command
+from jsrl.services.runs.values import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import read_page

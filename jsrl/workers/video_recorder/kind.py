@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jsrl.metrics.catalogue import Metric
-from jsrl.metrics.phases import Activity
+from jsrl.services.metrics.catalogue import Metric
+from jsrl.services.metrics.phases import Activity
 from jsrl.workers.base import end_hint
 from jsrl.workers.kinds import Kind, LastTask, Lifecycle, Port, Shown, Travel
 

@@ -13,12 +13,12 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.rendering import RenderedEnv, Returns, check_rendered, make_rendered
 from jsrl.errors import VideoError
 from jsrl.intervals import score_of
-from jsrl.metrics.metrics import Meter
-from jsrl.metrics.phases import Phases
-from jsrl.recordings.video import VideoWriter, require_video
-from jsrl.recordings.video_shelf import Video, VideoShelf
-from jsrl.runs.control_bodies import Command
-from jsrl.runs.runs import VIDEOS
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.metrics.phases import Phases
+from jsrl.services.recordings.video import VideoWriter, require_video
+from jsrl.services.recordings.video_shelf import Video, VideoShelf
+from jsrl.services.runs.control_bodies import Command
+from jsrl.services.runs.runs import VIDEOS
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job

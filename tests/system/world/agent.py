@@ -13,9 +13,9 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from jsrl.launch.launcher import Start
-from jsrl.launch.local.launcher import spawn
-from jsrl.launch.local.processes import LocalHandle
+from jsrl.control.processes.launcher import spawn
+from jsrl.control.processes.processes import LocalHandle
+from jsrl.graph.launcher import Start
 from jsrl.references.importing import SpawnEnvironment
 
 

@@ -13,11 +13,11 @@ from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
+from jsrl.control.processes.launcher import write_job
 from jsrl.graph.graph import Graph
-from jsrl.launch.launcher import Hosts, Need, Start
-from jsrl.launch.local.launcher import write_job
+from jsrl.graph.launcher import Hosts, Need, Start
 from jsrl.references.reference import to_json
-from jsrl.runs.values import Exit, ResourceUsage
+from jsrl.services.runs.values import Exit, ResourceUsage
 from jsrl.workers.jobs import Job
 
 AGENT = Path(__file__).parent / "agent.py"
@@ -50,7 +50,7 @@ class AgentLink:
 
 
 class AgentHandle:
-    """A worker under an agent; see jsrl.launch.launcher.Handle."""
+    """A worker under an agent; see jsrl.graph.launcher.Handle."""
 
     def __init__(self, agent: AgentLink, number: int) -> None:
         self._agent, self._number = agent, number
@@ -105,7 +105,7 @@ class AgentHandle:
 
 
 class Agents:
-    """Starts each worker under its own agent, at 127.0.0.2 and after; see jsrl.launch.launcher.Launcher.
+    """Starts each worker under its own agent, at 127.0.0.2 and after; see jsrl.graph.launcher.Launcher.
 
     Attributes:
       handles: worker -> the handles of all its incarnations.

@@ -11,10 +11,10 @@ sys.path.insert(0, str(here))
 from jsrl.workers.process import no_collections  # noqa: E402
 
 with no_collections():  # as in workers: there are hundreds of these
-    import jsrl.configs
+    import jsrl.experiment.configs
     from jsrl.cli.run import main
 
-jsrl.configs.__path__.append(str(here / "extra_configs"))
+jsrl.experiment.configs.__path__.append(str(here / "extra_configs"))
 
 if __name__ == "__main__":
     sys.exit(main())

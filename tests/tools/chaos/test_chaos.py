@@ -15,8 +15,8 @@ import pytest
 from benchmarks import strangers
 from jsrl.cli.chaos import checked
 from jsrl.errors import ConfigError
-from jsrl.launch.local.outside import HungProcess
 from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, Flood, InjectedFault, ScoreCard, run_command
+from jsrl.tools.chaos.outside import HungProcess
 from jsrl.workers.director.audit import Games
 from jsrl.workers.kinds import find_kind, own_kinds
 from tests.marks import nightly

@@ -13,7 +13,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig
 from jsrl.references.reference import to_json
-from jsrl.runs.runs import RunFolder
+from jsrl.services.runs.runs import RunFolder
 from jsrl.tools.simulation.calibration import from_run
 from jsrl.tools.simulation.outcome import ENVIRONMENTS, simulate
 from jsrl.tools.simulation.system import lay_out_on

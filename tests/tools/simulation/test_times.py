@@ -15,7 +15,7 @@ from jsrl.experiment import Experiment
 from jsrl.tools.simulation.calibration import INLINE, SERVED, Measured, Variant, calibrate, fitted, measured, variants
 from jsrl.tools.simulation.times import Cost, EnvTimes, ParamsTimes, ServiceTimes, Updates, fit, read_times
 from jsrl.tools.simulation.timing import time_environments, time_params, time_updates
-from jsrl.tuning.space import Trial
+from jsrl.tools.tuning.space import Trial
 from tests.marks import slow
 
 EXPERIMENT = Experiment(

@@ -1,0 +1,346 @@
+"""The Slurm scripts of a run, of a group of runs with several seeds, and of a search.
+
+A run has one job for the controller and learners, and an array of jobs whose hosts run actors. Both use the same script. The
+hosts join with the run's key file, so that they may come, go and be requeued one by one. A group is one array of runs.
+A run continues from its last snapshot if it has one. Pure functions of the options; nothing is submitted here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsrl.cluster.join_key import ENDED
+from jsrl.cluster.messages import REPLACED
+from jsrl.control.result import INTENDED, STOPPED
+from jsrl.errors import ConfigError, counted
+from jsrl.experiment.options import SlurmOptions
+from jsrl.services.runs.groups import Group
+from jsrl.services.runs.runs import check_run_name
+
+TRIES, QUICK_S = 5, 60  # ends of an agent within this time, in a row, after which an actor host gives up
+LONG_S, WAIT_S = 180, 1800  # an agent was in the run if it lasted that long; for which an actor host waits for the run
+NOTICE_S = 120  # notice before a job's time limit: enough for one update and one snapshot
+
+
+@dataclass(frozen=True)
+class SlurmRun:
+    """A run for Slurm.
+
+    Attributes:
+      experiment: its name, as for `jsrl run`. args: its other options. folder: the run's, absolute.
+      num_hosts: jobs of the array. python: interpreter on all nodes that has jsrl.
+      begin: further options of a new run, which a resumed one must not have.
+    """
+
+    experiment: str
+    args: tuple[str, ...]
+    folder: Path
+    num_hosts: int
+    python: str
+    options: SlurmOptions
+    begin: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_run_name(self.name)
+        if self.num_hosts < 1:
+            raise ConfigError(
+                f"num_hosts is {self.num_hosts}; a run with --launcher slurm has at least one actor host."
+            )
+
+    @property
+    def name(self) -> str:
+        """Return the run's name: fixed when the jobs are submitted, so that a requeued job finds its run."""
+        return self.folder.name
+
+    @property
+    def job_name(self) -> str:
+        return f"jsrl:{self.folder.parent.name}:{self.name}"
+
+    @property
+    def file(self) -> str:
+        """Return the name of its files in the working directory, without suffix."""
+        return file_of(self.folder)
+
+    @property
+    def key(self) -> Path:
+        """Return the file with which hosts join; experiments may have runs of the same name."""
+        return self.folder.with_name(f"join-{self.name}.key")
+
+    @property
+    def ended(self) -> Path:
+        """Return the file that marks the end of the run, so that its hosts leave."""
+        return self.key.with_name(self.key.name + ENDED)
+
+    def submissions(self, script: str) -> list[list[str]]:
+        """Return the two commands that submit a script: the controller's job, then the array of actor hosts."""
+        o = self.options
+        controller = ["sbatch", f"--job-name={self.job_name}", *flag("partition", o.partition), *flag("gres", o.gres)]
+        actors = ["sbatch", f"--job-name={self.job_name}:actors", f"--array=1-{self.num_hosts}"]
+        actors += [*flag("partition", o.actor_partition or o.partition), *flag("gres", o.actor_gres)]
+        return [
+            [*controller, *flag("cpus-per-task", o.cpus), script],
+            [*actors, *flag("cpus-per-task", o.actor_cpus), script],
+        ]
+
+
+def file_of(folder: Path) -> str:
+    return f"jsrl-{folder.parent.name}-{folder.name}"
+
+
+def flag(name: str, value: object) -> list[str]:
+    return [] if value is None else [f"--{name}={value}"]
+
+
+def array_submission(name: str, indices: str, options: SlurmOptions, script: str) -> list[str]:
+    """Return the command that submits a script as an array of jobs of this name, with these indices."""
+    o = options
+    command = ["sbatch", "--parsable", f"--job-name={name}", f"--array={indices}", *flag("partition", o.partition)]
+    return [*command, *flag("gres", o.gres), *flag("cpus-per-task", o.cpus), script]
+
+
+@dataclass(frozen=True)
+class SlurmSeeds:
+    """A group of runs for Slurm: an array of jobs, whose index is the seed of its run.
+
+    Attributes:
+      group: of runs. seeds: of the submitted runs. at_once: how many run at once; 0: all. python: as in SlurmRun.
+    """
+
+    group: Group
+    seeds: tuple[int, ...]
+    at_once: int
+    python: str
+    options: SlurmOptions
+
+    @property
+    def file(self) -> str:
+        return file_of(self.group.path)
+
+    def submission(self, script: str) -> list[str]:
+        most = f"%{self.at_once}" if self.at_once else ""
+        return array_submission(self.file, f"{','.join(map(str, self.seeds))}{most}", self.options, script)
+
+
+@dataclass(frozen=True)
+class SlurmSearch:
+    """A search for Slurm: an array of jobs, each of which runs one trial after another.
+
+    Attributes:
+      folder: the search's, absolute. jobs: how many. python: as in SlurmRun.
+    """
+
+    folder: Path
+    jobs: int
+    python: str
+    options: SlurmOptions
+
+    @property
+    def file(self) -> str:
+        return f"jsrl-search-{self.folder.parent.name}-{self.folder.name}"
+
+    def submission(self, script: str) -> list[str]:
+        return array_submission(self.file, f"1-{self.jobs}", self.options, script)
+
+
+def directives(options: SlurmOptions, output: str) -> str:
+    """Return the lines with Slurm's options of a script's jobs. output: file of their output."""
+    o = options
+    common = [
+        *flag("account", o.account),
+        *flag("time", o.time),
+        *flag("container", o.container),
+    ]
+    args = [
+        "--ntasks=1", "--requeue", "--open-mode=append", f"--signal=B:USR1@{NOTICE_S}", f"--output={output}", *common,
+        *(f"--{arg.removeprefix('--')}" for arg in o.extra),
+    ]  # fmt: skip
+    return "\n".join(f"#SBATCH {arg}" for arg in args)
+
+
+def seeds_script(seeds: SlurmSeeds) -> str:
+    group = seeds.group
+    args = {
+        "--seed": '"$SLURM_ARRAY_TASK_ID"',
+        "--run-name": f'{shlex.quote(group.path.name)}-seed"$SLURM_ARRAY_TASK_ID"',
+    }
+    own = " ".join(f"{name} {value}" for name, value in args.items())
+    program = f"{shlex.quote(seeds.python)} -P -m jsrl.cli.main"
+    values = {
+        "title": f"{group.experiment}, runs {group.path.name}-seedN",
+        "submit": f"#   {shlex.join(seeds.submission(f'{seeds.file}.sh'))}",
+        "directives": directives(seeds.options, f"{seeds.file}-%A_%a.out"),
+        "setup": seeds.options.setup or ":",
+        "folder": f'{shlex.quote(str(group.path))}-seed"$SLURM_ARRAY_TASK_ID"',
+        "new": f"{shlex.quote(group.experiment)} {own} {shlex.join([*group.begin, '--overwrite'])}",
+        "intended": "|".join([*INTENDED, STOPPED]),
+        "run": f'{program} run "${{begin[@]}}" {shlex.join(group.args)} --runs-dir {shlex.quote(str(group.runs_dir))}',
+        "report": f"{program} report {shlex.quote(str(group.path))}",
+    }
+    return filled(SEEDS_SCRIPT, values)
+
+
+def search_script(search: SlurmSearch) -> str:
+    own = shlex.join([search.python, "-P", "-m", "jsrl.cli.main", "search", "--resume", str(search.folder)])
+    values = {
+        "title": f"search {search.folder}",
+        "submit": f"#   {shlex.join(search.submission(f'{search.file}.sh'))}",
+        "directives": directives(search.options, f"{search.file}-%A_%a.out"),
+        "setup": search.options.setup or ":",
+        "search": f'{own} --parallel 1 --part "$SLURM_ARRAY_TASK_ID"',
+    }
+    return filled(SEARCH_SCRIPT, values)
+
+
+def slurm_script(run: SlurmRun) -> str:
+    o = run.options
+    runs_dir = run.folder.parents[1]
+    program = f"{shlex.quote(run.python)} -P -m jsrl.cli.main"
+    submit = [
+        shlex.join(["rm", "-f", str(run.ended)]),
+        *(shlex.join(args) for args in run.submissions(f"{run.file}.sh")),
+    ]
+    values = {
+        "title": f"{run.experiment}, run {run.name}, with {counted(run.num_hosts, 'actor host')}",
+        "submit": "\n".join(f"#   {line}" for line in submit),
+        "directives": directives(o, f"{run.file}-%j.out"),
+        "setup": o.setup or ":",
+        "key": shlex.quote(str(run.key)),
+        "folder": shlex.quote(str(run.folder)),
+        "join": f'{program} join "$key" --name "$(hostname)-$SLURM_JOB_ID"',
+        "run": f'{program} run "${{begin[@]}}" {shlex.join(run.args)}',
+        "new": shlex.join([run.experiment, *run.begin, "--run-name", run.name, "--overwrite"]),
+        "runs_dir": shlex.quote(str(runs_dir)),
+        "num_hosts": str(run.num_hosts),
+        "replaced": str(REPLACED),
+        "tries": str(TRIES),
+        "quick_s": str(QUICK_S),
+        "long_s": str(LONG_S),
+        "wait_s": str(WAIT_S),
+        "job_name": shlex.quote(run.job_name),
+    }
+    return filled(SCRIPT, values)
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    for name, value in {"part": GPU_PART, "signals": SIGNALS, **values}.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+GPU_PART = r"""if [ -n "${SLURM_SHARDS_ON_NODE-}" ] && [ -z "${XLA_PYTHON_CLIENT_MEM_FRACTION-}" ]; then
+  part=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/([^)]*)//g; s/^ *Gres=//p' | tr , '\n' | awk -F: '
+    $1 == "gpu" {gpus += $NF} $1 == "shard" {shards += $NF}
+    END {if (shards) printf "%.3f", 0.9 * ENVIRON["SLURM_SHARDS_ON_NODE"] * gpus / shards}')
+  [ -z "$part" ] || export XLA_PYTHON_CLIENT_MEM_FRACTION=$part  # of the GPU of which this job has a part
+fi"""
+
+SIGNALS = r"""child= stopped= interrupted=130
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-${SLURM_JOB_ID-}}
+await_child() {  # sets its status; a signal interrupts `wait`
+  local seen=none
+  until [ "$seen" = "$stopped" ]; do seen=$stopped; wait "$child"; status=$?; done
+  [ "$status" != 130 ] || status=$interrupted
+}
+is_preempted() { scontrol -o show job "$job" 2>/dev/null | grep -q 'JobState=RUNNING .*PreemptTime=[0-9]'; }
+requeue_if_preempted() {  # a job that ends within GraceTime is not requeued by Slurm
+  if is_preempted; then echo "jsrl: Slurm preempts job $job, which goes back to the queue"; scontrol requeue "$job"; fi
+}
+trap 'stopped+=1 interrupted=0' TERM  # which Slurm sends to all processes of a job, for scancel
+trap 'stopped+=1; [ -z "$child" ] || kill -TERM "$child"' USR1  # before the time limit or a preemption, to this shell alone
+(  # Slurm announces a preemption only to steps of a job. This step waits for that.
+  unset -v $(compgen -e SLURM_ | grep -vxE 'SLURM_(CONF|JOB_ID)')  # options of the job, such as its GPUs per node
+  srun --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mem=0 --gres=none --job-name=jsrl-notice sleep infinity
+  is_preempted && kill -USR1 $$
+) >/dev/null 2>&1 </dev/null &"""
+
+SCRIPT = """#!/bin/bash
+# @title@. Submit it twice from one folder; the second time for the actor hosts:
+@submit@
+# Submit both again to go on after a time limit: the run continues from its last snapshot.
+@directives@
+
+key=@key@  # with which hosts join
+folder=@folder@
+@setup@
+@part@
+@signals@
+
+if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run has ended, also while that is requeued
+  failed=0 seen=$SECONDS  # times in a row that it could not join, and when it was last in the run
+  while [ -z "$stopped" ] && [ ! -e "$key.ended" ]; do
+    begun=$SECONDS
+    @join@ & child=$!
+    await_child
+    [ "$status" != @replaced@ ] || break  # by the same job, requeued: Slurm had lost this one
+    [ $((SECONDS - begun)) -lt @long_s@ ] || seen=$SECONDS
+    queue=$(squeue --me -h -n @job_name@ -o %i 2>/dev/null) && [ -z "$queue" ] && why="its job neither waits nor runs" || why=
+    [ $((SECONDS - seen)) -lt @wait_s@ ] || why="it was not there for @wait_s@ s"
+    if [ -n "$why" ] && [ -z "$stopped" ] && [ ! -e "$key.ended" ]; then
+      echo "jsrl: this host leaves the run, because $why. Submit the script again for hosts when it goes on" >&2
+      exit 0
+    fi
+    if [ "$status" != 0 ] && [ $((SECONDS - begun)) -lt @quick_s@ ]; then failed=$((failed + 1)); else failed=0; fi
+    if [ "$failed" = @tries@ ] && [ -z "$stopped" ]; then
+      again="scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+      echo "jsrl: this host could not join the run @tries@ times in a row, for the reason above. Repair it; then: $again" >&2
+      exit 1
+    fi
+    [ -n "$stopped" ] || [ -e "$key.ended" ] || sleep 5
+  done
+  [ -z "$stopped" ] || requeue_if_preempted
+  exit 0
+fi
+
+mkdir -p "${key%/*}" && rm -f "$key" "$key.ended"
+if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$folder"); else begin=(@new@); fi
+address=${JSRL_ADDRESS:-$(hostname -I | cut -d' ' -f1)}  # of this host, as the others reach it
+@run@ --runs-dir @runs_dir@ --display plain \\
+  --listen "$address" --num-hosts @num_hosts@ --join-key "$key" --join-s 86400 & child=$!
+await_child
+if [ -z "$stopped" ] || [ -e "$folder/stop.json" ]; then  # `jsrl stop` ends it for good
+  touch "$key.ended"
+else
+  requeue_if_preempted
+fi
+exit "$status"
+"""
+
+SEEDS_SCRIPT = """#!/bin/bash
+# @title@. Submit it with:
+@submit@
+# Submit it again to go on after a time limit: runs that have ended stay as they are, the others continue.
+@directives@
+
+folder=@folder@
+@setup@
+@part@
+@signals@
+
+if grep -qE '"ended": "(@intended@)' "$folder/result.json" 2>/dev/null; then exit 0; fi
+if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$folder"); else begin=(@new@); fi
+@run@ --display plain & child=$!
+await_child
+@report@  # of all runs that have begun; the last one prints the whole table
+[ -z "$stopped" ] || requeue_if_preempted
+exit "$status"
+"""
+
+SEARCH_SCRIPT = """#!/bin/bash
+# @title@. Submit it with:
+@submit@
+# Submit it again to go on after a time limit: trials that were interrupted begin again.
+@directives@
+
+@setup@
+@part@
+@signals@
+
+@search@ & child=$!
+await_child
+[ -z "$stopped" ] || requeue_if_preempted
+exit "$status"
+"""

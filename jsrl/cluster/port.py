@@ -1,0 +1,429 @@
+"""The controller's one TCP port for the agents of other hosts, and the thread that serves it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from socket import socketpair
+from typing import Any
+
+import zmq
+
+from jsrl.cluster import members as machine
+from jsrl.cluster import messages as wire
+from jsrl.cluster.join_key import JoinKey
+from jsrl.cluster.kept_files import KeptFiles, fetched_log, keep_pages, keep_part, name_here, remove_half_sent
+from jsrl.cluster.members import JoinedHost, Members, RemoteWorker
+from jsrl.errors import CodecError, ConfigError, StreamError
+from jsrl.linux import resident_bytes
+from jsrl.rate_limit import is_reported
+from jsrl.services.runs.control import RELAY
+from jsrl.services.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
+from jsrl.services.runs.names import FileNames
+from jsrl.services.runs.state import revoked_hosts
+from jsrl.services.runs.values import Registration
+from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.transport.ledger.hops import ledger_path
+from jsrl.transport.meeting.curve import Listener, events_of, incoming, outgoing
+
+_logger = logging.getLogger("jsrl.hosts")
+LOOK_S = 0.2  # between checks for silent hosts and for new names of the run
+NAMES_S = 5.0  # after which all names are sent again: messages sent during a reconnection are lost
+CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; time without one after which it is remade
+_MOST_AT_ONCE = 1_000
+MARGIN_BYTES = 256 << 20  # growth of this process's memory before the port ends all its connections
+_MOST_WANTED = 100  # players that a host is sent at once
+Parents = Callable[[Mapping[str, Registration]], Mapping[int, dict[str, list[str]]]]
+"""Names of the run -> host epoch -> params stream -> addresses to fetch it from, the nearest first."""
+
+
+class Growth:
+    """Growth of this process's memory, by which a port notices connections with messages that never end.
+
+    ZeroMQ delivers a message only after its last frame, so frames without a last one stay in memory, unseen.
+    """
+
+    def __init__(self) -> None:
+        self._baseline = resident_bytes()
+
+    def is_large(self) -> bool:
+        """Return whether the memory has grown by more than the margin: the port should end all its connections."""
+        return resident_bytes() > self._baseline + MARGIN_BYTES
+
+    def freed(self, before_bytes: int) -> int:
+        """Return how much memory was freed since it was `before_bytes`, in MiB; 0: another part of this process has it."""
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)  # gives freed memory back to the system (glibc)
+        now = resident_bytes()
+        if before_bytes - now < MARGIN_BYTES // 2:
+            self._baseline = now
+            return 0
+        return (before_bytes - now) >> 20
+
+
+class HostPort:
+    """Serves the agents that join; its thread owns all sockets.
+
+    Args:
+      address: `tcp://IP:PORT` to bind; port 0: any. members: the hosts, which only `tell` changes.
+      notify, on_loss: called, from the thread, with lines for the user, and with hosts that were lost.
+
+    Attributes:
+      address: with its port. changed: wait on it for changes of members; hold it to read them.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        join_key: JoinKey,
+        members: Members,
+        notify: Callable[[str], None],
+        on_loss: Callable[[JoinedHost], None] = lambda host: None,
+    ) -> None:
+        self._join_key, self._members, self._notify, self._on_loss = join_key, members, notify, on_loss
+        self.changed = threading.Condition()
+        self._growth = Growth()
+        self._open(address)
+        self._control: zmq.Socket | None = None  # to the control connection, as the relay of all hosts
+        self._registry: FileNames | None = None
+        self._host_keys: Callable[[], dict[str, list[str]]] = dict
+        self._parents: Parents = lambda names: {}
+        self._shown: dict[int, wire.RunNames] = {}  # host epoch -> names that it was sent
+        self._sent_s = 0.0
+        self._folder = Path()  # of the run
+        self._counted: dict[int, set[str]] = {}  # host epoch -> hops for which it has sent pages
+        self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
+        self._players: dict[int, KeptFiles] = {}  # host epoch -> frozen players for that host
+        self._awaited: list[tuple[machine.SendFiles, list[str]]] = []  # with names of files
+        self._answers: dict[int, str] = {}  # by the numbers of questions
+        self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake_sender, self._wake_receiver = socketpair()
+        self._closing, self._num_requests = threading.Event(), 0
+        self._unsent: deque[list[bytes]] = deque()  # messages of workers, for the control connection
+        self._unread = self._failures = 0  # messages that it did not read in time; failures to copy names
+        self._thread = threading.Thread(target=self._run, name="host-port", daemon=True)
+        self._thread.start()
+
+    def _open(self, address: str) -> None:
+        self._socket = zmq.Context().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection replaces a broken one
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
+        self._listener = Listener(self._socket, address, self._join_key.server, self._join_key.admits)
+        self.address = self._listener.address
+        self._closed = self._socket.get_monitor_socket(int(zmq.EVENT_DISCONNECTED))
+        self._connections: dict[int, bytes] = {}  # file descriptor -> identity, of connections that have sent a message
+
+    def _drop_unfinished(self) -> None:
+        """End all connections if this process has grown: one may send a message that never ends. Agents connect again."""
+        if not self._growth.is_large():
+            return
+        before = resident_bytes()
+        self._shut(0)
+        self._open(self.address)
+        if freed := self._growth.freed(before):
+            text = "%s held %d MiB of messages that never end; its connections were recreated: look who else connects"
+            _logger.warning(text, self.address, freed)
+
+    def _shut(self, linger_ms: int) -> None:
+        self._socket.disable_monitor()
+        self._closed.close(linger=0)
+        self._listener.close(linger_ms)
+
+    # -- called by the launcher's thread
+
+    def serve(
+        self,
+        control: str,
+        registry: Path,
+        folder: Path,
+        host_keys: Callable[[], dict[str, list[str]]],
+        parents: Parents,
+    ) -> None:
+        """Relay the messages of workers to the control connection at this address, and names between a registry and the hosts.
+
+        Hosts get the frozen players of the run in `folder`. `host_keys` returns the keys that streams admit, with the workers
+        for which each speaks, `parents` the addresses from which each host fetches the params that its workers read.
+        """
+        self._host_keys, self._parents, self._folder = host_keys, parents, folder
+        self._run_in_thread(lambda: self._join_control(control, registry))
+
+    def send_names(self) -> None:
+        """Send the hosts the changes of names and host keys at once."""
+        self._run_in_thread(self._share_names)
+
+    def tell(self, message: machine.Message) -> None:
+        """Let the members process a message, and the thread do what follows, in order."""
+        with self.changed:
+            self._queue(self._members.handle(message, time.monotonic()))
+        self._wake()
+
+    def _queue(self, actions: list[machine.Action]) -> None:
+        for action in actions:
+            self._actions.put(partial(self._do, action))
+        self.changed.notify_all()
+
+    def ask(self, host: JoinedHost, worker: str, incarnation: int, what: Any, amount: float, timeout_s: float) -> str:
+        """Return the reply of a host's agent (see TextRequest); empty: none arrived in time."""
+        with self.changed:
+            self._num_requests += 1
+            number = self._num_requests
+        self.tell(machine.Tell(host.epoch, wire.TextRequest(host.epoch, number, worker, incarnation, what, amount)))
+        self.wait(lambda: number in self._answers or bool(host.lost), timeout_s)
+        with self.changed:
+            return self._answers.pop(number, "")
+
+    def fetched_log(self, remote: RemoteWorker) -> Path:
+        return self._folder / fetched_log(remote.worker, remote.host.name)
+
+    def wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until a condition on the members holds; return whether it does."""
+        with self.changed:
+            return self.changed.wait_for(reached, timeout_s)
+
+    def close(self, text: str) -> None:
+        """Send all hosts a farewell, after which their agents and workers end, and close the port."""
+        self.tell(machine.RunEnded(text))
+        self._closing.set()
+        self._wake()
+        self._thread.join(10.0)
+        for end in (self._wake_sender, self._wake_receiver):
+            end.close()
+
+    def _run_in_thread(self, action: Callable[[], None]) -> None:
+        self._actions.put(action)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # closed: nothing is served any more
+            self._wake_sender.send(b"!")
+
+    # -- the thread
+
+    def _run(self) -> None:
+        look_s = 0.0
+        try:
+            while not (self._closing.is_set() and self._actions.empty()):
+                self._turn()
+                if time.monotonic() >= look_s:
+                    look_s = time.monotonic() + LOOK_S
+                    self._look()
+        finally:
+            if self._control is not None:
+                self._control.context.destroy(linger=500)
+            self._shut(500)
+
+    def _turn(self) -> None:
+        """Process pending work: messages of agents, commands for workers, requests of the launcher."""
+        poller = zmq.Poller()
+        for socket in filter(None, (self._socket, self._closed, self._control, self._wake_receiver)):
+            poller.register(socket, zmq.POLLIN)
+        ready = dict(poller.poll(int(1000 * LOOK_S)))
+        if self._wake_receiver.fileno() in ready:
+            self._wake_receiver.recv(1 << 16)
+        self._do_all()
+        if self._closed in ready:
+            self._note_closed()
+        if self._socket in ready:
+            self._receive()
+        if self._control is not None and self._control in ready:
+            self._pass_on(self._control)
+        self._advance()
+        self._do_all()
+
+    def _do_all(self) -> None:
+        while not self._actions.empty():
+            self._actions.get()()
+
+    def _note_closed(self) -> None:
+        for _, number in events_of(self._closed):
+            identity = self._connections.pop(number, None)
+            if identity is not None:
+                self.tell(machine.Closed(identity))
+
+    def _receive(self) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            if not self._socket.poll(0):
+                break
+            frames = self._listener.receive()
+            identity, key = bytes(frames[0].buffer), str(frames[-1].get("User-Id"))
+            self._connections[int(frames[-1].get(zmq.SRCFD))] = identity
+            try:
+                (body,) = incoming([frame.buffer for frame in frames[1:]], self._join_key.server, MAX_MESSAGE_BYTES)
+                message: wire.AnyAgentMessage = wire.decode(body, wire.AnyAgentMessage)
+            except (CodecError, ValueError) as error:
+                self.tell(machine.Unreadable(key, str(error)))
+            else:
+                self.tell(machine.Received(key, identity, message))
+            self._do_all()  # after each: they may be large
+
+    def _do(self, action: machine.Action) -> None:
+        match action:
+            case machine.Send():
+                self._send(action.identity, action.message)
+            case machine.Relay():
+                self._unsent.append(action.frames)
+                self._relay()
+            case machine.Notify():
+                self._notify(action.line)
+            case machine.Admit():
+                self._join_key.admit(action.key)
+            case machine.Expel():
+                self._join_key.expel(action.key)
+            case machine.ReplaceJoinKey():
+                self._replace_join_key()
+            case machine.Answer():
+                with self.changed:
+                    self._answers[action.number] = action.text
+                    self.changed.notify_all()
+            case machine.Lost():
+                self._forget(action.host)
+            case _:
+                with contextlib.suppress(
+                    OSError
+                ):  # a full disk: parts are sent again, the result reports missing counts
+                    self._do_files(action)
+
+    def _do_files(self, action: machine.Action) -> None:
+        match action:
+            case machine.KeepPages(epoch, pages):
+                keep_pages(self._folder, pages, self._counted.setdefault(epoch, set()))
+            case machine.KeepPart(host, part):
+                size = keep_part(self._folder, part._replace(name=name_here(part.name, host.name)))
+                if size is not None:
+                    self._send(host.identity, wire.Stored(host.epoch, part.name, size, part.digest))
+            case machine.Confirm(stored):
+                for files in (self._kept, self._players):
+                    if stored.epoch in files:
+                        files[stored.epoch].confirm(stored.name, stored.size, stored.digest)
+            case machine.SendFiles():
+                self._send_files(action)
+            case machine.RemoveHalfSent():  # before their worker starts on another host, or at a resume
+                remove_half_sent(self._folder, action.folders)
+
+    def _replace_join_key(self) -> None:
+        try:
+            self._join_key.replace()
+        except ConfigError as error:  # a full disk
+            self._notify(f"no more hosts can join: {error}")
+        else:
+            self._notify(f"the join key was replaced; hosts that join from now on need {self._join_key.path}")
+
+    def _forget(self, host: JoinedHost) -> None:
+        for files in (self._kept, self._players):
+            files.pop(host.epoch, None)
+        self._on_loss(host)
+
+    def _relay(self) -> None:
+        """Send messages of workers to the control connection; they wait while the controller is busy: hosts need answers."""
+        with contextlib.suppress(zmq.Again):
+            while self._unsent and self._control is not None:
+                self._control.send_multipart(self._unsent[0], zmq.NOBLOCK)
+                self._unsent.popleft()
+        while len(self._unsent) > 1 and sum(map(len, chain(*self._unsent))) > MARGIN_BYTES:
+            self._unread += len(self._unsent.popleft())
+            _logger.warning(
+                "%d messages of workers were dropped: the controller did not read them in time", self._unread
+            )
+
+    def _send(self, identity: bytes, message: wire.AnyControllerMessage) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or its queue is full
+            self._socket.send_multipart(
+                [identity, *outgoing([wire.encode(message)], self._join_key.server)], zmq.NOBLOCK
+            )
+
+    def _pass_on(self, control: zmq.Socket) -> None:
+        """Forward the commands of the control connection to the hosts of their workers."""
+        while control.poll(0):
+            identity, frame = control.recv_multipart()
+            worker, _, number = identity.decode().rpartition("/")
+            self.tell(machine.Forward(worker, int(number), frame))
+
+    def _look(self) -> None:
+        self._drop_unfinished()
+        with self.changed:
+            self._queue(self._members.tick(time.monotonic()))
+        if self._registry is not None:
+            self.tell(machine.Revoke(revoked_hosts(self._folder)))
+        self._do_all()
+        self._relay()
+        self._share_names()
+        for host in list(self._members.hosts):
+            with contextlib.suppress(OSError):  # removed, or a disk error: the waiting worker reports it
+                self._add_players(host)
+
+    def _send_files(self, asked: machine.SendFiles) -> None:
+        host = asked.host
+        files = self._kept.setdefault(
+            host.epoch,
+            KeptFiles(self._folder, lambda part: self._send(host.identity, wire.EarlierFile(host.epoch, *part))),
+        )
+        remove_half_sent(self._folder, asked.keeps)
+        files.look(asked.keeps)
+        ledgers = [str(ledger_path(self._folder, hop).relative_to(self._folder)) for hop in asked.hops]
+        files.add(ledgers)
+        self._counted.setdefault(host.epoch, set()).update(asked.hops)  # its counts continue those of earlier hosts
+        self._awaited.append((asked, [*asked.keeps, *ledgers]))
+
+    def _advance(self) -> None:
+        """Send files on, and report those that hosts have got."""
+        for files in (*self._kept.values(), *self._players.values()):
+            files.advance()
+        for awaited in list(self._awaited):
+            asked, names = awaited
+            if asked.host.lost or self._kept[asked.host.epoch].are_sent(names):
+                self._awaited.remove(awaited)
+                self.tell(machine.FilesSent(asked.host.epoch, asked.worker, asked.incarnation))
+
+    def _add_players(self, host: JoinedHost) -> None:
+        """Note the frozen players for which a host waits, to be sent."""
+        if not host.wanted or self._registry is None:
+            return
+        players = self._folder / PLAYERS_FOLDER
+        files = self._players.setdefault(
+            host.epoch, KeptFiles(players, lambda part: self._send(host.identity, wire.Player(host.epoch, *part)))
+        )
+        for wanted in host.wanted[:_MOST_WANTED]:
+            policy, _, version = wanted.rpartition("/")
+            path = PlayerStore(players / policy).file(int(version))
+            if path is not None:
+                files.add_new(str(path.relative_to(players)))
+
+    def _share_names(self) -> None:
+        """Copy the names of all hosts to the registry, and send the hosts what is new there."""
+        if self._registry is None:
+            return
+        if time.monotonic() - self._sent_s > NAMES_S:
+            self._sent_s, self._shown = time.monotonic(), {}
+        try:
+            with self.changed:
+                bound = self._members.names()
+            self._registry.show(bound)
+            known = self._registry.names()
+        except (OSError, StreamError) as error:  # being written, or removed: the next check reads it
+            self._failures += 1
+            if is_reported(self._failures):
+                _logger.warning("the names of the run could not be copied (%d times so far): %s", self._failures, error)
+            return
+        host_keys, parents = self._host_keys(), self._parents(known)
+        for host in list(self._members.hosts):
+            names = wire.RunNames(host.epoch, list(known.values()), host_keys, parents.get(host.epoch, {}))
+            if self._shown.get(host.epoch) != names:
+                self._shown[host.epoch] = names
+                self._send(host.identity, names)
+
+    def _join_control(self, control: str, registry: Path) -> None:
+        self._control = zmq.Context().socket(zmq.DEALER)
+        self._control.setsockopt(zmq.IDENTITY, RELAY + b"hosts")
+        self._control.setsockopt(zmq.SNDHWM, MAX_WAITING)
+        self._control.connect(control)
+        self._registry = FileNames(registry)

@@ -1,0 +1,298 @@
+"""Serial placement: every worker's `step` in turn, in this process; deterministic, and usable with a debugger."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from operator import methodcaller
+from typing import Any, Self
+
+from jsrl.control.ending import Task
+from jsrl.control.result import Result
+from jsrl.control.rules import last_tasks
+from jsrl.control.session import Forwards, Session
+from jsrl.control.supervised import loss_notice
+from jsrl.control.supervision import Standstill
+from jsrl.control.watchdog import Watchdog
+from jsrl.graph.compilation import keep_compiled_here
+from jsrl.graph.plan import Plan
+from jsrl.interrupts import interrupts, requests
+from jsrl.services.runs.control_bodies import Command, Crash, Event, Report
+from jsrl.workers.base import report_of, step_of
+from jsrl.workers.kinds import build_worker
+
+LONG_STAGES = ("making", "compiling")  # states, environments; updates, act
+CLOSE = methodcaller("close")
+
+
+class SerialReporter:
+    """A worker's reports go straight into the session; `display` shows a learner's long updates."""
+
+    def __init__(
+        self,
+        worker: str,
+        session: Session,
+        forward: Callable[[Forwards], None],
+        display: UpdateDisplay | None = None,
+    ) -> None:
+        self._worker, self._session, self._forward, self._display = worker, session, forward, display
+
+    def stage(self, stage: str) -> None:
+        """Show the stage, before a long one at once: nothing else is displayed before it ends."""
+        self._session.stage(self._worker, stage)
+        self._session.show(now=stage.startswith(LONG_STAGES))
+
+    def event(self, name: str, text: str = "", **facts: Any) -> None:
+        self._forward(self._session.event(Event(self._worker, 0, name, text, facts)))
+
+    def entering(self, activity: object, deadline_s: float | None = None) -> None:
+        """Show a long update; there is no time limit, as a hang of a single process can be seen directly."""
+        if self._display is not None:
+            self._display.begin(self._worker, str(activity))
+
+    def left(self) -> None:
+        if self._display is not None:
+            self._display.end(self._worker)
+
+
+PERIOD_S = 1.0  # between looks
+
+
+class UpdateDisplay:
+    """Shows for how long an update has been running. Its thread uses the session only during updates, under a lock.
+
+    Updates are compiled: no breakpoint of the user's, and nothing else that uses the terminal, is inside them.
+
+    Args:
+      session: of the run. period_s: between looks.
+    """
+
+    def __init__(self, session: Session, period_s: float = PERIOD_S) -> None:
+        self._session, self._period_s = session, period_s
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._call: tuple[str, str, float] | None = None  # worker, name, and since when
+        self._thread = threading.Thread(target=self._run, name="update-display", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def begin(self, worker: str, name: str) -> None:
+        with self._lock:
+            self._call = worker, name, time.monotonic()
+
+    def end(self, worker: str) -> None:
+        """Record its end, and wait until the thread has left the session."""
+        with self._lock:
+            self._call = None
+        self._session.call(worker, "", 0.0)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._period_s):
+            with self._lock:
+                if self._call is not None:
+                    worker, name, since_s = self._call
+                    self._session.call(worker, name, time.monotonic() - since_s)
+                    self._session.show()
+
+
+class SerialRun:
+    """All workers of a plan, in this process."""
+
+    def __init__(self, plan: Plan, session: Session) -> None:
+        self._plan, self._session = plan, session
+        self._workers: dict[str, Any] = {}
+        self._learners = [name for name, kind in plan.kinds.items() if kind.lifecycle.must_finish]
+        self._display = UpdateDisplay(session)
+        self._reports: list[str] = []
+
+    def run(self) -> Result:
+        """Run until the session has a reason to stop.
+
+        Ctrl-C, SIGTERM and SIGHUP end the run after the current step, with a snapshot; a second one (or the first,
+        before anything has begun) ends it at once. Either way there is a result, `interrupted`.
+        """
+        keep_compiled_here()
+        self._running = self._interrupted = False
+        with interrupts(self._interrupt) as signals, requests(self._report_on_request):
+            try:
+                with self._display:
+                    self._set_up()
+                    self._running = True
+                    self._loop()
+                self._close()
+            except KeyboardInterrupt:
+                signals.ignore()
+                self._session.end("interrupted")
+                self._drop_pending()
+                self._abandon()
+            except BaseException as error:
+                self._drop_pending()
+                self._session.fail(error)
+                self._abandon()
+                raise
+            finally:
+                for worker in self._workers.values():
+                    worker.meter.close()
+                shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
+        return self._session.result()
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._session.end("interrupted")
+        if not self._running:
+            raise KeyboardInterrupt
+
+    def _report_on_request(self) -> None:
+        """Write a report of this process, inside the signal's handler; the loop shows its path."""
+        self._reports.append(self._report_of_process("request", "SIGUSR1 asked for it"))
+
+    def _report_of_process(self, who: str, noticed: str) -> str:
+        return Watchdog(self._session, {}, lambda _: None, lambda _: None).write(who, noticed, "")
+
+    def _set_up(self) -> None:
+        kinds = self._plan.kinds
+        for job in self._plan.jobs:
+            display = self._display if kinds[job.name].lifecycle.must_finish else None
+            self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session, self._forward, display))
+        flow = [worker.name for worker in self._plan.graph.flow]
+        self._when_due = [name for name in flow if _works_when_due(self._workers[name])]
+        self._each_turn = [name for name in flow if name not in self._when_due]
+        for node in self._plan.graph.start_order:
+            self._guarded(node.name, self._set_up_one)
+        for worker in self._workers.values():
+            worker.meter.begin()  # the setup of others is not counted in any worker's time
+
+    def _set_up_one(self, worker: Any) -> None:
+        worker.setup()
+        self._session.stage(worker.name, "ready")
+
+    def _guarded(self, name: str, call: Callable[[Any], Any]) -> Any:
+        """Return what a call of a worker returns; the run continues without a dispensable one that fails."""
+        worker, kind = self._workers.get(name), self._plan.kinds[name]
+        if worker is None:
+            return None
+        if kind.lifecycle.loss_ends_run:
+            return call(worker)
+        try:
+            return call(worker)
+        except Exception as error:  # an error there must not end the training
+            del self._workers[name]
+            crash = Crash(name, 0, type(error).__name__, str(error), "")
+            self._session.lose(name, loss_notice(name, f"{name}: {traceback.format_exc().rstrip()}", crash))
+            try:
+                worker.close()
+            except Exception as second:
+                self._session.display.message(f"while closing {name}: {second!r}")
+            return None
+
+    def _forward(self, forwards: Forwards) -> None:
+        for worker, name, facts in forwards:
+            if worker in self._workers:
+                self._workers[worker].command(Command(name, facts))
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._interrupted or self._session.stop_asked
+
+    def _loop(self) -> None:
+        session = self._session
+        standstill = Standstill(session.experiment.deadlines.still_s, time.monotonic())
+        while session.run.reason is None:
+            while self._reports:
+                session.display.message(self._reports.pop())
+            moved = False
+            for name in self._each_turn:
+                progress = self._guarded(name, step_of)
+                moved |= bool(progress)
+                if progress and name in self._learners:
+                    self._report()
+                    for due in self._when_due:
+                        self._guarded(due, self._finish_due_work)
+            if still_s := standstill.tick(time.monotonic(), moved=moved):
+                noticed = f"no worker has done any work for {still_s:.0f} s"
+                report = self._report_of_process("standstill", noticed)
+                session.display.message(f"{noticed}; the run continues ({report})", "warning")
+            session.tick()
+
+    def _report(self, *, last: bool = False) -> None:
+        for name in self._learners:
+            learner = self._workers[name]
+            self._session.facts(name, learner.counts)
+        if last or self._session.line_due:
+            for name in list(self._workers):
+                self._guarded(name, self._report_of)
+
+    def _report_of(self, worker: Any) -> None:
+        metrics, facts = report_of(worker)
+        self._forward(self._session.report(Report(worker.name, 0, metrics, facts)))
+
+    def _finish_due_work(self, worker: Any) -> None:
+        """Finish the due work, so that scores depend on updates only; it is cut when `max_minutes` are over."""
+        while not self._is_interrupted and worker.due:
+            worker.step()
+            self._session.tick()
+            if self._session.time_is_over and worker.due:
+                self._session.display.message(f"{worker.name}: what it played was cut, because max_minutes are over")
+                return
+
+    def _close(self) -> None:
+        session = self._session
+        session.run.finished_s = session.run.finished_s or session.now()
+        self._report(last=True)
+        finals = self._begin_finals()
+        for name in list(self._workers):
+            if name not in self._when_due:
+                session.facts(name, self._guarded(name, CLOSE) or {})
+        for name in self._when_due:
+            if name in finals:
+                self._guarded(name, functools.partial(self._finish, finals[name]))
+            self._guarded(name, CLOSE)
+        session.close()
+
+    def _drop_pending(self) -> None:
+        """Close the reading ends of streams, so that waiting data is counted."""
+        for worker in self._workers.values():
+            if hasattr(worker, "drop_pending"):
+                worker.drop_pending()
+
+    def _begin_finals(self) -> dict[str, Task]:
+        """Tell workers with a last task to start it; return the tasks."""
+        tasks = last_tasks(self._plan, self._session.run.reason or "")
+        for name in [name for name in self._workers if name in tasks]:
+            self._guarded(name, functools.partial(_begin_final, tasks[name].facts))
+        return tasks
+
+    def _finish(self, task: Task, worker: Any) -> None:
+        while worker.name not in self._session.run.finals and not self._is_interrupted and worker.due:
+            worker.step()
+            self._session.tick(writes=False)
+        if self._is_interrupted and worker.name not in self._session.run.finals:
+            self._session.display.message(task.unfinished(worker.name, interrupted=True), "warning")
+
+    def _abandon(self) -> None:
+        """Close environments, files and displays after an error; a second error must not hide the first."""
+        for worker in self._workers.values():
+            if not _works_when_due(worker) and worker.name not in self._learners:
+                try:
+                    worker.close()
+                except Exception as error:
+                    self._session.display.message(f"while closing {worker.name}: {error!r}")
+        self._session.close()
+
+
+def _works_when_due(worker: Any) -> bool:
+    """Return whether a worker works after updates, until it is no longer `due`."""
+    return hasattr(type(worker), "due")  # not of the worker: its property may need the setup
+
+
+def _begin_final(facts: Mapping[str, Any], worker: Any) -> None:
+    worker.command(Command("final", dict(facts)))

@@ -1,0 +1,116 @@
+"""`Collector`: an agent's rows from an environment, for a loop of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jsrl.agents.base import ActParams, Agent
+from jsrl.envs.base import Episode, VectorEnv
+from jsrl.errors import ConfigError
+from jsrl.graph.schemas import trace_agent
+from jsrl.references.importing import shown_target
+from jsrl.transport.base import Origin
+from jsrl.types import GameSpec, Trajectory, make_trajectory_spec, make_version, map_tree
+from jsrl.workers.acting import Engine
+from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
+from jsrl.workers.actor.worker import Actor, ActorSettings
+from jsrl.workers.base import NullReporter
+from jsrl.workers.inline import InlineInference
+
+
+class Collector:
+    """Plays an agent, and returns the rows that an actor of a run would write: `trajectory = collect(params)`.
+
+    Open episodes, cores and the stream of random numbers go on from one call to the next, so it is an object. The rows are
+    those of group 0 of a run with this seed: reset flags, ignored rows, discounts, cores and bootstrap rows included.
+
+    Attributes:
+      episodes: those that ended in the last call.
+    """
+
+    def __init__(self, agent: Agent, env: VectorEnv, num_rows: int, *, seed: int = 0) -> None:
+        """Reset the environment, and compile the agent's `act`.
+
+        Args:
+          agent: for `env.spec`. num_rows: T of each trajectory. seed: of the agent's random numbers.
+        """
+        spec, size = env.spec, env.num_envs
+        if isinstance(spec, GameSpec):
+            raise ConfigError(
+                f"environment {spec.name!r} has several seats, and a Collector takes environments of one agent; train with "
+                "jsrl.run there."
+            )
+        _, acts = trace_agent(agent, spec)
+        core = acts.core if agent.store_core else ()
+        schema = make_trajectory_spec(spec, acts.extras, core, num_rows=num_rows, num_envs=size)
+        engine = Engine(agent, spec, num_slots=size, sizes=[size], seed=seed)
+        params: Any = _Params()
+        block: Any = _Block(schema)
+        self._params, self._block = params, block
+        client = InlineInference(engine, params, {0: size})
+        policy = ActingPolicy(PolicySettings(acts_here=True), lambda _: (client, block))
+        settings = ActorSettings(num_rows, poll_s=0.0, environment=shown_target(spec.name))
+        self.episodes: list[Episode] = []
+        self._actor = _Actor("collector", settings, {0: lambda: env}, [policy], NullReporter())
+        self._actor.setup()
+
+    def __call__(self, params: ActParams) -> Trajectory:
+        """Return the next trajectory [T+1, B, ...], numpy arrays; its versions count the calls.
+
+        Raises:
+          EnvironmentFault: the environment raised, or returned invalid values.
+        """
+        self._params.put(params)
+        self._actor.ended, self._block.committed = [], None
+        while self._block.committed is None:
+            self._actor.step()
+        self.episodes = self._actor.ended
+        trajectory: Trajectory = self._block.committed
+        return trajectory
+
+
+class _Actor(Actor):
+    """An actor that keeps the episodes that ended."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.ended: list[Episode] = []
+
+    def _count_episodes(self, episodes: list[Episode]) -> None:
+        super()._count_episodes(episodes)
+        self.ended += episodes
+
+
+class _Params:
+    """The params of the present call, as a params stream."""
+
+    def __init__(self) -> None:
+        self._number, self._newest = 0, list[tuple[int, Sequence[Any]]]()
+
+    def put(self, params: ActParams) -> None:
+        self._newest = [(make_version(0, self._number), jax.tree.leaves(params))]
+        self._number += 1
+
+    def poll(self, _policy: int = 0) -> tuple[int, Sequence[Any]] | None:
+        return self._newest.pop() if self._newest else None
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _Block:
+    """The sample stream and its only block: a committed trajectory belongs to the caller."""
+
+    def __init__(self, schema: Trajectory) -> None:
+        self._schema = schema
+        self.committed: Trajectory | None = None
+
+    def reserve(self, _timeout_s: float) -> _Block:
+        self.trajectory: Trajectory = map_tree(lambda leaf: leaf.zeros(), self._schema)
+        return self
+
+    def commit(self, _group: int, _origin: Origin) -> None:
+        self.committed = self.trajectory

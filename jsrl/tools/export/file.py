@@ -1,0 +1,193 @@
+"""Policy files: a zip with the contract (policy.json), weights, StableHLO, and the player that reads them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jsrl.agents.base import ActParams, Agent
+from jsrl.errors import ExportError
+from jsrl.tools.export import onnx_file, parity, player
+from jsrl.tools.export.function import PolicyFunction, any_batch, policy_function
+from jsrl.tools.export.program import Program, Trace, translated
+from jsrl.types import Continuous, EnvSpec, named_leaves
+
+STABLEHLO = "policy.stablehlo"
+PLATFORMS = ("cpu", "cuda", "tpu")
+_MAIN = "import sys\n\nimport player\n\nprint(player.describe(player.read_contract(sys.argv[0])))\n"
+
+
+def save(
+    path: str | os.PathLike[str],
+    agent: Agent,
+    spec: EnvSpec,
+    params: ActParams,
+    *,
+    origin: str = "jsrl",
+) -> list[str]:
+    """Write a policy file and return its parity report, one line per player.
+
+    Args:
+      path: `.onnx` and `.stablehlo` are these files alone; any other name is a zip with StableHLO and the numpy player.
+      agent, spec, params: of the policy. origin: where the policy comes from, for readers.
+
+    Raises:
+      ExportError: params are not finite, the policy cannot be traced for batches of any size, a player differs from the agent,
+        ONNX is wanted and lacks an operation of the policy, or the file cannot be written.
+      MissingExtra: ONNX is wanted, and the package onnx is not installed.
+    """
+    _check_finite(params)
+    function, program, why = traced(agent, spec, params)
+    steps = parity.rows_of(function, params.moments)
+    reference = parity.play(function, parity.of_agent(function), steps)
+    if Path(path).suffix == ".onnx":
+        if program is None:
+            raise ExportError(f"the policy cannot be written as ONNX: {why}; export a .zip or .stablehlo file")
+        content = onnx_file.model(function, program)
+        played = parity.play(function, onnx_file.reference_player(program, content), steps)
+        _write(path, content)
+        return [parity.compare("ONNX", function, played, reference)]
+    exported = _stablehlo(function)
+    report = [parity.compare("StableHLO", function, parity.play(function, _of_exported(exported), steps), reference)]
+    if Path(path).suffix == ".stablehlo":
+        _write(path, exported.serialize())
+        return report
+    if program is None:
+        report.append(f"numpy: not exported: {why}")
+    else:
+        played = parity.play(function, _of_program(program), steps)
+        report.append(parity.compare("numpy", function, played, reference))
+    _write(path, _packed(_contract(spec, function, origin, report, why), program, exported.serialize()))
+    return report
+
+
+def load(path: str | os.PathLike[str]) -> player.Policy:
+    """Return the policy of a file, as a numpy player.
+
+    Raises:
+      ExportError: there is no such file, it is broken or of another version, or it has no numpy program.
+    """
+    try:
+        return player.load(path)
+    except player.PolicyFileError as error:
+        raise ExportError(str(error)) from error
+
+
+def _check_finite(params: ActParams) -> None:
+    for name, leaf in named_leaves(params):
+        array = np.asarray(leaf)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ExportError(f"{name} holds numbers that are not finite; export another snapshot")
+
+
+def traced(agent: Agent, spec: EnvSpec, params: ActParams) -> tuple[PolicyFunction, Program | None, str]:
+    """Return the policy's function with the state that its outputs depend on, its program, or why there is none."""
+    function = policy_function(agent, spec, params)
+    try:
+        trace = Trace(function)
+        kept = _kept(function, trace)
+        if len(kept) < len(function.state):
+            function = policy_function(agent, spec, params, kept)
+            trace = Trace(function)
+        state = [port.name for port in function.state]
+        inputs = [*(port.name for port in function.inputs), *(["is_first"] if state else []), *state]
+        outputs = [*(port.name for port in function.outputs), *(f"next_{name}" for name in state)]
+        return function, translated(trace, inputs, outputs), ""
+    except ExportError as error:
+        return function, None, str(error)
+
+
+def _kept(function: PolicyFunction, trace: Trace) -> tuple[int, ...]:
+    """Return the leaves of the core that affect the outputs, at once or through later states."""
+    first_state, num_outputs = len(function.inputs) + 1, len(function.outputs)
+    kept: set[int] = set()
+    while True:
+        needed = trace.needed((*trace.outputs[:num_outputs], *(trace.outputs[num_outputs + i] for i in kept)))
+        found = {i for i in range(len(function.state)) if trace.inputs[first_state + i] in needed}
+        if found <= kept:
+            return tuple(sorted(kept))
+        kept |= found
+
+
+def _stablehlo(function: PolicyFunction) -> Any:
+    (batch,) = jax.export.symbolic_shape("b")
+    with any_batch():
+        return jax.export.export(jax.jit(function.call), platforms=PLATFORMS)(*function.arguments(batch))
+
+
+def _of_exported(exported: Any) -> parity.Player:
+    compiled = jax.jit(exported.call)
+
+    def call(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            return [np.asarray(x) for x in compiled(*arrays)]
+
+    return call
+
+
+def _of_program(program: Program) -> parity.Player:
+    return lambda arrays: player.run_program(program._asdict(), program.constants, arrays)
+
+
+def _contract(spec: EnvSpec, function: PolicyFunction, origin: str, report: list[str], why: str) -> dict[str, Any]:
+    """Return what a policy file says about itself; report: its parity; why: the reason if it has no numpy program."""
+    return {
+        "format": player.FORMAT,
+        "format_version": player.FORMAT_VERSION,
+        "origin": origin,
+        "action": _action(spec),
+        "inputs": [port._asdict() for port in function.inputs],
+        "state": [port._asdict() for port in function.state],
+        "outputs": [port._asdict() for port in function.outputs],
+        "parity": report,
+        "no_program": why,
+    }
+
+
+def _action(spec: EnvSpec) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": type(spec.action).__name__}
+    if isinstance(spec.action, Continuous):
+        facts |= {"transform": spec.action.transform, "low": list(spec.action.low), "high": list(spec.action.high)}
+    return facts
+
+
+def _packed(contract: dict[str, Any], program: Program | None, stablehlo: bytes) -> bytes:
+    weights = {} if program is None else program.constants
+    contract["program"] = None if program is None else {k: v for k, v in program._asdict().items() if k != "constants"}
+    members = {
+        "policy.json": json.dumps(contract, indent=1).encode(),
+        STABLEHLO: stablehlo,
+        "player.py": Path(player.__file__).read_bytes(),
+        "__main__.py": _MAIN.encode(),
+    }
+    for name, array in weights.items():
+        content = io.BytesIO()
+        np.save(content, array, allow_pickle=False)
+        members[f"{player.WEIGHTS}{name}.npy"] = content.getvalue()
+    return pack(members)
+
+
+def _write(path: str | os.PathLike[str], content: bytes) -> None:
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise ExportError(f"cannot write {path}: {error}; choose another place") from error
+
+
+def pack(members: dict[str, bytes]) -> bytes:
+    """Return a policy file's bytes: members stored uncompressed, and at the end the digest of everything before it."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+        archive.comment = b"0" * 64
+    written = packed.getvalue()[:-64]
+    return written + hashlib.sha256(written).hexdigest().encode()

@@ -1,0 +1,323 @@
+"""Runs side by side: statistics over seeds with intervals, comparison of two runs. Plain text and arrays."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import ConfigError
+from jsrl.graph.graph_file import plain_graph
+from jsrl.intervals import RETURN, WIN_RATE, seeds_interval, t_factor
+from jsrl.services.metrics.display_state import clock, short, sparkline
+from jsrl.services.runs.runs import Run
+from jsrl.services.runs.state import read_result
+from jsrl.tools.report.page import Table
+from jsrl.tools.report.run_report import flat_options, rates_of
+
+BAND_POINTS = 50
+END_METRICS = (
+    "evaluator/win_rate",
+    "evaluator/return_mean",
+    "actor/return_mean",
+    "actor/env_steps_per_s",
+    "learner/updates_per_s",
+    "learner/policy_lag_mean",
+    "learner/entropy",
+    "learner/explained_variance",
+)
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Return the mean of the middle half along the last axis; values partly inside count partly.
+
+    Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice, arXiv:2108.13264.
+    """
+    count = values.shape[-1]
+    edges = np.arange(count + 1) / count
+    inside = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0.0, None)
+    return np.sort(values, axis=-1) @ (inside / inside.sum())
+
+
+def interval_of(values: np.ndarray, *, middle: bool) -> tuple[Any, Any]:
+    """Return the ends of the 95% t interval of the mean, or of the mean of the `middle` half, over [..., seeds].
+
+    NaN with one seed.
+    """
+    centre = interquartile_mean(values) if middle else values.mean(axis=-1)
+    return seeds_interval(values, centre, values.shape[-1] // 4 if middle else 0)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How the scores of two settings, A and B, differ.
+
+    Attributes:
+      mean: A's mean less B's. interval: its 95% t interval (Welch's). p: of a permutation test of the means, two-sided.
+      wins: how often a seed of A scores more than a seed of B, 0 to 1; equal scores count half.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    p: float
+    wins: float
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> Difference:
+    """Compare the scores of two settings, a [seeds] and b [seeds]; equal scores always give the same result.
+
+    The test assumes no distribution. If A and B were equally good, each split of the scores into two groups would be as
+    likely as this one; p is twice the share of splits whose difference is at least as large, in A's or B's favour as here.
+    With 5 seeds each it is at least 0.008.
+
+    Source: Agarwal et al. 2021, arXiv:2108.13264, for the probability of improvement (`wins`).
+
+    Raises:
+      ConfigError: there are fewer than two scores of one of them.
+    """
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if min(a.size, b.size) < 2:
+        raise ConfigError(f"there are {a.size} and {b.size} scores; a test needs at least two seeds of each setting.")
+    from scipy import stats  # here, as it takes half a second
+
+    mean, (va, vb) = float(a.mean() - b.mean()), (own.var(ddof=1) / own.size for own in (a, b))
+    degrees = (va + vb) ** 2 / max(va**2 / (a.size - 1) + vb**2 / (b.size - 1), 1e-300)
+    half = t_factor(max(degrees, 1.0)) * math.sqrt(va + vb)
+    test = stats.permutation_test(
+        (a, b), lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis), vectorized=True, random_state=0
+    )
+    wins = np.mean(a[:, None] > b) + 0.5 * np.mean(a[:, None] == b)
+    return Difference(mean, (mean - half, mean + half), float(test.pvalue), float(wins))
+
+
+LEARNED = (
+    "agent.", "env.", "replay.", "num-envs", "rollout-length", "batch-envs", "max-policy-lag", "learner.reuse",
+    "learner.order", "recording", "director.", "seats", "evaluator.env", "evaluator.against",
+)  # fmt: skip
+"""Prefixes of options that change what is learned or what a score means, and not only where or for how long; the same hold
+for each policy."""
+
+
+def changes_learning(option: str) -> bool:
+    """Return whether an option, such as `policies.runner.agent.gamma`, changes what is learned or what a score means."""
+    own = option.split(".", 2)[2] if option.startswith("policies.") else option
+    return own.startswith(LEARNED)
+
+
+def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return runs by experiment: runs of one folder, split if settings or own workers differ that change what is learned.
+
+    The names include them, such as `ppo_cartpole, agent.learning-rate 0.001` or `ppo_cartpole, my_workers:AUGMENT`. All runs
+    that began with params of other runs are `ppo_cartpole, init-from`.
+    """
+    folders: dict[str, list[Run]] = {}
+    for run in runs:
+        folders.setdefault(run.folder.path.parent.name, []).append(run)
+    found: dict[str, list[Run]] = {}
+    for folder, own in folders.items():
+        differing = [name for name in differing_options(own) if changes_learning(name)]
+        for run in own:
+            options = flat_options(run.config)
+            parts = [folder, *(f"{name} {options.get(name)}" for name in differing), *own_workers(run)]
+            parts += ["init-from"] if run.environment.get("init_from") else []
+            found.setdefault(", ".join(parts), []).append(run)
+    return found
+
+
+def own_workers(run: Run) -> list[str]:
+    """Return the kinds of workers in a run's graph that are not built in, with their settings, each once."""
+    graph = plain_graph(run.folder.path)
+    own = [worker for worker in graph.workers if ":" in worker.kind] if graph is not None else []
+    return sorted({worker.kind + (f" {json.dumps(worker.settings)}" if worker.settings else "") for worker in own})
+
+
+def differing_options(runs: Sequence[Run]) -> list[str]:
+    options = [flat_options(run.config) for run in runs]
+    names = dict.fromkeys(name for own in options for name in own)
+    return [name for name in names if len({str(own.get(name)) for own in options}) > 1]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Seeds of an experiment over env steps: their mean and its 95% interval, all [points]."""
+
+    x: np.ndarray
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], *, mean: bool = False) -> Band | None:
+    """Return the mean of curves (env steps, values), where all curves have values.
+
+    Of 4 or more it is the interquartile mean, unless the plain `mean` is asked for.
+    None: there are fewer than two curves, or no env steps in common.
+    """
+    low_x, high_x = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if len(curves) < 2 or high_x <= low_x:
+        return None
+    x = np.linspace(low_x, high_x, BAND_POINTS)
+    values = np.stack([np.interp(x, *curve) for curve in curves], axis=-1)
+    robust = len(curves) >= 4 and not mean
+    middle = interquartile_mean(values) if robust else values.mean(-1)
+    return Band(x, middle, *interval_of(values, middle=robust))
+
+
+UNEQUAL = "Runs end after different numbers of env steps, and each counts with its own end value."
+
+
+def scores_table(runs: Sequence[Run], key: str) -> tuple[Table, list[str]]:
+    """Return a line per experiment with its seeds' last values of `key`, and notes on them."""
+    rows, unequal = [], False
+    for experiment, own in grouped(runs).items():
+        values, env_steps = _ends(own, key)
+        fewest, most = float(env_steps.min()), float(env_steps.max())
+        unequal |= most > 1.1 * fewest
+        steps = f"{short(fewest)} to {short(most)}" if most > 1.1 * fewest else short(float(env_steps.mean()))
+        mean = _with_interval(values.mean(), *interval_of(values, middle=False))
+        iqm = _with_interval(float(interquartile_mean(values)), *interval_of(values, middle=True))
+        rows.append((experiment, str(values.size), steps, mean, iqm, short(values.min()), short(values.max())))
+    notes = ["One seed has no interval."] if any(row[1] == "1" for row in rows) else []
+    notes += [UNEQUAL] if unequal else []
+    notes += repeated_seeds(runs)
+    notes += [test] if (test := difference_text(runs, key)) else []
+    head = ("experiment", "seeds", "env steps", "mean [95%]", "IQM [95%]", "lowest", "highest")
+    return Table(head, rows, "numbers"), notes
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    return short(value) + (f" [{short(low)}, {short(high)}]" if math.isfinite(low) else "")
+
+
+def _ends(runs: Sequence[Run], key: str) -> np.ndarray:
+    """Return the last values of a metric and the env steps at which they were reported, [2, runs]."""
+    ends = []
+    for run in runs:
+        at, curve = run.curve(key)
+        if not curve.size:
+            raise ConfigError(f"run {run.name} has no finite value of {key}; leave it out, or choose another metric.")
+        ends.append((curve[-1], at[-1]))
+    return np.array(ends, np.float64).T
+
+
+def difference_text(runs: Sequence[Run], key: str = "evaluator/return_mean") -> str:
+    """Return how two experiments in one environment, with at least two seeds each, differ in the last value of `key`.
+
+    Empty: these are other runs.
+    """
+    groups = grouped(runs)
+    environments = {flat_options(run.config).get("env.id") for run in runs}
+    if len(groups) != 2 or min(map(len, groups.values())) < 2 or len(environments) > 1:
+        return ""
+    found = difference(*(_ends(own, key)[0] for own in groups.values()))
+    low, high = map(short, found.interval)
+    return (
+        f"Difference of the means ({' less '.join(groups)}): {short(found.mean)} [{low}, {high}]; permutation test: "
+        f"p = {found.p:.3f}; a seed of the first scores more than one of the second: {found.wins:.0%}."
+    )
+
+
+def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean") -> str:
+    """Return a table: mean and interquartile mean over seeds with 95% t intervals, one line per experiment.
+
+    Of two experiments it also says whether they differ; see difference_text.
+    """
+    table, notes = scores_table(runs, key)
+    return "\n".join([f"{key}, end value", table.text(), *notes])
+
+
+def repeated_seeds(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each experiment of which several runs have the same seed: they count as seeds, but are too alike."""
+    lines = []
+    for experiment, own in grouped(runs).items():
+        counts = Counter(str(flat_options(run.config).get("seed")) for run in own)
+        again = [f"{count} runs with seed {seed}" for seed, count in counts.items() if count > 1 and seed != "None"]
+        if again:
+            text = (
+                f"{experiment}: {' and '.join(again[:3])}; each counts as a seed, so the intervals may be too narrow."
+            )
+            lines.append(f"{text} --seeds 0-4 runs different ones.")
+    return lines
+
+
+def settings_table(groups: Mapping[str, Sequence[Run]]) -> Table:
+    """Return every option, and fact of the machine, that differs between runs, with the values of each experiment."""
+    runs = [run for own in groups.values() for run in own]
+    facts = {id(run): _facts(run) | flat_options(run.config) for run in runs}
+    names = dict.fromkeys(name for own in facts.values() for name in own)
+    rows = [
+        (name, *(", ".join(dict.fromkeys(_shown(facts[id(run)].get(name)) for run in own)) for own in groups.values()))
+        for name in names
+        if len({str(own.get(name)) for own in facts.values()}) > 1
+    ]
+    return Table(("setting", *groups), rows)
+
+
+SAME = "All runs have the same settings, commit and machine."
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    agent = run.config.get("fields", {}).get("agent") or {}
+    facts = {"algorithm": str(agent.get("$type", "?")).rpartition(":")[2]}
+    for what in ("commit", "packages", "hardware"):
+        found = run.environment.get(what)
+        entries = found if isinstance(found, dict) else {"": found}
+        facts |= {f"{what}.{name}".removesuffix("."): str(value) for name, value in entries.items()}
+    return facts
+
+
+def _shown(value: object) -> str:
+    text = "-" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> str:
+    """Return a text: differences in configuration and origin, end values of metrics, curves as lines of bars."""
+    shared = [key for key in keys if key in left.metrics or key in right.metrics]
+    settings = settings_table({"A": [left], "B": [right]})
+    parts = [f"A: {left.name}\nB: {right.name}", settings.text() if settings.rows else SAME]
+    parts.append(_ends_table(left, right, shared).text())
+    for key in shared:
+        curves = [run.curve(key)[1] if key in run.metrics else np.zeros(0) for run in (left, right)]
+        if min(curve.size for curve in curves) >= 2:
+            lines = [f"  {letter} {sparkline(c, 50)} {_range(c)}" for letter, c in zip("AB", curves, strict=True)]
+            parts.append("\n".join([key, *lines]))
+    return "\n\n".join(parts)
+
+
+def _ends_table(left: Run, right: Run, keys: Sequence[str]) -> Table:
+    """Return the table of lengths, the final evaluation, the last values of these metrics, and rates."""
+    ends = [_row(key, _end(left, key), _end(right, key)) for key in keys if not key.endswith("_per_s")]
+    speeds = [rates_of(run.metrics) for run in (left, right)]  # the last line of a rate also counts the end of the run
+    ends += [_row(f"{name}/s", *(own.get(name) for own in speeds)) for name in dict.fromkeys(itertools.chain(*speeds))]
+    finals = [read_result(run.folder.path).get("final") or {} for run in (left, right)]
+    if any(finals):
+        matches = all(WIN_RATE in final for final in finals if final)
+        values = (final.get(WIN_RATE if matches else RETURN) for final in finals)
+        ends.insert(0, _row("final evaluation" + (", win rate" if matches else ""), *values))
+    length = [
+        (run.metrics.get("env_steps", np.zeros(0)), run.metrics.get("wall_s", np.zeros(0))) for run in (left, right)
+    ]
+    spans = [(short(steps[-1]), clock(walls[-1])) if steps.size else ("-", "-") for steps, walls in length]
+    limits = [("env_steps", spans[0][0], spans[1][0], ""), ("wall clock", spans[0][1], spans[1][1], "")]
+    return Table(("end value", "A", "B", "B - A"), [*limits, *ends])
+
+
+def _end(run: Run, key: str) -> float | None:
+    values = run.curve(key)[1] if key in run.metrics else np.zeros(0)
+    return float(values[-1]) if values.size else None
+
+
+def _row(name: str, a: float | None, b: float | None) -> tuple[str, str, str, str]:
+    change = "" if a is None or b is None else f"{'+' if b >= a else ''}{short(b - a)}"
+    return name, short(a), short(b), change
+
+
+def _range(curve: np.ndarray) -> str:
+    return f"{short(float(curve.min()))} to {short(float(curve.max()))}, {curve.size} values"

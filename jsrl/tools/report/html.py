@@ -1,0 +1,200 @@
+"""The page of a run, as `jsrl report` writes it and `jsrl watch` shows it."""
+
+from __future__ import annotations
+
+from html import escape
+from urllib.parse import quote
+
+from jsrl.errors import counted
+from jsrl.services.metrics.display_state import games_text
+from jsrl.services.metrics.phases import PHASES, of_main_thread
+from jsrl.services.runs.standings import StandingsTable
+from jsrl.tools.report.curves import FIRST, algorithm, learning, machine, own_workers, shares_of_time
+from jsrl.tools.report.evidence import Bottleneck
+from jsrl.tools.report.graph import dataflow
+from jsrl.tools.report.page import Table, badge, folded, header, section, shell
+from jsrl.tools.report.run_report import RunReport
+from jsrl.tools.report.text import MOST_PLAYERS, failure, lag_text, number, origin_lines, outcome_lines, percent, rating
+from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
+
+
+def page(report: RunReport) -> str:
+    return shell(report.name, body(report))
+
+
+def body(report: RunReport) -> str:
+    sections = [
+        _header(report),
+        _figures(report),
+        section("What it learned", "".join(f"<p>{escape(text)}</p>" for text in report.signs.values())),
+        _verdicts(report),
+        _warnings(report),
+        section("Learning", "".join(learning(report)), "grid2"),
+        section("Players", _players(report)),
+        section("Algorithm", algorithm(report)),
+        section("Your workers", own_workers(report)),
+        section("Speed and machine", "".join(machine(report)), "grid2"),
+        section("Where time went", _time(report) + shares_of_time(report)),
+        section("Dataflow", _dataflow(report)),
+        section("Trajectories", _ledgers(report)),
+        section("Videos", _videos(report), "grid2"),
+        section("Where it comes from", _pairs(origin_lines(report))),
+        section("Options", _options(report)),
+        section("Files", _files(report)),
+    ]
+    return "\n".join(one for one in sections if one)
+
+
+def _players(report: RunReport) -> str:
+    games = games_text(report.last)
+    table = standings_page(report.standings) if report.standings is not None else ""
+    return (f"<p>{escape(games)}</p>" if games else "") + table
+
+
+def standings_page(table: StandingsTable) -> str:
+    """Return ratings and payoff table as HTML: each cell is the share of points that the row won against the column."""
+    shown = table.best(MOST_PLAYERS)
+    head = "".join(f"<th>{escape(player)}</th>" for player in shown.players)
+    rows = []
+    for i, player in enumerate(shown.players):
+        cells = "".join(_cell(shown.points[i, j], shown.games[i, j]) for j in range(len(shown.players)))
+        rows.append(f"<tr><th>{escape(player)}</th><td>{rating(shown, i)}</td>{cells}</tr>")
+    players = counted(len(table.players), "player")
+    note = f"<p>{players}; recent games weigh more. Ratings cannot show cycles: look at the cells.</p>"
+    table_html = (
+        f'<table class="numbers"><thead><tr><th>row against column</th><th>Elo</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+    return f'{note}<div class="scroll">{table_html}</div>'
+
+
+def _cell(points: float, games: float) -> str:
+    if games <= 0:
+        return "<td></td>"
+    share = points / games
+    shade = f"rgba({'46,160,67' if share >= 0.5 else '218,54,51'},{abs(share - 0.5):.2f})"
+    return f'<td style="background:{shade}" title="{games:.0f} games">{100 * share:.0f}%</td>'
+
+
+def _dataflow(report: RunReport) -> str:
+    picture = dataflow(report)
+    return f'<div class="scroll">{picture}</div>' if picture else ""
+
+
+def _header(report: RunReport) -> str:
+    error = _error(report.error) if report.error else ""
+    rest = "".join(f"<p>{escape(name)}: {escape(value)}</p>" for name, value in outcome_lines(report)[1:])
+    return header(report.name, badge=badge(report.ended), rest=error + rest)
+
+
+def _error(error: str) -> str:
+    sentence, rest = failure(error)
+    below = folded("traceback", f"<pre>{escape(rest)}</pre>") if rest else ""
+    return f'<div class="error"><b>{escape(sentence)}</b>{below}</div>'
+
+
+def _verdicts(report: RunReport) -> str:
+    policies: dict[Bottleneck, str] = {}
+    for policy, found in report.bottlenecks.items():
+        policies.setdefault(found, policy or FIRST)
+    names = {found: f"<b>{escape(policy)}:</b> " if len(policies) > 1 else "" for found, policy in policies.items()}
+    texts = "".join(f"<p>{name}{escape(found.text)}</p>" for found, name in names.items())
+    return f'<section class="verdict"><h2>What limits it</h2>{texts}</section>'
+
+
+def _figures(report: RunReport) -> str:
+    figures = [(f"{name} per second", number(value)) for name, value in report.rates.items()]
+    for policy in report.policies:
+        if lag := lag_text(report, policy):
+            name = "policy lag, updates (p95)" + (f" of {policy}" if policy else "")
+            figures.append((name, lag.split("p95 ")[1].split(",")[0]))
+    if report.score is not None:
+        title, mean, half = report.score
+        figures.insert(0, (title, number(mean) + ("" if half is None else f" ± {number(half)}")))
+    cards = "".join(
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in figures
+    )
+    return f'<section class="cards">{cards}</section>' if cards else ""
+
+
+def _warnings(report: RunReport) -> str:
+    return section("Warnings", "".join(f'<pre class="warning">{escape(text)}</pre>' for text in report.warnings))
+
+
+def _time(report: RunReport) -> str:
+    if not report.workers:
+        return ""
+    used = [phase for phase in PHASES if any(worker.phases[phase] >= 0.0005 for worker in report.workers)]
+    keys = "".join(f'<span class="key"><i class="{phase}"></i>{phase}</span>' for phase in used)
+    rows = []
+    for worker in report.workers:
+        activities = sorted(of_main_thread(worker.kind.all_activities), key=lambda a: PHASES.index(a.phase))
+        spent = [(a, worker.activities.get(a.name, 0.0)) for a in activities]
+        spans = "".join(
+            f'<i class="{a.phase}" style="width:{100 * share:.2f}%" title="{a.name} {percent(share)}"></i>'
+            for a, share in spent
+            if share > 0
+        )
+        cells = "".join(f"<td>{percent(worker.phases[phase])}</td>" for phase in used)
+        cpu = "-" if worker.cpu is None else f"{worker.cpu:.2f}"
+        rows.append(
+            f'<tr><th>{escape(worker.name)}</th><td class="bar"><div>{spans}</div></td>{cells}<td>{cpu}</td>'
+            f"<td>{number(worker.rss_mb)}</td></tr>"
+        )
+    head = "".join(f"<th>{phase}</th>" for phase in used)
+    table = (
+        f'<table class="numbers"><thead><tr><th>worker</th><th class="bar">of its time</th>{head}<th>cores</th>'
+        f"<th>MB</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+    return f'<p class="legend">{keys}</p><div class="scroll">{table}</div>{_activities(report)}'
+
+
+def _activities(report: RunReport) -> str:
+    rows = [
+        (f"{worker.prefix}/{a.name}", percent(worker.activities[a.name]), a.phase, a.meaning, a.healthy)
+        for worker in report.workers
+        for a in worker.kind.all_activities
+        if a.name in worker.activities
+    ]
+    table = Table(("activity", "share", "phase", "meaning", "healthy"), rows, "numbers", words=(3, 4))
+    return folded("every activity", table.html())
+
+
+def _ledgers(report: RunReport) -> str:
+    hops = {name: f"<h3>{escape(name)}</h3>{_ledger(hop_ledger(counts))}" for name, counts in report.hops.items()}
+    return (_ledger(hop_ledger(report.ledger)) if report.ledger else "") + "".join(hops.values())
+
+
+def _ledger(ledger: HopLedger) -> str:
+    rows: list[tuple[str, int]] = [("produced", ledger.produced), ("consumed", ledger.consumed)]
+    rows += [(f"dropped: {reason}", count) for reason, count in sorted(ledger.dropped.items())]
+    rows.append(("in flight at the end", ledger.in_flight))
+    rows += [("unknown", ledger.unknown)] if ledger.unknown else []
+    rows += [("produced on top, at most", ledger.uncounted)] if ledger.uncounted else []
+    table = Table((), [(name, number(count)) for name, count in rows], "numbers narrow")
+    mood = "good" if ledger.balanced else "bad"
+    return f'{table.html()}<p><span class="badge {mood}">{escape(ledger.verdict)}</span></p>'
+
+
+def _videos(report: RunReport) -> str:
+    return "".join(
+        f'<figure><video controls preload="metadata" src="{quote(path)}"></video>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        for path, caption in report.videos.items()
+    )
+
+
+def _pairs(pairs: list[tuple[str, str]]) -> str:
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs)
+    return f"<dl>{rows}</dl>"
+
+
+def _options(report: RunReport) -> str:
+    rows = [(name, str(value)) for name, value in report.options.items()]
+    return folded(f"{len(rows)} options", Table((), rows, words=(1,)).html()) if rows else ""
+
+
+def _files(report: RunReport) -> str:
+    links = "".join(f'<li><a href="{quote(name)}">{escape(name)}</a></li>' for name in report.files)
+    hint = "<p>Open trace.json in ui.perfetto.dev.</p>" if "trace.json" in report.files else ""
+    return f'<ul class="files">{links}</ul>{hint}' if links else ""

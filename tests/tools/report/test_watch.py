@@ -1,0 +1,201 @@
+"""`jsrl watch`: its pages over HTTP, and when they are rendered."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jsrl.experiment import Experiment
+from jsrl.references.reference import to_json
+from jsrl.services.runs.runs import RunFolder
+from jsrl.tools.report import live as live_module
+from jsrl.tools.report.live import Live
+from jsrl.tools.report.server import Server
+from tests.tools.report.served_pages import serving
+
+LINE = {"updates": 1, "wall_s": 1.0, "actor/env_steps_per_s": 50.0, "evaluator/return_mean": 12.5, "learner/loss": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def on_any_machine(monkeypatch: pytest.MonkeyPatch):
+    """A page counts as slow only where a test says so, however busy this machine is."""
+    monkeypatch.setattr(live_module, "LONG_S", 1e9)
+
+
+def write(folder: RunFolder, count: int) -> None:
+    lines = [LINE | {"env_steps": 100 * (i + 1), "wall_s": float(i)} for i in range(count)]
+    folder.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"env_st')
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path) -> Path:
+    """One valid run, one damaged, one that is only half created; beside their folder a secret file."""
+    runs_dir = tmp_path / "runs"
+    config = to_json(Experiment(agent=None, name="ppo", total_env_steps=1000))
+    for name in ("whole", "damaged", "begun"):
+        write(RunFolder.create(runs_dir, "ppo", name, config=config), 5)
+    (runs_dir / "ppo" / "damaged" / "experiment.json").write_text("{")
+    (runs_dir / "ppo" / "begun" / "environment.json").unlink()
+    (runs_dir / "ppo" / "whole" / "keys").mkdir()
+    (runs_dir / "ppo" / "whole" / "keys" / "secret").write_text("SECRET")
+    RunFolder.create(tmp_path, "outside", "one", config={"fields": {}})
+    (runs_dir / "ppo" / "link").symlink_to(tmp_path / "outside" / "one")
+    return runs_dir
+
+
+@pytest.fixture
+def server(runs_dir: Path) -> Iterator[Server]:
+    with serving(runs_dir) as server:
+        yield server
+
+
+def http_get(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_list_has_every_run_and_its_problem(server: Server):
+    answer, text = http_get(server, "/")
+    assert answer.status == 200 and "<script" in text and answer.headers["Cache-Control"] == "no-store"
+    rows = {name: row for name, row in re.findall(r'<a href="run/([^"]*)/">(.*?)</tr>', text)}
+    assert list(rows) and set(rows) == {"ppo/whole", "ppo/damaged", "ppo/begun"}
+    assert "500 / 1000 (50%)" in rows["ppo/whole"] and "12.5" in rows["ppo/whole"] and "killed" in rows["ppo/whole"]
+    assert "cannot be read" in rows["ppo/damaged"]
+
+
+def test_only_the_page_and_files_of_a_run_are_served(server: Server):
+    assert "<h1>ppo/whole" in http_get(server, "/run/ppo/whole/")[1]
+    assert http_get(server, "/run/ppo/whole")[0].headers["Location"] == "/run/ppo/whole/"
+    answer, text = http_get(server, "/run/ppo/whole/metrics.jsonl")
+    assert answer.status == 200 and text.startswith("{") and int(answer.headers["Content-Length"]) == len(text)
+    for run in ("damaged", "begun"):
+        answer, text = http_get(server, f"/run/ppo/{run}/")
+        assert answer.status == 200 and "cannot be read" in text
+    refused = [
+        "/run/ppo/whole/keys/secret",
+        "/run/ppo/whole/../../../outside/one/experiment.json",
+        "/run/ppo/whole/%2e%2e/%2e%2e/%2e%2e/outside/one/experiment.json",
+        "/run/../outside/one/",
+        "/run/ppo/link/",
+        "/run//etc/passwd",
+        "/etc/passwd",
+        "/run/ppo/whole/jobs",
+    ]
+    assert [http_get(server, path)[0].status for path in refused] == [404] * len(refused)
+    assert [http_get(server, "/", method)[0].status for method in ("POST", "PUT", "DELETE")] == [501] * 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ("bytes=0-3", (0, 4)),
+        ("bytes=0-", (0, None)),
+        ("bytes=5-", (5, None)),
+        ("bytes=2-99999999", (2, None)),
+        ("bytes=99999999-", None),
+        ("bytes=5-2", None),
+        ("bytes=0-1,4-5", None),
+        (f"bytes={'9' * 5000}-", None),
+    ],
+)
+def test_parts_of_files_are_served_so_that_browsers_can_seek_in_videos(server: Server, asked, part):
+    _, whole = http_get(server, "/run/ppo/whole/metrics.jsonl")
+    answer, text = http_get(server, "/run/ppo/whole/metrics.jsonl", Range=asked)
+    assert answer.headers["Accept-Ranges"] == "bytes"
+    if part is None:
+        assert (answer.status, text) == (200, whole)
+        return
+    start, stop = part[0], part[1] or len(whole)
+    assert (answer.status, text) == (206, whole[start:stop])
+    assert answer.headers["Content-Range"] == f"bytes {start}-{stop - 1}/{len(whole)}"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost:9000", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403), ("[::1", 403)]
+)
+def test_other_host_names_are_refused(server: Server, host: str, status: int):
+    assert http_get(server, "/content", Host=host)[0].status == status
+
+
+def test_unchanged_content_is_not_sent_again(server: Server, runs_dir: Path):
+    tag = http_get(server, "/run/ppo/whole/content")[0].headers["ETag"]
+    assert http_get(server, "/run/ppo/whole/content", **{"If-None-Match": tag})[0].status == 304
+    write(RunFolder(runs_dir / "ppo" / "whole"), 7)
+    answer, text = http_get(server, "/run/ppo/whole/content", **{"If-None-Match": tag})
+    assert answer.status == 200 and "700 env steps" in text and "<html" not in text
+
+
+def test_unchanged_pages_are_not_rendered_again(runs_dir: Path):
+    live = Live(runs_dir)
+    for _ in range(3):
+        live.index()
+        live.page("ppo/whole")
+    assert live.rendered == 4
+    write(RunFolder(runs_dir / "ppo" / "whole"), 8)
+    live.index()
+    live.page("ppo/whole")
+    assert live.rendered == 6
+    assert live.page("ppo/none") is None
+
+
+def test_a_page_that_takes_long_is_rendered_only_a_tenth_of_the_time(runs_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run of days has a long metrics.jsonl, which each page reads; the list of runs does not wait for it."""
+    now_s, make, live = 100.0, live_module.make_report, Live(runs_dir)
+
+    def slow(folder: RunFolder):
+        nonlocal now_s
+        now_s += 15.0
+        assert "ppo/whole" in live.index()
+        return make(folder)
+
+    monkeypatch.setattr(live_module, "LONG_S", 0.5)
+    monkeypatch.setattr(live_module.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(live_module, "make_report", slow)
+    for pause_s, env_steps in ((0.0, 500), (2.0, 500), (134.0, 700)):
+        now_s += pause_s
+        page = live.page("ppo/whole")
+        assert page is not None and f"{env_steps} env steps" in page.content
+        write(RunFolder(runs_dir / "ppo" / "whole"), 7)
+
+
+def test_the_command_serves_until_ctrl_c(runs_dir: Path):
+    words = [sys.executable, "-m", "jsrl", "watch", str(runs_dir), "--port", "0"]
+    watch = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    late = threading.Timer(60, watch.kill)
+    late.start()
+    try:
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", watch.stdout.readline()).group(1))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/content")
+        assert b"ppo/whole" in connection.getresponse().read()
+        connection.close()
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(30) == 0
+    finally:
+        late.cancel()
+        watch.kill()
+        watch.communicate()
+
+
+def test_invalid_watch_folders_are_refused(tmp_path: Path, capsys):
+    from jsrl.cli.watch import main
+
+    assert main([str(tmp_path / "none")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert main([str(tmp_path), "--port", "70000"]) == 2
+    assert "choose another with --port" in capsys.readouterr().err
