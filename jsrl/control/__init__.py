@@ -1,1 +1,1 @@
-"""Starting, supervising, continuing and ending a run; `supervision` and `ending` decide, without clocks, files or processes."""
+"""Starting, supervising, continuing and ending a run; `supervision` and `ending` decide, without clocks or files."""
