@@ -19,24 +19,30 @@ from jsrl.cli.experiments import load
 from jsrl.cli.tuned import Row, applied, rows
 from jsrl.intervals import mean_interval
 
-HEADS = "environment | algorithm | env steps | score | each seed | `@best` | published"
+HEADS = "environment | algorithm | env steps | score | each seed | `@best` | SB3 here | published"
 
 
 def env_steps(row: Row) -> int:
     return applied(row, load(row.algorithm)).total_env_steps
 
 
+def runs(file: str, env: str) -> list[dict]:
+    path = RESULTS / f"{file}.json"
+    return [run for run in json.loads(path.read_text())["rows"] if run["task"] == env] if path.exists() else []
+
+
 def cells(row: Row) -> list[str]:
     """Return the cells of a row of the table; those without a run are empty."""
-    file = RESULTS / f"zoo-{row.algorithm}.json"
-    runs = [run for run in json.loads(file.read_text())["rows"] if run["task"] == row.env] if file.exists() else []
-    final, best = ([run[what]["return_mean"] for run in runs] for what in ("final", "best"))
+    ours, theirs = runs(f"zoo-{row.algorithm}", row.env), runs(f"zoo-{row.algorithm}-sb3", row.env)
+    final, best = ([run[what]["return_mean"] for run in ours] for what in ("final", "best"))
     score = f"{statistics.mean(final):,.1f}" if final else ""
     if len(final) > 1:
         score += f" ± {mean_interval(final)[1]:,.1f}"
-    each = "; ".join(f"{value:,.1f}" for value in final)
     best_score = f"{statistics.mean(best):,.1f}" if best else ""
-    return [row.env, row.algorithm, f"{env_steps(row):,}", score, each, best_score, row.published]
+    each, peer = (
+        "; ".join(f"{value:,.1f}" for value in values) for values in (final, [run["return_mean"] for run in theirs])
+    )
+    return [row.env, row.algorithm, f"{env_steps(row):,}", score, each, best_score, peer, row.published]
 
 
 def main() -> None:
