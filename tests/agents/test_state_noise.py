@@ -40,7 +40,9 @@ def test_noise_and_log_prob_are_those_of_stable_baselines3(squashed):
     action = chosen.mode(outputs) + noise
     log_prob = [0.5136857032775879, 4.239925384521484] if squashed else [-2.019643545150757, -1.604020595550537]
     played = [[0.8721476793289185, -0.8174999952316284], [0.9818868637084961, -0.9587972164154053]]
-    np.testing.assert_allclose(jnp.tanh(action) if squashed else action - MEAN, played if squashed else NOISE, rtol=1e-5)
+    np.testing.assert_allclose(
+        jnp.tanh(action) if squashed else action - MEAN, played if squashed else NOISE, rtol=1e-5
+    )
     np.testing.assert_allclose(chosen.log_prob(outputs, action), log_prob, rtol=1e-4)
     if not squashed:
         np.testing.assert_allclose(chosen.entropy(outputs), [2.608006238937378, 1.7133275270462036], rtol=1e-5)
