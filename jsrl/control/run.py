@@ -27,9 +27,8 @@ from jsrl.control.run_log import LOG, RunLog
 from jsrl.control.session import Session
 from jsrl.control.start_points import (
     begin_policies,
-    check_initial_params,
     check_kept,
-    check_kept_state,
+    check_snapshots,
     find_start_points,
 )
 from jsrl.envs.spaces import spec_notes
@@ -321,8 +320,7 @@ def ready_plan(
     for note in dict.fromkeys(note for schemas in plan.schemas_of.values() for note in spec_notes(schemas.env)):
         show(note)
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
-    check_initial_params(plan)
-    check_kept_state(plan)
+    check_snapshots(plan)
     check_devices(plan, accelerators())
     check_memory(plan)
     check_shared_memory(plan)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from jsrl.control.rules import last_committed, lost_text, replacement_job, supervision_of
+from jsrl.control.resume import start_after
+from jsrl.control.rules import supervision_of
+from jsrl.control.start_points import lost_text, replacement_job
 from jsrl.errors import SnapshotError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
 from jsrl.graph.graph import WorkerNode
@@ -43,20 +45,20 @@ def test_restarted_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
 
 def test_restarted_learner_resumes_from_the_last_snapshot_in_a_new_epoch(tmp_path: Path) -> None:
     begun, folder = StartPoint(epoch=3, updates=7, restore="elsewhere@best", params_only=True), tmp_path / "snapshots"
-    assert last_committed(begun, folder, tmp_path / LEDGER) == (dataclasses.replace(begun, epoch=4), [])
-    open_ledger(tmp_path / LEDGER, 5, None)
-    assert last_committed(begun, folder, tmp_path / LEDGER)[0].epoch == 6
     store = SnapshotStore(folder)
+    assert start_after(store, tmp_path / LEDGER, begun) == (dataclasses.replace(begun, epoch=4), [])
+    open_ledger(tmp_path / LEDGER, 5, None)
+    assert start_after(store, tmp_path / LEDGER, begun)[0].epoch == 6
     for updates in (12, 20):
         store.save(updates, {"state": [0]}, meta={"updates": updates, "epoch": 5}, tags=("latest",), wait=True)
     store.close()
-    assert last_committed(begun, folder, tmp_path / LEDGER) == (StartPoint(6, 20, f"{folder}@20"), [])
+    assert start_after(store, tmp_path / LEDGER, begun) == (StartPoint(6, 20, f"{folder}@20"), [])
     damage(folder / "20")
-    start_point, broken = last_committed(begun, folder, tmp_path / LEDGER)
+    start_point, broken = start_after(store, tmp_path / LEDGER, begun)
     assert start_point == StartPoint(6, 12, f"{folder}@12") and "20" in broken[0]
     damage(folder / "12")
     with pytest.raises(SnapshotError, match="12"):  # it must not begin again from update 0
-        last_committed(begun, folder, tmp_path / LEDGER)
+        start_after(store, tmp_path / LEDGER, begun)
 
 
 @pytest.mark.parametrize(
