@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from jsrl.control.hooks import Hooks, load_hooks, load_values
+from jsrl.control.hooks import LOG, Hooks, RunLog, load_hooks, load_values
 from jsrl.control.memory_folder import check_memory, check_shared_memory, own_memory_folder
 from jsrl.control.progress import Progress
 from jsrl.control.result import Result
@@ -23,7 +23,6 @@ from jsrl.control.resume import (
     allowed_changes,
     claimed,
 )
-from jsrl.control.run_log import LOG, RunLog
 from jsrl.control.session import Session
 from jsrl.control.start_points import (
     begin_policies,

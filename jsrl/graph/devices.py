@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable
 
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
-from jsrl.graph.compilation import cache_variables
 from jsrl.graph.graph import RANKS, WorkerNode
-from jsrl.graph.machine import THREADS, accelerators
+from jsrl.graph.machine import THREADS, accelerators, cache_variables
 from jsrl.graph.plan import Plan
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind, value_of
