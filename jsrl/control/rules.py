@@ -22,12 +22,12 @@ def restarts(e: Experiment, kind: Kind) -> int:
 def supervision_of(plan: Plan) -> Supervision:
     e, rules = plan.experiment, {}
     for job in plan.jobs:
-        kind = plan.kinds[job.name]
+        kind, worker = plan.kinds[job.name], plan.graph.worker(job.name)
         samples = [end for _, end in job.ends if end.stream.type == "samples"]
         rules[job.name] = Rules(
             kind.prefix,
-            restarts(e, kind) if job.restart is None else job.restart,
-            tuple(rank.name for rank in ranks_of(plan.graph, plan.graph.worker(job.name))),
+            restarts(e, kind) if worker.restart is None else worker.restart,
+            tuple(rank.name for rank in ranks_of(plan.graph, worker)),
             saves=kind.lifecycle.saves,
             keeps_files=bool(kept_files(kind, job)),
             must_finish=kind.lifecycle.must_finish,

@@ -17,7 +17,7 @@ from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
 from jsrl.graph.graph import WorkerNode
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, open_ledger
-from jsrl.workers.jobs import Job, StartPoint
+from jsrl.workers.jobs import Job, JobPlace, StartPoint
 from jsrl.workers.kinds import find_kind
 
 
@@ -25,10 +25,10 @@ def test_restarts_are_those_of_the_worker_its_kind_or_all() -> None:
     e = Experiment(
         AgentReference("m:f"), restart=2, supervision=SupervisionConfig(restarts={"learner": 0, "parameter_server": 1})
     )
-    job = Job("actor", "actor-0", 0, e, None, (), "", "")  # type: ignore[arg-type]
+    job = Job("actor", "actor-0", 0, e, None, (), JobPlace("", ""))  # type: ignore[arg-type]
     others = [dataclasses.replace(job, kind=kind, name=kind) for kind in ("learner", "parameter-server")]
-    jobs = [job, dataclasses.replace(job, name="actor-1", restart=5), *others]
-    graph = SimpleNamespace(worker=lambda name: WorkerNode(name, name.rstrip("-01")))
+    jobs = [job, dataclasses.replace(job, name="actor-1"), *others]
+    graph = SimpleNamespace(worker=lambda name: WorkerNode(name, name.rstrip("-01"), restart={"actor-1": 5}.get(name)))
     plan: Any = SimpleNamespace(
         experiment=e, jobs=jobs, graph=graph, kinds={job.name: find_kind(job.kind) for job in jobs}
     )
@@ -39,7 +39,7 @@ def test_restarts_are_those_of_the_worker_its_kind_or_all() -> None:
 
 
 def test_restarted_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
-    job = Job("actor", "actor-0", 0, None, None, None, "", registry=None, incarnation=4)  # type: ignore[arg-type]
+    job = Job("actor", "actor-0", 0, None, None, None, JobPlace("", ""), incarnation=4)  # type: ignore[arg-type]
     assert replacement_job(job, 5, tmp_path) == (dataclasses.replace(job, incarnation=5), [])
 
 
@@ -74,7 +74,7 @@ def test_restarted_learner_resumes_from_the_last_snapshot_in_a_new_epoch(tmp_pat
     ],
 )
 def test_updates_lost_with_a_learner_are_named(start: StartPoint, updates: int, text: str) -> None:
-    job = Job("learner", "learner", 0, None, None, None, "", registry=None, start_point=start)  # type: ignore[arg-type]
+    job = Job("learner", "learner", 0, None, None, None, JobPlace("", ""), start_point=start)  # type: ignore[arg-type]
     assert lost_text(job, updates) == text
     assert not lost_text(dataclasses.replace(job, kind="replay"), updates)
 
