@@ -14,7 +14,7 @@ from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.sac import SACConfig
 from jsrl.control.resume import allowed_changes, environment_obstacle
-from jsrl.control.start_points import check_kept_state, what_is_lost
+from jsrl.control.start_points import check_snapshots, what_is_lost
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig, ReplayConfig
@@ -121,9 +121,9 @@ def test_a_state_that_does_not_fit_is_refused_before_the_start(tmp_path: Path, e
         made = make_plan(changed, str(tmp_path), tmp_path)
         return made.begun_at(dict.fromkeys(made.policies, start))
 
-    check_kept_state(begun(experiment))
+    check_snapshots(begun(experiment))
     with pytest.raises(
         ConfigError, match=r"does not fit: state/params/.* was .* and is .* now .*\. The environment's spaces"
     ):
-        check_kept_state(begun(with_part(experiment, "agent", network=NetworkConfig(hidden=(9,)))))
+        check_snapshots(begun(with_part(experiment, "agent", network=NetworkConfig(hidden=(9,)))))
     assert store.close()

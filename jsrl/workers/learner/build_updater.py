@@ -66,7 +66,7 @@ def check_of(job: Job, updater: OwnUpdate) -> Check:
         return no_check
     if learner.num_ranks > 1:  # each rank has a share of the batch
         return only_finite
-    return FiniteCheck(updater, Path(job.folder), job.policy_folder)
+    return FiniteCheck(updater, Path(job.folder), job.part.folder)
 
 
 def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpdate:
