@@ -41,7 +41,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     trained = e
     if getattr(e.agent, "total_updates", None) == e.total_updates:  # filled in for a run without a resume
         trained = dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
-    agent = trained_agent(trained, job.schemas.env, job.hyperparameters)
+    agent = trained_agent(trained, job.schemas.env, job.part.hyperparameters)
     updater, check, devices = make_updater(agent, job)
     for warning in filter(None, (missed_ratio(e), unseen_rows(job))):
         reporter.event("warning", warning)
@@ -71,13 +71,14 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         calls_per_batch=e.learner.reuse,
         snapshot_period_s=e.snapshots.period_s,
         poll_s=job.poll_s,
-        shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
+        shares_rows=job.run.shares_environments
+        or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
         ages="window_age" if e.has_replay_workers else "policy_lag",
-        drains=job.plays_along and e.is_deterministic and isinstance(ranks, OneRank),
+        drains=job.run.shares_environments and e.is_deterministic and isinstance(ranks, OneRank),
     )
     directed = NO_DIRECTOR
-    if e.director is not None or job.keeps_initial:
+    if e.director is not None or job.run.keeps_initial:
         directed = import_target(DIRECTED)(job, start, agent, updater, reporter)
     return Learner(updater, begin, connect, check, store, settings, reporter, meter, directed, ranks)
 

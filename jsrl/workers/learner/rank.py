@@ -69,7 +69,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
     e, ranks = job.experiment, Follower(job)
     begins = ranks.join(own_devices(e))
     job = dataclasses.replace(job, start_point=StartPoint(begins.epoch, begins.updates))
-    agent = trained_agent(e, job.schemas.env, job.hyperparameters)
+    agent = trained_agent(e, job.schemas.env, job.part.hyperparameters)
     updater, _, devices = make_updater(agent, job)
     start, meter = begin_counting(job, begins), make_meter(job)
     fresh = functools.partial(updater.fresh, stream_key(e.seed, INIT_STREAM))
@@ -90,7 +90,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
         updates_per_call=e.updates_per_call,
         calls_per_batch=e.learner.reuse,
         poll_s=job.poll_s,
-        shares_rows=job.plays_along or job.end("samples").stream.routing == "broadcast",
+        shares_rows=job.run.shares_environments or job.end("samples").stream.routing == "broadcast",
         name=job.name,
     )
     return Rank(updater, begin, connect, no_check, nothing, settings, reporter, meter, ranks=ranks)
