@@ -166,7 +166,7 @@ print(json.dumps([status, look.loaded, sorted(name for name in sys.modules if na
 OTHERS = (
     "jsrl.directors.", "jsrl.matches.", "jsrl.tools.contest", "jsrl.services.snapshots.players", "jsrl.graph.opponents",
     "jsrl.workers.actor.assignments", "jsrl.workers.evaluator.matches", "jsrl.workers.frozen",
-    "jsrl.workers.learner.directed", "jsrl.cluster", "jsrl.control.processes", "jsrl.control.controller",
+    "jsrl.workers.attached.directed", "jsrl.cluster", "jsrl.control.processes", "jsrl.control.controller",
     "jsrl.networks.images", "jsrl.networks.kernels.conv", "jsrl.networks.cores", "jsrl.networks.entities", "jsrl.replay.",
     "jsrl.workers.learner.replay_link", "jsrl.transport.inference.", "jsrl.transport.meeting.curve",
     "jsrl.transport.meeting.handshake", "jsrl.transport.meeting.keys", "jsrl.transport.wire.packing",

@@ -19,7 +19,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, PolicyConfig
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.workers.learner.directed import FOLDER, Copies
+from jsrl.workers.attached.directed import FOLDER, Copies
 from jsrl.workers.learner.worker import Learner
 from tests.climb import ClimbConfig
 

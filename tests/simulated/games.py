@@ -91,7 +91,7 @@ class Director(Process):
 
 
 class Learner(Process):
-    """A policy's learner, as jsrl.workers.learner.directed: its snapshots hold what it executed.
+    """A policy's learner, as jsrl.workers.attached.directed: its snapshots hold what it executed.
 
     Attributes:
       done: what it has executed, in its present history. kept: the same and the newest confirmation, of its snapshot.

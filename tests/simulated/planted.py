@@ -35,7 +35,7 @@ class Planted(NamedTuple):
 
 SUPERVISION, ENDING = "control/supervision.py", "control/ending.py"
 MEMBERS, AGENT = "cluster/members.py", "cluster/agent.py"
-TICKETS, EXECUTED, RANKS = "workers/director/tickets.py", "workers/learner/tickets.py", "workers/learner/agreement.py"
+TICKETS, EXECUTED, RANKS = "workers/director/tickets.py", "workers/learner/tickets.py", "workers/attached/agreement.py"
 
 FAULTS = (
     # -- supervision

@@ -27,13 +27,13 @@ from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
 from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.worker import Actor, ActorSettings
+from jsrl.workers.attached.directed import DirectorCommands, LearnerState
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director.leases import Leases, leases_of, result_of
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.tickets import AGAIN_S, FromActor, Frozen, SavedState, Tickets
 from jsrl.workers.director.worker import DirectorWorker, Standings
 from jsrl.workers.jobs import sides_of
-from jsrl.workers.learner.directed import DirectorCommands, LearnerState
 from jsrl.workers.learner.tickets import ExecutedTickets
 from tests.marks import nightly, slow
 from tests.tiny_agent import TinyConfig

@@ -16,8 +16,8 @@ from jsrl.errors import StreamTimeout
 from jsrl.experiment.settings import DeadlineConfig
 from jsrl.services.runs.names import FileNames
 from jsrl.transport.stream import End, Peer, Stream
-from jsrl.workers.learner import ranks
-from jsrl.workers.learner.agreement import (
+from jsrl.workers.attached import ranks
+from jsrl.workers.attached.agreement import (
     LEAVE_S,
     Do,
     FollowerAgreement,
@@ -28,7 +28,7 @@ from jsrl.workers.learner.agreement import (
     Send,
     Turn,
 )
-from jsrl.workers.learner.ranks import Follower, Leader, TurnLimit, held_port
+from jsrl.workers.attached.ranks import Follower, Leader, TurnLimit, held_port
 
 BEGIN = RankStart(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
 

@@ -27,17 +27,17 @@ from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import snapshot_store
 
 if TYPE_CHECKING:
-    from jsrl.workers.learner.ranks import RankLink
+    from jsrl.workers.attached.ranks import RankLink
 
 # imported only where a run has a director, or keeps its first params
-DIRECTED = "jsrl.workers.learner.directed:director_commands"
+DIRECTED = "jsrl.workers.attached.directed:director_commands"
 
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     e, start = job.experiment, begin_counting(job)
     ranks: RankLink | OneRank = ONE_RANK
     if job.has(RANKS):
-        ranks = import_target("jsrl.workers.learner.ranks:lead")(job, start)  # before anything else uses jax
+        ranks = import_target("jsrl.workers.attached.ranks:lead")(job, start)  # before anything else uses jax
     trained = e
     if getattr(e.agent, "total_updates", None) == e.total_updates:  # filled in for a run without a resume
         trained = dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))

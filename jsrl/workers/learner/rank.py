@@ -11,13 +11,13 @@ import numpy as np
 
 from jsrl.services.runs.control_bodies import Command
 from jsrl.workers.acting import INIT_STREAM, stream_key
+from jsrl.workers.attached.agreement import RankStart
+from jsrl.workers.attached.ranks import Follower, own_devices
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.learner.agreement import RankStart
 from jsrl.workers.learner.build_source import LearnerStart, count_on, make_source
 from jsrl.workers.learner.build_updater import make_updater, trained_agent
-from jsrl.workers.learner.ranks import Follower, own_devices
 from jsrl.workers.learner.sources import Source, SynchronizedSource
 from jsrl.workers.learner.updaters import no_check
 from jsrl.workers.learner.worker import Learner, LearnerSettings

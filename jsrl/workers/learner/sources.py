@@ -20,7 +20,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch, Batcher
 
 if TYPE_CHECKING:
-    from jsrl.workers.learner.ranks import RankLink
+    from jsrl.workers.attached.ranks import RankLink
     from jsrl.workers.learner.replay_link import ReplayConsumer
 
 RANKS = "ranks"  # the port to the other ranks of a learner

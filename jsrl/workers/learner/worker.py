@@ -27,7 +27,7 @@ from jsrl.workers.learner.sources import ONE_RANK, OneRank, Source
 from jsrl.workers.learner.updaters import NO_DIRECTOR, Check, DirectorLink, LearnerState, Updater, reported
 
 if TYPE_CHECKING:
-    from jsrl.workers.learner.ranks import RankLink
+    from jsrl.workers.attached.ranks import RankLink
 
 
 @dataclass(frozen=True)

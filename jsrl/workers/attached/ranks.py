@@ -1,4 +1,4 @@
-"""The connections between the ranks of a learner, which carry their agreement (jsrl/workers/learner/agreement.py).
+"""The connections between the ranks of a learner, which carry their agreement (jsrl/workers/attached/agreement.py).
 
 Rank 0, the learner, binds the stream; the others connect. If a rank hangs all the same, a time limit on each turn ends it, and
 the controller then replaces all ranks.
@@ -26,9 +26,7 @@ from jsrl.services.runs.values import Registration
 from jsrl.transport.meeting.sockets import allowed_ports, none_free
 from jsrl.transport.stream import name_at
 from jsrl.transport.transports import bind_ranks, connect_ranks
-from jsrl.workers.base import Reporter
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.learner.agreement import (
+from jsrl.workers.attached.agreement import (
     Action,
     Do,
     FollowerAgreement,
@@ -41,6 +39,8 @@ from jsrl.workers.learner.agreement import (
     Send,
     Turn,
 )
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 from jsrl.workers.learner.sources import RANKS
 
 if TYPE_CHECKING:
