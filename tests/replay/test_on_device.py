@@ -6,7 +6,6 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,7 +18,8 @@ from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ReplayConfig
 from jsrl.replay.device.agent import on_device
 from jsrl.types import spec_of
-from jsrl.workers.learner.worker import Learner
+from jsrl.workers.attached.directed import DirectorGate
+from jsrl.workers.learner.seams import LearnerState
 from tests.fake_devices import STRICT, fake_devices
 from tests.replay.learning import toy_agent
 from tests.replay.streams import World
@@ -143,10 +143,21 @@ def test_a_copied_or_fresh_state_takes_over_the_learners_rows():
     state = combined.agent.init(jax.random.key(0))
     copied = state._replace(extra=state.extra._replace(made=np.int32(7)))
     state = state._replace(extra=state.extra._replace(ring=state.extra.ring._replace(written=np.int32(T))))
-    directed = SimpleNamespace(next_state=lambda updates: copied, trains=lambda batch: True)
-    learner: Any = SimpleNamespace(_state=state, _directed=directed, _learn=lambda batch: batch, number=3)
-    assert Learner._update(learner, "the batch") == "the batch"
-    assert learner._state.extra.ring.written == T and learner._state.extra.made == 7
+    nothing: Any = None
+    gate = DirectorGate(
+        nothing,
+        nothing,
+        lambda values, updates: copied,
+        nothing,
+        None,
+        nothing,
+        freezes=False,
+        on_policy=False,
+        meta={},
+    )
+    gate._next = copied
+    taken = gate.before(LearnerState(3, 3, 3, state), nothing)
+    assert taken.extra.ring.written == T and taken.extra.made == 7
 
 
 def test_min_size_above_the_ring_size_is_refused():

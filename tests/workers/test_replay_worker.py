@@ -27,8 +27,7 @@ from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
-from jsrl.workers.learner.replay_link import ReplayConsumer
-from jsrl.workers.learner.sources import FromReplay
+from jsrl.workers.learner.replayed import FromReplay, ReplayConsumer
 from jsrl.workers.peers import CLOSED_S
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker, build_replay
 

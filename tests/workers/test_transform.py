@@ -24,7 +24,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader
 from jsrl.workers.following import Writer
 from jsrl.workers.kinds import build_worker
-from jsrl.workers.learner.replay_link import batch_of_windows
+from jsrl.workers.learner.replayed import batch_of_windows
 from jsrl.workers.replay.worker import ReplayWorker
 from jsrl.workers.transform import TrajectoryTransform
 

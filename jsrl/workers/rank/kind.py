@@ -37,7 +37,7 @@ METRICS = (
 KIND = Kind(
     name="rank",
     plural="ranks",
-    build="jsrl.workers.learner.rank:build_rank",
+    build="jsrl.workers.learner.build:build_learner",
     ports=(Port("ranks", "ranks", "asks"), Port("samples", "samples", "reads", schemas=("trajectory",))),
     sends=("stand_in",),
     resources=RESOURCES,
