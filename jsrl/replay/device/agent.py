@@ -25,15 +25,16 @@ from jsrl.replay.device.ring import (
     RingShape,
     add,
     draw,
+    feedback,
     init_ring,
     num_starts,
     read,
-    reprioritise,
     ring_shape,
     size,
     weights_of,
 )
 from jsrl.replay.device.tree import SumTree
+from jsrl.replay.shared import PRIORITIES, beta_at
 from jsrl.types import Array, Trajectory, Tree, map_trajectory
 
 
@@ -81,9 +82,7 @@ def on_device(
     Raises:
       ConfigError: the ring is too small, or the agent gives no priorities although they are needed.
     """
-    shape = ring_shape(
-        spec, capacity=config.capacity, window=config.window, frames=frames, prioritised=config.prioritised
-    )
+    shape = ring_shape(config, spec, frames)
     most = (shape.capacity - 1) * shape.num_envs
     if config.min_size > most:
         raise ConfigError(
@@ -173,12 +172,12 @@ class _Combined:
         if self.config.prioritised:
             places = jnp.where(good, ids, jnp.iinfo(jnp.int32).max)  # beyond the tree: ignored
             priorities = jnp.where(good, _gathered(output.priorities, axis_name), 0.0)
-            ring = reprioritise(ring, places, priorities, alpha=self.config.alpha, epsilon=self.config.epsilon)
+            ring = feedback(self.config, ring, places, {PRIORITIES: priorities})
         return _Carry(state, ring.tree, ring.highest, failure), output.metrics
 
     def _beta(self, made: Array) -> Array:
         share = jnp.minimum(made / float(self.total_updates), 1.0) if self.total_updates else jnp.zeros(())
-        return self.config.beta + share * (self.config.beta_end - self.config.beta)
+        return beta_at(self.config, share)
 
     def _windows(self, ring: Ring, ids: Array, weights: Array) -> Trajectory:
         return read(self.shape, ring, ids)._replace(sampling=weights if self.config.prioritised else ())

@@ -34,7 +34,7 @@ SPLIT = "jsrl.workers.learner.split_update:split_update"
 EXPLORED = "jsrl.agents.hyperparameters:with_hyperparameters"
 SCALED = "jsrl.agents.rewards:with_rewards"
 RUNNING_SCALE = "jsrl.agents.rewards:with_running_scale"
-WINDOWS = "jsrl.workers.learner.replayed:batch_of_windows"
+WINDOWS = "jsrl.replay.shared:windows_spec"
 ON_DEVICE = "jsrl.replay.device.agent:on_device"
 
 

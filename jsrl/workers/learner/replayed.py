@@ -6,19 +6,19 @@ Windows come as leases; what the update says of them goes back to the replay wor
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from jsrl.agents.base import UpdateOutput
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.experiment import ReplayConfig
 from jsrl.parallel import join_devices
-from jsrl.replay.host.rows import read_ids, windows_spec
+from jsrl.replay.host.rows import read_ids
+from jsrl.replay.shared import PRIORITIES, windows_spec
 from jsrl.transport.base import Lease, Ledger, ProducerId, SampleConsumer, SampleProducer
 from jsrl.transport.stream import name_at, priorities_spec, replay_batch_spec
-from jsrl.types import Array, Trajectory
+from jsrl.types import Array
 from jsrl.workers.ends import connect_writer
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan, of_any_age
@@ -82,17 +82,17 @@ class ReplayConsumer:
     def pending(self) -> int:
         return self._batches.pending()
 
-    def feedback(self, ids: Array, priorities: Array) -> None:
-        """Send new priorities [M] back to the replay workers that drew the windows `ids` [M]."""
-        ids, priorities = np.asarray(ids), np.asarray(priorities, np.float32)
+    def feedback(self, ids: Array, arrays: Mapping[str, Array]) -> None:
+        """Send what an update found, arrays [M, ...] by name, to the replay workers that drew the windows `ids` [M]."""
+        ids = np.asarray(ids)
         replays = read_ids(ids)[0]
         for number in np.unique(replays).tolist():
             mine = np.flatnonzero(replays == number)
             for start in range(0, len(mine), self._batch_size):
                 part = mine[start : start + self._batch_size]
-                self._send(number, ids[part], priorities[part])
+                self._send(number, ids[part], {name: array[part] for name, array in arrays.items()})
 
-    def _send(self, number: int, ids: np.ndarray, priorities: np.ndarray) -> None:
+    def _send(self, number: int, ids: np.ndarray, arrays: Mapping[str, Array]) -> None:
         if number in self._renewed:
             self._renewed.discard(number)
             self._leave(number)
@@ -102,7 +102,8 @@ class ReplayConsumer:
             block: Any = self._producers[number].reserve(self._timeout_s)
             block.trajectory.ids[: len(ids)] = ids
             block.trajectory.ids[len(ids) :] = -1
-            block.trajectory.priorities[: len(ids)] = priorities
+            for name, array in arrays.items():
+                block.trajectory.arrays[name][: len(ids)] = array
             block.commit(0)
         except StreamTimeout:
             self.lost_feedback += len(ids)
@@ -160,7 +161,7 @@ class FromReplay(IntoRing):
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         """Take a batch back and send its priorities, if the agent has any; return its windows."""
         if output.priorities is not None:
-            self._replay.feedback(np.concatenate(batch.ids), join_devices(output.priorities))
+            self._replay.feedback(np.concatenate(batch.ids), {PRIORITIES: join_devices(output.priorities)})
         return super().used(batch, output)
 
     def env_steps(self, updates: int) -> int:
@@ -171,11 +172,6 @@ class FromReplay(IntoRing):
         return super().counts | {"priorities_lost": self._replay.lost_feedback}
 
 
-def batch_of_windows(config: ReplayConfig, trajectory: Trajectory) -> Trajectory:
-    """Return the schema [W+1, M, ...] of the batches of windows that replay draws from trajectories of a schema."""
-    return windows_spec(trajectory, window=config.window, number=config.batch_size, weighted=config.prioritised)
-
-
 def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
     """Return the source of rows for the ring, or of the windows that replay workers draw: a batch for each compiled call."""
     e, spec = job.experiment, job.schemas.trajectory
@@ -184,7 +180,7 @@ def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> S
     if not job.has("priorities"):
         consumer = bind(job, spec, start)
         return IntoRing(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse, windows)
-    spec = batch_of_windows(e.buffer, spec)
+    spec = windows_spec(e.buffer, spec)
     plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
     drawn = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
     return FromReplay(join(drawn, spec, plan), drawn, windows, job.start_point.env_steps)
