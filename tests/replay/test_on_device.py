@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from jsrl.agents.base import MADE, Agent, UpdateOutput
+from jsrl.agents.base import MADE, Agent, UpdateOutput, adopt
+from jsrl.agents.hyperparameters import with_hyperparameters
 from jsrl.agents.minibatches import update_keys
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ReplayConfig
@@ -158,6 +159,15 @@ def test_a_copied_or_fresh_state_takes_over_the_learners_rows():
     gate._next = copied
     taken = gate.before(LearnerState(3, 3, 3, state), nothing)
     assert taken.extra.ring.written == T and taken.extra.made == 7
+
+
+def test_an_explored_agent_with_replay_begins_with_the_params_of_another_run():
+    """As --init-from and a director's reset do; the state has no rows yet."""
+    agent = with_hyperparameters(CONFIG, lambda config: toy_agent(), {"alpha": 0.5})
+    combined = on_device(agent, CONFIG, spec_of(World(N, T).trajectory()))
+    fresh, other = (jax.jit(combined.agent.init)(jax.random.key(seed)) for seed in (0, 1))
+    found = combined.unpack(adopt(combined.agent, combined.pack(fresh), other.params), lambda: fresh)
+    assert jax.tree.structure(found) == jax.tree.structure(fresh) and found.params is other.params
 
 
 def test_min_size_above_the_ring_size_is_refused():

@@ -17,7 +17,7 @@ import jax
 import msgspec
 import numpy as np
 
-from jsrl.agents.base import Agent, AgentState, ReplayExtra, UpdateOutput, adopt
+from jsrl.agents.base import AgentState, ReplayExtra, UpdateOutput, adopt
 from jsrl.agents.hyperparameters import set_hyperparameters
 from jsrl.directors.messages import INITIAL
 from jsrl.errors import SnapshotError
@@ -225,7 +225,7 @@ class DirectorGate(Gate):
         return self._again(self._players.load(pending["version"]), pending["updates"])
 
 
-def director_gate(job: Job, start: LearnerStart, agent: Agent, updater: Updater, reporter: Reporter) -> DirectorGate:
+def director_gate(job: Job, start: LearnerStart, updater: Updater, reporter: Reporter) -> DirectorGate:
     e, key = job.experiment, stream_key(job.experiment.seed, INIT_STREAM)
     scores = None
     if wants_scores(e.director):
@@ -234,7 +234,7 @@ def director_gate(job: Job, start: LearnerStart, agent: Agent, updater: Updater,
 
     def again(values: list[Any], updates: int) -> Any:
         state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
-        return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
+        return updater.place(adopt(updater.agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
 
     return DirectorGate(
         updater,

@@ -82,12 +82,12 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
             reporter.event("warning", warning)
         store = snapshot_store(job, reporter, keep_last=max(3, e.snapshots.keep))
         outlet = OpenOutlet(functools.partial(bind_publisher, job, "params"), store, reporter, meter)
-        gates = [*gates_of(job, start, agent, updater, reporter), *gates]
+        gates = [*gates_of(job, start, updater, reporter), *gates]
 
     def begin() -> Any:
         fresh = functools.partial(updater.fresh, key)
         if job.start_point.restore:
-            return updater.place(restore_state(job.start_point, agent, fresh))
+            return updater.place(restore_state(job.start_point, updater.agent, fresh))
         return updater.place(jax.device_get(jax.jit(fresh)())) if job.has("ranks") else updater.make(key)
 
     def connect() -> Source:
@@ -122,10 +122,10 @@ def with_total(job: Job) -> Any:
     )  # of a resume too
 
 
-def gates_of(job: Job, start: LearnerStart, agent: Agent, updater: Any, reporter: Reporter) -> list[Gate]:
+def gates_of(job: Job, start: LearnerStart, updater: Any, reporter: Reporter) -> list[Gate]:
     e, gates = job.experiment, list[Gate]()
     if e.director is not None or job.keeps_initial:
-        gates.append(import_target(DIRECTED)(job, start, agent, updater, reporter))
+        gates.append(import_target(DIRECTED)(job, start, updater, reporter))
     if e.learner.check_finite and e.learner.split == "none":  # else each side checks its own updates
         ranks = e.learner.num_ranks > 1
         gates.append(

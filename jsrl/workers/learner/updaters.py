@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Updater(Protocol):
-    """Makes updates. Its states are on its devices; their `params` are published."""
+    """Makes updates of `agent`. Its states are on its devices; their `params` are published."""
+
+    agent: Agent
 
     def fresh(self, key: Array) -> AgentState:
         """Return the snapshot of a new state."""
@@ -65,14 +67,14 @@ class OwnUpdate:
     """An agent's own update, spread over one device or several."""
 
     def __init__(self, agent: Agent, spread: DataParallel) -> None:
-        self._init, self._spread = agent.init, spread
+        self.agent, self._spread = agent, spread
         self.compile, self.fetch = spread.compile, spread.fetch
 
     def fresh(self, key: Array) -> AgentState:
-        return self._init(key)
+        return self.agent.init(key)
 
     def make(self, key: Array) -> Any:
-        return self._spread.make(self._init, key)
+        return self._spread.make(self.agent.init, key)
 
     def place(self, saved: AgentState) -> Any:
         return self._spread.place(saved)
@@ -103,7 +105,7 @@ class RingUpdate(OwnUpdate):
         self._replay = replay
 
     def fresh(self, key: Array) -> AgentState:
-        return self._replay.pack(self._init(key))
+        return self._replay.pack(self.agent.init(key))
 
     def place(self, saved: AgentState) -> Any:
         """Return the state of a snapshot, with an empty ring if it has none."""
