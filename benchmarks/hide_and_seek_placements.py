@@ -28,7 +28,7 @@ from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.experiment.configs.hide_and_seek_srl import NETWORK
-from jsrl.experiment.experiment import PlacementKind
+from jsrl.experiment.placements import PlacementName
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.runs.provenance import environment_facts
 from jsrl.tools.tuning.trial import Limits
@@ -48,7 +48,7 @@ class Arm:
     """One way to run it. ring: groups of each actor. hosts: that hold the actors; 0: this host holds all workers."""
 
     network: str
-    placement: PlacementKind
+    placement: PlacementName
     ring: int = 1
     hosts: int = 0
 

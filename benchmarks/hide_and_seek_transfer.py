@@ -28,7 +28,7 @@ import numpy as np
 from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_joint_actions
+from jsrl.envs.random_play import random_actions
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.configs.hide_and_seek_league import config
 from jsrl.games.hide_and_seek.game import TASKS, HideAndSeek
@@ -113,7 +113,7 @@ def random_play(env: EnvConfig, seed: int) -> dict[str, float]:
     step = game.reset()
     ended: list[list[Any]] = [[] for _ in range(SLOTS)]
     while min(map(len, ended)) < 2:
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
         for episode in step.episodes:
             ended[episode.slot].append(episode.metrics)
     game.close()

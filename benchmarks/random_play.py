@@ -17,20 +17,17 @@ from typing import Any
 import numpy as np
 
 from jsrl.envs.make import make
-from jsrl.envs.random_play import random_actions, random_joint_actions
-from jsrl.types import GameSpec
+from jsrl.envs.random_play import random_actions
 
 
 def play(name: str, episodes: int, num_envs: int, seed: int) -> dict[str, Any]:
     """Play the environment of an experiment; return the content of the file. A game's return is the mean over its seats."""
     env: Any = make(import_module(f"jsrl.experiment.configs.{name}").config().env, num_envs, seed)
-    draw = random_joint_actions if isinstance(env.spec, GameSpec) else random_actions
-    first = env if isinstance(env.spec, GameSpec) else env.spec
     rng, each = np.random.default_rng(0), -(-episodes // num_envs)
     ended: list[list[Any]] = [[] for _ in range(num_envs)]
     step, count, begun = env.reset(), 0, time.process_time()
     while min(map(len, ended)) < each:
-        step = env.step(draw(first, step.observation, rng))
+        step = env.step(random_actions(env, step.observation, rng))
         count += num_envs
         for episode in step.episodes:
             ended[episode.slot].append(episode)

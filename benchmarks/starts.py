@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.endurance.holdings import holdings
 from benchmarks.endurance.slopes import theil_sen
-from jsrl.experiment.experiment import PlacementKind
+from jsrl.experiment.placements import PlacementName
 
 WARM_UP_SHARE, LIMIT_MB_PER_START = 0.25, 0.5
 # XLA and Orbax start the last threads of their pools late: in one of many starts, and sometimes in one of few.
@@ -69,7 +69,7 @@ def descriptors() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def short_run(name: str, placement: PlacementKind, folder: Path) -> Callable[[], None]:
+def short_run(name: str, placement: PlacementName, folder: Path) -> Callable[[], None]:
     """Return a function that starts a run of a few rows and waits for its end."""
     from jsrl.cli.experiments import experiments
     from jsrl.control.run import run

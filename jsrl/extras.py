@@ -6,9 +6,12 @@ import importlib.metadata
 import json
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
+
+from jsrl.errors import MissingExtra
 
 DISTRIBUTION = "jsrl-jax"  # what pip calls jsrl; the name jsrl on the package index is another project's
 # extra -> (modules that it brings, what they are for)
@@ -32,6 +35,23 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "notebook": (("ipykernel", "matplotlib"), "notebooks"),
     "docs": (("mkdocs", "material", "mkdocstrings"), "documentation pages"),
 }
+
+
+def import_extra(module: str, extra: str, user: str) -> Any:
+    """Return a module of an extra; `user` needs it, such as "environment 'ALE/Pong-v5'"."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingExtra(f"{user} needs the package {package} ({error}): {install_command(extra)}") from error
+
+
+def require_extra(extra: str, user: str, *modules: str) -> None:
+    """Refuse unless the modules of an extra, or these of them, are installed; imports nothing."""
+    missing = [module for module in modules or EXTRAS[extra][0] if find_spec(module) is None]
+    if missing:
+        packages = " and ".join(missing)
+        raise MissingExtra(f"{user} needs the package {packages}, not installed here: {install_command(extra)}")
 
 
 def install_command(extra: str) -> str:

@@ -83,7 +83,7 @@ def checked(args: list[str]) -> tuple[str, ChaosCommand]:
     unknown = [kind for kind in options.kinds or () if kind not in known]
     if unknown and options.graph is None:  # a changed graph may have kinds of its own
         raise ConfigError(f"--kinds names {unknown[0]!r}, which is no kind of worker; there are: {', '.join(known)}.")
-    if not experiment.where.has_processes:
+    if not experiment.where.processes:
         raise ConfigError("a serial run is one process; take --placement served, inline or apart.")
     if experiment.recording is not None or getattr(experiment.agent, "needs_recording", False):
         raise ConfigError(

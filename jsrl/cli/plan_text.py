@@ -44,13 +44,13 @@ def describe(plan: Plan, gpus: list[str], layout: Layout | None = None) -> str:
         jobs = [job for job in plan.jobs if job.kind == kind]
         memory = len(jobs) * memory_mb(plan, jobs[0])
         total += memory
-        count = str(len(jobs)) if e.where.has_processes else "0 (serial)"
+        count = str(len(jobs)) if e.where.processes else "0 (serial)"
         lines.append(f"  {kind:<18}{count:>9}  {_devices(plan, jobs, gpus, layout):<24}{memory:>20}")
         if plan.forked and jobs[0].name in plan.forked:
             total += ACTOR_MB
             lines.append(f"  {'actor-host':<18}{1:>9}  {'cpu':<24}{ACTOR_MB:>20}")
     lines += [
-        f"  {'in all':<18}{len(plan.jobs) + bool(plan.forked) if e.where.has_processes else 1:>9}  {'':<24}{total:>20}",
+        f"  {'in all':<18}{len(plan.jobs) + bool(plan.forked) if e.where.processes else 1:>9}  {'':<24}{total:>20}",
         "",
     ]
     lines += ["  streams", *(f"    {line}" for line in _streams(plan))]
@@ -69,9 +69,9 @@ def _policy_line(policy: PolicyPart) -> str:
 
 
 def _transport(e: Experiment) -> str:
-    if e.uses_zeromq:
+    if e.where.uses_zeromq:
         return f"zeromq ({'tcp, encrypted' if e.encrypted else 'ipc'})"
-    return e.transport if e.where.has_processes else "in-process"
+    return e.transport if e.where.processes else "in-process"
 
 
 def _devices(plan: Plan, jobs: list[Job], gpus: list[str], layout: Layout | None) -> str:

@@ -6,14 +6,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from jsrl.envs.rendering import RenderedEnv, Returns, make_rendered
-from jsrl.errors import ConfigError, MissingExtra
-from jsrl.extras import install_command
+from jsrl.errors import ConfigError
+from jsrl.extras import require_extra
 from jsrl.services.runs.runs import RunFolder, split_tag
 from jsrl.tools.policy import Policy, act_together, load_players, stream_of
 
@@ -93,8 +92,7 @@ class Window:
 
 def check_display() -> None:
     """Check, before anything is loaded, that a window can be opened here."""
-    if find_spec("pygame") is None:
-        raise MissingExtra(f"a window needs pygame, which is not installed: {install_command('video')}")
+    require_extra("video", "a window", "pygame")
     named = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
     if not named and sys.platform not in ("darwin", "win32"):
         raise ConfigError(

@@ -229,7 +229,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     graph: Edit | None = options.graph
     if graph is None and options.resume is not None:  # a resume continues with the graph of the run
         graph = stored_graph(RunFolder.open(options.resume, options.runs_dir))
-    if hosts_file is not None and not experiment.where.has_processes:
+    if hosts_file is not None and not experiment.where.processes:
         raise ConfigError("a serial run has one process on one host; choose another placement to lay workers on hosts.")
     layouts: list[Layout] = []
 

@@ -1,1 +1,1 @@
-"""Hosts of a run: decisions about those that join it, and their messages. Nothing here sends, waits or reads a clock."""
+"""Runs over several hosts: `members` and `agent` decide, without clocks or I/O; the rest sends, starts and places."""

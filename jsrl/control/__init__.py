@@ -1,1 +1,1 @@
-"""Decisions about a run as state machines: messages in, actions out, without clocks, files, sockets or processes."""
+"""Starting, supervising, continuing and ending a run; `supervision` and `ending` decide, without clocks or files."""

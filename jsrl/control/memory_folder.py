@@ -68,7 +68,7 @@ def check_memory(plan: Plan) -> None:
 
 def check_shared_memory(plan: Plan) -> None:
     """Refuse a run whose streams do not fit into shared memory, before anything starts."""
-    if not plan.experiment.where.has_processes:
+    if not plan.experiment.where.processes:
         return
     free = shutil.disk_usage(plan.memory_folder.parent).free
     needed = plan.shared_memory_bytes

@@ -207,7 +207,7 @@ def train(plan: Plan, session: Session, launcher: Launcher | None) -> Result:
     """Run a plan to its end, in several processes or in this one."""
     session.begin()
     try:
-        if plan.experiment.where.has_processes:
+        if plan.experiment.where.processes:
             return part_of_run("processes")(plan, session, launcher, (str(session.folder.source),)).run()
         return part_of_run("serial")(plan, session).run()
     finally:
@@ -271,7 +271,7 @@ def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher | Non
     check_address(experiment)
     if experiment.compress:
         part_of_run("lz4_block")()
-    if launcher is None and experiment.where.has_processes:
+    if launcher is None and experiment.where.processes:
         return cast(Launcher, part_of_run("local")())
     return launcher
 
@@ -282,7 +282,7 @@ def check_starts_workers(experiment: Experiment) -> None:
     Raises:
       ConfigError: it is serial.
     """
-    if not experiment.where.has_processes:
+    if not experiment.where.processes:
         raise ConfigError("a serial run starts no workers, so it takes no launcher; choose another placement.")
 
 

@@ -6,19 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from jsrl.envs.base import EnvStep, Episode, VectorEnv, VectorGame
-from jsrl.envs.check_game import GameWalk
+from jsrl.envs.base import EnvStep, Episode, GameStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.contract import Contract
 from jsrl.envs.make import make
 from jsrl.envs.random_play import random_actions
 from jsrl.envs.spaces import spec_notes
 from jsrl.errors import ConfigError, EnvironmentFault, counted
-from jsrl.types import Array, EnvSpec, GameSpec, Tree, map_tree, named_leaves
+from jsrl.types import ACTING, VALUE_ONLY, EnvSpec, GameSpec, Tree, map_tree, named_leaves
 
 Factory = Callable[[int, int], Any]  # (num_envs, seed) -> VectorEnv or VectorGame
 
@@ -67,10 +66,10 @@ def check_env(
     build: Factory = partial(make, replace(env, on_fault="auto")) if isinstance(env, EnvConfig) else env
     games = isinstance(env, EnvConfig) and env.is_atari and env.atari.episodic_life
 
-    def walk() -> _Walk | GameWalk:
+    def walk() -> _Walk:
         vector = build(num_envs, seed)
         if isinstance(vector.spec, GameSpec):
-            return GameWalk(cast(VectorGame, vector), num_envs, seed)
+            return _GameWalk(vector, num_envs, seed)
         return _Walk(vector, num_envs, seed, whole_episodes=not games)
 
     one = walk()
@@ -90,7 +89,7 @@ def check_env(
     return EnvReport(one.env.spec, tuple(passed), tuple(notes), one.env_steps_per_s, len(one.episodes))
 
 
-def _findings(one: _Walk | GameWalk, begins: tuple[bool, bool]) -> tuple[list[str], list[str]]:
+def _findings(one: _Walk, begins: tuple[bool, bool]) -> tuple[list[str], list[str]]:
     """Return the checks that a walk has passed, and what it has not seen; begins: as _begins returns it."""
     varies, slots_differ = begins
     passed = ["shapes and dtypes of observations, rewards, discounts", "same seed, same run", "reset row: reward 0"]
@@ -108,7 +107,7 @@ def _findings(one: _Walk | GameWalk, begins: tuple[bool, bool]) -> tuple[list[st
         passed.append("episodes reported once each, with their return and length")
     else:
         notes.append(f"no episode ended within {len(one.digests) - 1} steps, so endings were not seen")
-    if isinstance(one, GameWalk):
+    if isinstance(one, _GameWalk):
         passed.append("each seat's rewards, with those of its last step, sum to its return; turns, deaths and masks")
         notes += [f"no seat {what}, so that was not seen" for what in ("waited", "died") if what not in one.seen]
     return passed, notes
@@ -154,11 +153,16 @@ def _slots_differ(observation: Tree, num_envs: int) -> bool:
 
 
 class _Walk:
-    """One run with random actions, checked at every step."""
+    """One run with random actions, checked at every step.
 
-    def __init__(self, env: VectorEnv, num_envs: int, seed: int, *, whole_episodes: bool):
+    Attributes:
+      digests: of every step. episodes: those that ended. opening: the first observation. env_steps_per_s: measured.
+    """
+
+    def __init__(self, env: Any, num_envs: int, seed: int, *, whole_episodes: bool = True):
         self.env, self.num_envs, self.whole_episodes = env, num_envs, whole_episodes
         self.contract = Contract(env, num_envs, whole_episodes=whole_episodes)
+        self.expect = self.contract.expect
         self.rng = np.random.default_rng(seed)
         self.digests: list[int] = []
         self.episodes: list[Episode] = []
@@ -167,46 +171,144 @@ class _Walk:
 
     def run(self, steps: int, max_seconds: float) -> None:
         """Reset, then step until `steps` or the time is over."""
-        begun = time.monotonic()
+        begun, in_env = time.monotonic(), 0.0
         step = self.env.reset()
         self.contract.check(step, opens=True)
+        self.begin(step)
         self.opening: Tree = map_tree(np.array, step.observation)
         self._remember(step)
-        in_env = 0.0
         for count in range(1, steps + 1):
-            action = random_actions(self.env.spec, step.observation, self.rng)
+            action = random_actions(self.env, step.observation, self.rng)
             before = time.perf_counter()
             step = self.env.step(action)
             in_env += time.perf_counter() - before
             self.contract.check(step)
-            self._endings(step)
+            self.check(step)
+            self.episodes += step.episodes
             self._remember(step)
             self.env_steps_per_s = count * self.num_envs / in_env
             if time.monotonic() - begun > max_seconds:
                 break
 
-    def _endings(self, step: EnvStep) -> None:
-        expect, first = self.contract.expect, np.asarray(step.is_first)
+    def begin(self, step: Any) -> None:
+        """Check the result of the reset."""
+
+    def check(self, step: Any) -> None:
+        """Check one step, beyond its contract."""
         flat = np.asarray(step.reward).reshape(self.num_envs, -1)
-        self.returns += np.where(first, 0.0, flat.sum(axis=1))
-        self.lengths += ~first
+        self.returns += np.where(step.is_first, 0.0, flat.sum(axis=1))
+        self.lengths += ~np.asarray(step.is_first)
         for episode in step.episodes:
             slot = episode.slot
-            expect(
-                episode.length == self.lengths[slot],
-                "slot {} reported an episode of {} steps; its rows were {}",
-                slot,
-                episode.length,
-                self.lengths[slot],
-            )
+            self.check_length(episode)
             if self.whole_episodes:
                 total = self.returns[slot]
                 near = abs(episode.return_ - total) <= 1e-4 * max(1.0, abs(total))
-                expect(near, "slot {} reported return {}; its rewards sum to {}", slot, episode.return_, total)
+                self.expect(near, "slot {} reported return {}; its rewards sum to {}", slot, episode.return_, total)
             self.returns[slot], self.lengths[slot] = 0.0, 0
-        self.episodes += step.episodes
 
-    def _remember(self, step: EnvStep) -> None:
-        parts = [np.ascontiguousarray(leaf).tobytes() for _, leaf in named_leaves(step.observation)]
-        arrays: list[Array] = [step.is_first, step.reward, step.discount, step.acts]
-        self.digests.append(hash(b"".join([*parts, *(np.ascontiguousarray(array).tobytes() for array in arrays)])))
+    def check_length(self, episode: Episode) -> None:
+        slot, rows = episode.slot, self.lengths[episode.slot]
+        what = "slot {} reported an episode of {} steps; its rows were {}"
+        self.expect(episode.length == rows, what, slot, episode.length, rows)
+
+    def _remember(self, step: EnvStep | GameStep) -> None:
+        leaves = [leaf for tree in (step.observation, step.state) for _, leaf in named_leaves(tree)]
+        arrays = [*leaves, step.is_first, step.reward, step.discount, step.acts]
+        self.digests.append(hash(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)))
+
+
+class _GameWalk(_Walk):
+    """The same with seats: turns, deaths, last rewards.
+
+    Attributes:
+      seen: what happened at least once: `waited`, `died`.
+    """
+
+    def __init__(self, game: Any, num_envs: int, seed: int):
+        super().__init__(game, num_envs, seed)
+        self.seen: set[str] = set()
+        self.returns = np.zeros((num_envs, len(game.spec.seats)))
+        self._out = np.zeros(self.returns.shape, bool)
+        sides = [seat.side or f"\0{seat.name}" for seat in game.spec.seats]
+        self._same_side = np.array([[one == other for other in sides] for one in sides])
+
+    def begin(self, step: GameStep) -> None:
+        self._turns(step)
+        self._first_rows(step)
+
+    def check(self, step: GameStep) -> None:
+        self._first_rows(step)
+        self._rewards(step)
+        self._endings(step)
+        self._turns(step)
+
+    def _turns(self, step: GameStep) -> None:
+        """Check who acts on the row of this step's observation, and its masks."""
+        acts, playing = np.asarray(step.acts), ~self.contract.ended
+        allowed = (0, 1, 2) if self.env.spec.death == "team" else (0, 1)
+        self.expect(bool(np.isin(acts, allowed).all()), "acts {}; expected one of {}", acts, allowed)
+        idle = playing & ~(acts == ACTING).any(axis=1)
+        self.expect(not idle.any(), "no seat acts in slots {}, and their episodes go on", np.flatnonzero(idle))
+        wrong = (acts == ACTING) & self._out
+        self.expect(not wrong.any(), "seats {} act after they died", self._names(wrong))
+        self._out |= acts == VALUE_ONLY
+        if (acts == VALUE_ONLY).any():
+            self.seen.add("died")
+        if (playing[:, None] & (acts == 0) & ~self._out).any():
+            self.seen.add("waited")
+        for group, seats in self.env.groups.items():
+            masks = step.observation[group].get("action_mask") if isinstance(step.observation[group], dict) else None
+            if masks is None:
+                continue
+            mine = acts[:, list(self.env.spec.index(seats))]
+            shut = (mine != 1) & ~masks.all(axis=2)
+            self.expect(not shut.any(), "the mask of a seat of {} that does not act is not all ones", group)
+            shut = (mine == 1) & ~masks.any(axis=2)
+            self.expect(not shut.any(), "the mask of a seat of {} that acts allows nothing", group)
+
+    def _first_rows(self, step: GameStep) -> None:
+        first = np.asarray(step.is_first)
+        self.returns[first], self.lengths[first], self._out[first] = 0.0, 0, False
+
+    def _rewards(self, step: GameStep) -> None:
+        """Check that the dead of a game without teams earn nothing, and add up the rewards."""
+        if self.env.spec.death == "ends":
+            paid = self._out & (step.reward != 0)
+            self.expect(not paid.any(), "seats {} earn rewards after they died", self._names(paid))
+        self.returns += step.reward
+        self.lengths += ~np.asarray(step.is_first)
+
+    def _endings(self, step: GameStep) -> None:
+        discount = np.asarray(step.discount)
+        cut = discount == 0
+        ended, terminated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        for episode in step.episodes:
+            slot, returns = episode.slot, self.returns[episode.slot]
+            ended[slot], terminated[slot] = True, episode.terminated
+            self.check_length(episode)
+            self.expect(
+                len(episode.returns) == len(returns) and np.isclose(episode.return_, np.mean(episode.returns)),
+                "slot {} reported returns {} and return {}; expected one of each seat, and their mean",
+                slot,
+                episode.returns,
+                episode.return_,
+            )
+            near = np.allclose(episode.returns, returns, rtol=1e-4, atol=1e-4)
+            self.expect(near, "slot {} reported returns {}; its rewards sum to {}", slot, episode.returns, returns)
+        whole = (cut | self._out).all(axis=1) & cut.any(axis=1)
+        silent = whole & ~ended & (self.env.spec.death == "ends")
+        self.expect(not silent.any(), "every seat of slots {} has died, and no episode ended", np.flatnonzero(silent))
+        if self.env.spec.death == "team":
+            apart = (cut[:, :, None] != cut[:, None, :]) & self._same_side & ~ended[:, None, None]
+            apart &= ~(self._out[:, :, None] | self._out[:, None, :])
+            self.expect(
+                not apart.any(), "discount {} differs within a side; its end is that of all its seats", discount
+            )
+        died = cut & ~terminated[:, None]
+        if died.any():
+            self.seen.add("died")
+        self._out |= died
+
+    def _names(self, which: np.ndarray) -> list[str]:
+        return [self.env.spec.names[i] for i in np.flatnonzero(which.any(axis=0))]

@@ -17,18 +17,18 @@ from jsrl.envs.config import SUITES, AtariConfig, EnvConfig, main_target, split_
 from jsrl.envs.faults import close_quietly, in_making
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
-from jsrl.extras import install_command
+from jsrl.extras import import_extra, install_command
 from jsrl.references.importing import import_named, import_target, nearest, shown_target
 from jsrl.types import EnvSpec, GameSpec
 
 Seed = int | tuple[int, ...]
 Groups = Mapping[str, tuple[str, ...]] | None
 
-# start of ids, the module that registers them, its package, the extra that installs it
+# start of ids, the module that registers them, the extra that installs it
 _REGISTERED_BY = (
-    (("ALE/",), "ale_py", "ale-py", "atari"),
-    (("MiniGrid-", "BabyAI-"), "minigrid", "minigrid", "minigrid"),
-    (("Vizdoom",), "vizdoom.gymnasium_wrapper", "vizdoom", "vizdoom"),
+    (("ALE/",), "ale_py", "atari"),
+    (("MiniGrid-", "BabyAI-"), "minigrid", "minigrid"),
+    (("Vizdoom",), "vizdoom.gymnasium_wrapper", "vizdoom"),
 )
 GYMNASIUM_GAME = (
     ". The preprocessing of env.atari (grey stacked frames, no-ops, FIRE) does not apply here: these are Gymnasium's "
@@ -129,7 +129,7 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
         factory, config = config.id, replace(config, id=main_target(config.id))
     if config.in_jax:
         _refuse_wrappers(config)
-        return adapter("jax")(config, num_envs, seed, group, factory)
+        return cast(VectorEnv, _built(config, lambda: adapter("jax")(config, num_envs, seed, group, factory)))
     if factory is not None:
         return _from_factory(config, num_envs, seed, group, factory, groups)
     scheme = config.id.partition(":")[0]
@@ -353,9 +353,7 @@ def _wrapped(config: EnvConfig, single: Callable[[], gymnasium.Env]) -> Callable
 def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
     try:
         return build()
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise MissingExtra(_missing(config.id, str(error))) from error
-    except ImportError as error:
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise MissingExtra(_missing(config.id, str(error))) from error
     except (TypeError, gymnasium.error.Error) as error:
         raise ConfigError(
@@ -402,13 +400,9 @@ def without_module(config: EnvConfig) -> EnvConfig:
 
 def register_suites(name: str) -> None:
     """Register the ids of an optional suite, when one of them is used."""
-    for beginnings, module, package, extra in _REGISTERED_BY:
+    for beginnings, module, extra in _REGISTERED_BY:
         if name.startswith(beginnings):
-            try:
-                gymnasium.register_envs(import_module(module))
-            except ImportError:
-                cure = install_command(extra)
-                raise MissingExtra(f"environment {name!r} needs {package}, which is not installed: {cure}") from None
+            gymnasium.register_envs(import_extra(module, extra, f"environment {name!r}"))
 
 
 def _refuse_wrappers(config: EnvConfig) -> None:

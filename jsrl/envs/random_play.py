@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from jsrl.envs.base import VectorGame
-from jsrl.types import Continuous, Discrete, EnvSpec, MultiDiscrete, Tree, map_tree, named_leaves
+from jsrl.envs.base import VectorEnv, VectorGame
+from jsrl.types import Continuous, Discrete, EnvSpec, GameSpec, MultiDiscrete, Tree, map_tree, named_leaves
 
 
-def random_actions(spec: EnvSpec, observation: Tree, rng: np.random.Generator) -> np.ndarray:
-    """Draw legal actions [B, ...] for observations [B, ...]; continuous ones exceed their bounds on purpose."""
+def random_actions(env: VectorEnv | VectorGame, observation: Tree, rng: np.random.Generator) -> Any:
+    """Draw legal actions, [B, ...] or group -> [B, N_g, ...]; continuous ones exceed their bounds on purpose."""
+    if not isinstance(env.spec, GameSpec):
+        return _draw(env.spec, observation, rng)
+    drawn = {}
+    for group, seats in env.groups.items():
+        columns = [map_tree(lambda leaf, i=i: leaf[:, i], observation[group]) for i in range(len(seats))]
+        views = [env.spec.view((seat,)) for seat in seats]
+        drawn[group] = np.stack([_draw(view, seen, rng) for view, seen in zip(views, columns, strict=True)], axis=1)
+    return drawn
+
+
+def _draw(spec: EnvSpec, observation: Tree, rng: np.random.Generator) -> np.ndarray:
     num_envs = len(next(leaf for _, leaf in named_leaves(observation)))
     masks = observation.get("action_mask") if isinstance(observation, dict) else None
     action = spec.action
@@ -24,19 +37,3 @@ def random_actions(spec: EnvSpec, observation: Tree, rng: np.random.Generator) -
         columns.append(score.argmax(axis=1).astype(np.int32))
         start += num
     return np.stack(columns, axis=1) if isinstance(action, MultiDiscrete) else columns[0]
-
-
-def random_joint_actions(
-    game: VectorGame, observation: dict[str, Tree], rng: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """Draw legal actions, group -> [B, N_g, ...], for observations group -> [B, N_g, ...]."""
-    return {
-        group: np.stack(
-            [
-                random_actions(game.spec.view((seat,)), map_tree(lambda leaf: leaf[:, i], observation[group]), rng)  # noqa: B023
-                for i, seat in enumerate(seats)
-            ],
-            axis=1,
-        )
-        for group, seats in game.groups.items()
-    }

@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -18,7 +17,7 @@ from jsrl.envs.config import SUITES, EnvConfig, main_target
 from jsrl.envs.make import make, register_suites, without_module
 from jsrl.envs.seats import SeatView
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
-from jsrl.extras import install_command
+from jsrl.extras import install_command, require_extra
 from jsrl.references.importing import import_target
 from jsrl.types import EnvSpec, GameSpec
 
@@ -125,10 +124,8 @@ def check_rendered(config: EnvConfig) -> None:
         return
     register_suites(config.id)
     for part, (module, extra) in DRAWN_WITH.items():
-        if f".{part}" in _entry(config.id) and find_spec(module) is None:
-            raise MissingExtra(
-                f"environment {config.id!r} is drawn with {module}, not installed here: {install_command(extra)}"
-            )
+        if f".{part}" in _entry(config.id):
+            require_extra(extra, f"the picture of environment {config.id!r}", module)
 
 
 def prepare_headless() -> None:

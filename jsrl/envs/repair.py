@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from jsrl.envs.base import EnvStep, TakesTasks, VectorEnv
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import close_quietly, foreign, log
-from jsrl.envs.rows import vector_seed
+from jsrl.envs.rows import slot_seeds, vector_seed
 from jsrl.errors import EnvironmentFault, JsrlError, counted
 from jsrl.rate_limit import RateLimit
 from jsrl.types import Array
@@ -51,21 +51,50 @@ class Repairs:
             self._warn(f"{fault}. {cure} ({count}; its traceback is in the log)")
 
 
-class SlotRepairs:
-    """The common part of vectors that can replace one of their slots.
+class SingleEnvs:
+    """The common part of vectors of single environments, which can replace one of their slots.
 
     Attributes:
       repairs: the budget of repairs. None: a fault is raised.
     """
 
-    num_envs: int
     repairs: Repairs | None = None
-    _envs: list[Any]
     _rows: Any
-    _seeds: list[int]
-    _factory: Callable[[], Any]
-    _tasks: dict[int, dict[str, Any]]  # slot -> options of its next reset
-    _last_tasks: dict[int, dict[str, Any]]  # slot -> options of its last reset, if it had any
+
+    def __init__(
+        self, factory: Callable[[], Any], config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int
+    ) -> None:
+        self.num_envs, self._factory = num_envs, factory
+        self._seeds, self._reseeds = slot_seeds(seed, group, num_envs), config.reseed_episodes
+        self._tasks: dict[int, dict[str, Any]] = {}  # slot -> options of its next reset
+        self._last_tasks: dict[int, dict[str, Any]] = {}  # slot -> options of its last reset, if it had any
+        self._started = False
+        self._at = 0  # the slot that is stepping
+        self._envs: list[Any] = []
+        try:
+            self._envs.extend(factory() for _ in range(num_envs))
+        except BaseException:
+            self.close()
+            raise
+
+    def where(self) -> str:
+        """Return which slot is stepping or resetting, and its position in the episode; other threads may call it."""
+        return self._rows.where(self._at)
+
+    def close(self) -> None:
+        envs, self._envs = self._envs, []
+        for env in envs:
+            close_quietly(env)
+
+    def _open_slots(self, begin: int) -> None:
+        for slot in range(begin, self.num_envs):
+            self._open(slot)
+
+    def _seed_of(self, slot: int, replaced: int | None) -> int | None:
+        """Return the seed of a slot's next reset; None: it goes on. replaced: that of an environment that replaces another."""
+        if self._reseeds:
+            return slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
+        return replaced if self._started else self._seeds[slot]
 
     def _options(self, slot: int, replaced: bool) -> dict[str, Any] | None:
         """Return the options of a slot's reset; a replaced environment begins the task of the episode that failed again."""

@@ -44,6 +44,7 @@ class Metrics:
         self.entries = [(name, *split_metric(name)) for name in names]
         self.keys = {key for _, key, _ in self.entries}
         self._values: list[dict[str, list[float]]] = [{} for _ in range(num_envs)]  # name -> [aggregate, count]
+        self._all = np.ones(num_envs, bool)
 
     def add(self, slot: int, info: Mapping[str, Any]) -> None:
         kept = self._values[slot]
@@ -65,11 +66,9 @@ class Metrics:
 
     def add_all(self, info: Mapping[str, Any], skip: np.ndarray) -> None:
         """Add a vector environment's `info`: arrays [B], with `_key` for the slots that have a value."""
-        for slot in np.flatnonzero(~skip):
-            self.add(
-                int(slot),
-                {key: info[key][slot] for key in self.keys if key in info and info.get(f"_{key}", _ALL)[slot]},
-            )
+        for slot in np.flatnonzero(~skip).tolist():
+            present = (key for key in self.keys if key in info and info.get(f"_{key}", self._all)[slot])
+            self.add(slot, {key: info[key][slot] for key in present})
 
     def close(self, slot: int) -> dict[str, float]:
         """Return the aggregates of the slot's episode and begin another."""
@@ -91,14 +90,6 @@ def metric_value(key: str, value: Any) -> float:
         )
         error.repairable = False
         raise error from None
-
-
-class _Always:
-    def __getitem__(self, slot: int) -> bool:
-        return True
-
-
-_ALL = _Always()
 
 
 class Rows:

@@ -13,9 +13,9 @@ import numpy as np
 
 from jsrl.envs.base import EnvStep, VectorEnv, options_of_task
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import ADVICE_SPACE, advice_raised, close_quietly, describe, is_number
-from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs
-from jsrl.envs.rows import Rows, slot_seeds
+from jsrl.envs.faults import ADVICE_SPACE, advice_raised, describe, is_number
+from jsrl.envs.repair import RebuiltVector, Repairs, SingleEnvs
+from jsrl.envs.rows import Rows
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, environment_notes, flat_mask
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.references.importing import shown_target
@@ -51,7 +51,7 @@ class Resting:
         return observation, 0.0, False, False, info
 
 
-class SyncVectorEnv(SlotRepairs):
+class SyncVectorEnv(SingleEnvs):
     """B single environments behind the vector protocol; each has its own seed.
 
     Args:
@@ -66,19 +66,10 @@ class SyncVectorEnv(SlotRepairs):
         seed: int | tuple[int, ...],
         group: int = 0,
     ):
-        self.num_envs = num_envs
-        self._factory = factory
-        self._seeds = slot_seeds(seed, group, num_envs)
-        self._reseeds = config.reseed_episodes
+        super().__init__(factory, config, num_envs, seed, group)
         self._rows = Rows(config, num_envs, self._seeds)
-        self._envs: list[Any] = []
-        self._started = False
-        self._at = 0  # the slot that is stepping
         self._opening: tuple[Any, dict[str, Any]] | None = None  # slot 0's first reset, made early
-        self._tasks, self._last_tasks = {}, {}
         try:
-            for _ in range(num_envs):
-                self._envs.append(factory())
             self._read_spaces(config)
         except BaseException:
             self.close()
@@ -127,14 +118,6 @@ class SyncVectorEnv(SlotRepairs):
         """Step slots whose episodes have just ended no more, until the next `reset`; others play as if they did."""
         for slot in slots:
             self._envs[slot] = Resting(self._envs[slot])
-
-    def where(self) -> str:
-        """Return which slot is stepping or resetting, and its position in the episode; other threads may call it."""
-        return self._rows.where(self._at)
-
-    def _open_slots(self, begin: int) -> None:
-        for slot in range(begin, self.num_envs):
-            self._open(slot)
 
     def _stepped(self) -> EnvStep:
         return self._rows.step(self._tree, self._reward, self._terminated, self._truncated)
@@ -186,11 +169,7 @@ class SyncVectorEnv(SlotRepairs):
                 return opening
         options = self._options(slot, replaced=seed is not None)
         given: dict[str, Any] = {} if options is None else {"options": options}
-        if not self._started:
-            seed = self._seeds[slot]
-        if self._reseeds:
-            seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
-        if seed is not None:
+        if (seed := self._seed_of(slot, seed)) is not None:
             given["seed"] = seed
         try:
             opening = self._envs[slot].reset(**given)
@@ -237,11 +216,6 @@ class SyncVectorEnv(SlotRepairs):
     def render(self, slot: int = 0) -> Any:
         return self._envs[slot].render()
 
-    def close(self) -> None:
-        envs, self._envs = self._envs, []
-        for env in envs:
-            close_quietly(env)
-
     def __repr__(self) -> str:
         return f"SyncVectorEnv({describe(self._rows.name)}, num_envs={self.num_envs})"
 
@@ -257,7 +231,7 @@ def repaired(
 
     def build_repaired(fresh: Any) -> VectorEnv:
         env = build(fresh)
-        if isinstance(env, SlotRepairs):
+        if isinstance(env, SingleEnvs):
             env.repairs = repairs
         return env
 

@@ -43,7 +43,7 @@ def settled(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec
         chosen["placement"] = experiment.placement
     if experiment.num_actors == AUTO:
         experiment = dataclasses.replace(experiment, num_actors=most_actors(experiment, machine))
-        if experiment.where.has_processes and experiment.recording is None:
+        if experiment.where.processes and experiment.recording is None:
             chosen["num-actors"] = experiment.actors
     if experiment.is_deterministic and experiment.learner.threads is None and not machine.accelerators:
         learner = dataclasses.replace(experiment.learner, threads=machine.threads or machine.cores)

@@ -204,7 +204,7 @@ def _check_devices_and_lag(e: Experiment) -> None:
             f"learner.reuse={e.learner.reuse} uses a batch for several updates, which max_policy_lag=0 excludes; use the "
             f"agent's num_epochs for several passes, or allow a lag of at least {e.learner.reuse - 1}."
         )
-    if e.deterministic and e.max_policy_lag != 0 and e.where.has_processes:
+    if e.deterministic and e.max_policy_lag != 0 and e.where.processes:
         raise ConfigError(
             f"deterministic mode waits for each version, but max_policy_lag={e.max_policy_lag} does not; use 0, or serial."
         )
@@ -235,7 +235,7 @@ def _check_ranks(e: Experiment) -> None:
         f"recording={e.recording!r}": e.recording is not None,
         f"learner.split={e.learner.split}": e.learner.split != "none",
         "a director": e.director is not None,
-        f"placement {e.placement}": not e.where.has_processes,
+        f"placement {e.placement}": not e.where.processes,
     }
     if given := [name for name, is_given in others.items() if is_given]:
         raise ConfigError(

@@ -12,12 +12,13 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment.checks import check, leaves_host, split_bind
 from jsrl.experiment.numbers import fitting_envs
+from jsrl.experiment.placements import PLACEMENTS, Placement, PlacementName
 from jsrl.experiment.policies import PolicyConfig, Seed
 from jsrl.experiment.settings import (
     ANY_HOSTS,
@@ -34,24 +35,6 @@ from jsrl.experiment.settings import (
     decided_replay,
 )
 from jsrl.fields import NonNegativeInt, PositiveFloat, PositiveInt, option, suggesting
-
-PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
-
-
-class Placement(NamedTuple):
-    """Meaning of a placement: workers have their own processes, inference servers act, on a device of their own."""
-
-    has_processes: bool
-    has_servers: bool
-    servers_alone: bool = False
-
-
-PLACEMENTS: dict[str, Placement] = {
-    "serial": Placement(has_processes=False, has_servers=False),
-    "inline": Placement(has_processes=True, has_servers=False),
-    "served": Placement(has_processes=True, has_servers=True),
-    "apart": Placement(has_processes=True, has_servers=True, servers_alone=True),
-}
 
 
 @suggesting
@@ -78,7 +61,7 @@ class Experiment:
     max_policy_lag: NonNegativeInt | None = option(0, "How many updates old the params of a trained row may be. 0 is "
         "synchronous (on-policy), None has no limit (IMPALA).")
 
-    placement: PlacementKind = option("auto", "What computes actions: serial, inline, served, apart or auto. serial: "
+    placement: PlacementName = option("auto", "What computes actions: serial, inline, served, apart or auto. serial: "
         "the one process; inline: actors; served: an inference server on the learner's device; apart: inference "
         "servers on their own devices; auto: served if there is an accelerator and a large network, else inline.")
     num_actors: PositiveInt | Literal["auto"] = option("auto", "Number of actor processes; groups of environments are "
@@ -138,13 +121,14 @@ class Experiment:
 
     def is_served(self, policy: str) -> bool:
         """Return whether inference servers act for a policy."""
-        own = self.policies[policy].placement if policy in self.policies else "as-run"
-        return self.where.has_servers if own == "as-run" else self.where.has_processes and own == "served"
+        own = PLACEMENTS.get(self.policies[policy].placement) if policy in self.policies else None
+        return self.where.serves if own is None else self.where.processes and own.serves
 
-    @property
+    @functools.cached_property
     def where(self) -> Placement:
-        """Return the meaning of the placement; `auto` counts as inline until `automatic.settled` decides it at the start."""
-        return PLACEMENTS["inline" if self.placement == AUTO else self.placement]
+        """Return the placement; `auto` counts as inline until `automatic.settled` decides it at the start."""
+        name = "inline" if self.placement == AUTO else self.placement
+        return dataclasses.replace(PLACEMENTS[name], transport=self.transport)
 
     @functools.cached_property
     def envs(self) -> int:
@@ -160,9 +144,8 @@ class Experiment:
         # As few groups as possible: batches are whole groups, actors host whole groups; served ones need two each,
         # so that one steps while the other waits for its actions.
         fewest = math.lcm(self.envs // math.gcd(self.envs, self.batch_columns), self.actors)
-        return (
-            2 * fewest if self.where.has_servers and fewest == self.actors and self.envs % (2 * fewest) == 0 else fewest
-        )
+        doubles = self.where.serves and fewest == self.actors and self.envs % (2 * fewest) == 0
+        return 2 * fewest if doubles else fewest
 
     @property
     def group_size(self) -> int:
@@ -177,7 +160,8 @@ class Experiment:
     @property
     def actors(self) -> int:
         """Return how many actors there are (one in serial mode, and until `auto` is decided)."""
-        return self.num_actors if isinstance(self.num_actors, int) and self.where.has_processes else 1
+        several = self.where.processes and self.where.has_actors
+        return self.num_actors if isinstance(self.num_actors, int) and several else 1
 
     @property
     def batch_columns(self) -> int:
@@ -277,19 +261,14 @@ class Experiment:
         return split_bind(self.bind)
 
     @property
-    def uses_zeromq(self) -> bool:
-        """Return whether streams between processes use ZeroMQ; else they use shared memory."""
-        return self.transport == "zeromq" and self.where.has_processes
-
-    @property
     def encrypted(self) -> bool:
         """Return whether streams between processes use TCP and are encrypted; else they stay on the host."""
-        return self.uses_zeromq and leaves_host(self)
+        return self.where.uses_zeromq and leaves_host(self)
 
     @property
     def is_deterministic(self) -> bool:
         """Return whether the seed fixes every bit of the run."""
-        return self.deterministic or not self.where.has_processes
+        return self.deterministic or self.where.is_ordered
 
     @property
     def min_updates_lag(self) -> int | None:

@@ -55,7 +55,7 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
 
 def check_devices(plan: Plan, gpus: list[str]) -> None:
     """Check the devices of a run whose workers are all on this host; other hosts were checked with the layout."""
-    if not plan.experiment.where.has_processes:
+    if not plan.experiment.where.processes:
         from jsrl.workers.learner.build_updater import devices_for
 
         for policy in plan.policies.values():
@@ -127,7 +127,7 @@ def set_flags_here(e: Experiment) -> None:
 
     The environment is restored, because later runs in this process may start workers with it.
     """
-    flags = {} if e.where.has_processes else gpu_flags(e) if accelerators() else {THREADS: str(e.learner.threads)}
+    flags = {} if e.where.processes else gpu_flags(e) if accelerators() else {THREADS: str(e.learner.threads)}
     if not flags:
         return
     import jax

@@ -37,15 +37,16 @@ def bind_addresses(
         for worker, port, _ in graph.ends(stream.name):
             if port.binds:
                 name = name_at(stream.name, worker.name)
-                if not experiment.where.has_processes:
+                channel = experiment.where.channel(stream)
+                if channel == "local":
                     address = f"local:{memory_folder.name}-{name}"
-                elif stream.transport:
-                    address = own_address(stream.transport, f"{memory_folder}/{name}")
+                elif channel == stream.transport:
+                    address = own_address(channel, f"{memory_folder}/{name}")
                 elif not stays_here(graph, stream, hosts):
                     address = tcp(hosts.address(worker.name))
                 elif stream.type == "ranks":
                     address = f"ipc://{check_ipc_path(str(memory_folder / name))}"
-                elif experiment.uses_zeromq and not _stays(graph, stream):
+                elif channel == "zeromq" and not _stays(graph, stream):
                     address = over_zmq(name)
                 else:
                     address = f"shm:{memory_folder}/{name}"
@@ -166,7 +167,7 @@ def begin_encryption(experiment: Experiment, keys: str | None, *, show: Callable
 
 def check_address(experiment: Experiment) -> None:
     """Check that streams can listen on the address of the option `bind`."""
-    if not experiment.uses_zeromq:
+    if not experiment.where.uses_zeromq:
         return
     host, port = experiment.bind_to
     try:

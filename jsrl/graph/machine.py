@@ -38,7 +38,7 @@ def xla_threads() -> int | None:
 
 def threads_obstacle(e: Experiment) -> str | None:
     """Return why a serial run cannot compute with its number of threads in this process; None: it does."""
-    wanted, here = e.learner.threads, None if e.where.has_processes or accelerators() else xla_threads()
+    wanted, here = e.learner.threads, None if e.where.processes or accelerators() else xla_threads()
     if wanted is None or here is None or here == wanted:
         return None
     return (

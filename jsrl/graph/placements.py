@@ -1,4 +1,4 @@
-"""Makes the graph of an experiment, for each placement."""
+"""Makes the graph of an experiment in its placement (jsrl.experiment.placements)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def make_graph(experiment: Experiment) -> Graph:
     the streams of all policies.
     """
     e = experiment
-    params = RELAYED if e.uses_zeromq else PARAMS
+    params = RELAYED if e.where.uses_zeromq else PARAMS
     policies = {name: f"-{name}" if number else "" for number, name in enumerate(e.policies or (POLICY,))}
     ends = tuple(policies.values())
     own = [dataclasses.replace(e, **policy_settings(e, name, number)) for number, name in enumerate(policies)]
     # without actors only the evaluator acts, in its own process
     served = tuple(end for name, end in policies.items() if e.is_served(name) and e.recording is None)
-    workers = [_learner(mine, end) for mine, end in zip(own, ends, strict=True)]
-    if e.uses_zeromq:
+    workers = [_trainer(mine, end) for mine, end in zip(own, ends, strict=True)]
+    if e.where.uses_zeromq:
         workers += [_relay(end) for end in ends]
     for together in [served] if served and e.inference.shared else [(end,) for end in served]:
         workers += _servers(e, params, together)
     for mine, end in zip(own, ends, strict=True):
         workers += _replays(mine, end) if mine.has_replay_workers else []
-    if e.recording is None:
+    if e.where.has_actors and e.recording is None:
         workers += _actors(e, params, ends, served)
     if e.director is not None:
         workers.append(WorkerNode("director", "director"))
@@ -47,17 +47,18 @@ def make_graph(experiment: Experiment) -> Graph:
             workers.append(WorkerNode(name + end, name, tuple(Link("params", params + other) for other in own_first)))
     graph = Graph(_streams(own, workers, policies), tuple(workers))
     for end in ends if e.learner.num_ranks > 1 else ():
-        graph = with_ranks(graph, "learner" + end, e.learner.num_ranks)
+        graph = with_ranks(graph, e.where.trains + end, e.learner.num_ranks)
     return graph
 
 
-def _learner(e: Experiment, end: str) -> WorkerNode:
+def _trainer(e: Experiment, end: str) -> WorkerNode:
+    """Return the worker that trains a policy; without actors it steps the environments itself."""
     links = [Link("params", PARAMS + end)]
     if e.has_replay_workers:
         links += [Link("samples", BATCHES + end), Link("priorities", PRIORITIES + end)]
-    elif e.recording is None:
+    elif e.where.has_actors and e.recording is None:
         links.append(Link("samples", SAMPLES + end))
-    return WorkerNode("learner" + end, "learner", tuple(links))
+    return WorkerNode(e.where.trains + end, e.where.trains, tuple(links))
 
 
 def _relay(end: str) -> WorkerNode:
@@ -83,7 +84,7 @@ def _servers(e: Experiment, params: str, ends: tuple[str, ...]) -> list[WorkerNo
         groups = tuple(group for actor in range(i, e.actors, count) for group in groups_of(e, actor))
         links = [(Link("inference", INFERENCE + end, groups), Link("params", params + end)) for end in ends]
         name = f"inference{ends[0]}-{i}"
-        workers.append(WorkerNode(name, "inference", sum(links, ()), own_device=e.where.servers_alone))
+        workers.append(WorkerNode(name, "inference", sum(links, ()), own_device=e.where.serves_alone))
     return workers
 
 

@@ -85,7 +85,7 @@ class Plan:
     def shared_memory_bytes(self) -> int:
         e = self.experiment
         apart = not self.hosts.are_here(job.name for job in self.jobs)  # streams to other hosts need none
-        if not e.where.has_processes or e.uses_zeromq or e.recording is not None or apart:
+        if not e.where.shares_memory or e.recording is not None or apart:
             return 3 * self.schemas.params_bytes
         return self.stream_bytes + sum(map(self._bytes_beside, self.policies.values()))
 
@@ -127,7 +127,7 @@ def make_plan(
     check(resolved)
     check_groups(resolved, experiment)
     _check_restarts(experiment.supervision.restarts, resolved)
-    if experiment.where.has_processes:
+    if experiment.where.processes:
         _check_importable(resolved)
     policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
@@ -170,7 +170,6 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
             keys=keys,
             settings=worker.settings,
             workers=len(graph.workers),
-            in_process=not experiment.where.has_processes,
             restart=worker.restart,
             policy=name,
             policy_folder=policy.folder,
@@ -286,7 +285,7 @@ def memory_mb(plan: Plan, job: Job) -> int:
     """
     kind = find_kind(job.kind)
     found = value_of(kind.resources.memory_bytes, job)
-    if plan.experiment.uses_zeromq:  # each end has its own
+    if plan.experiment.where.uses_zeromq:  # each end has its own
         block = sum(leaf.size_bytes for leaf in leaves(plan.schemas.trajectory))
         ends = [end for _, end in job.ends if end.stream.type == "samples" and end.stream.schema == "trajectory"]
         found += block * sum(len(end.groups) * end.stream.blocks for end in ends)

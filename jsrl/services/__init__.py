@@ -1,1 +1,1 @@
-"""Starting and supervising the processes of a run."""
+"""Services of a run: its folder, names and control messages, metrics, snapshots, recordings."""

@@ -1,1 +1,1 @@
-"""Tools beside runs: a model of their speed, and storms over them."""
+"""What is done with runs: reports, tuning and search, export, trained policies, a model of their speed, chaos."""

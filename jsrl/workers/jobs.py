@@ -190,7 +190,7 @@ class Job:
       experiment: the whole experiment; without its agent for workers that must not load jax. folder: the run's.
       registry: folder of the names under which workers find each other. keys: folder of the keys that encrypt ZeroMQ
         traffic, None: no encryption. settings: of a user's kind.
-      incarnation: number of restarts of this worker. workers: number in the run. in_process: all run in the launching process.
+      incarnation: number of restarts of this worker. workers: number in the run.
       restart: how often it may be replaced; None: as the experiment says.
       policy: that it trains, acts with or evaluates. policy_folder: of that policy, under folders of the run; empty: the
         folder itself. policies: the names of all policies of the run, in the order of their numbers.
@@ -218,7 +218,6 @@ class Job:
     start_point: StartPoint = field(default_factory=StartPoint)
     incarnation: int = 0
     workers: int = 1
-    in_process: bool = False
     restart: int | None = None
     policy: str = POLICY
     policy_folder: str = ""
@@ -284,8 +283,12 @@ class Job:
         return self.policies.index(self.policy)
 
     @property
+    def in_process(self) -> bool:
+        return not self.experiment.where.processes
+
+    @property
     def poll_s(self) -> float:
-        return 0.0 if self.in_process else 0.1
+        return 0.1 if self.experiment.where.waits else 0.0
 
     @property
     def producer(self) -> ProducerId:

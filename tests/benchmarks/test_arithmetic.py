@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from benchmarks.peers.works import WORKS, Work, differences, mlp_parameters, nature_parameters
-from benchmarks.throughput.arithmetic import Sample, best, physical_limit, rates, ratio, slope, spread
+from benchmarks.peers.works import Work, differences, mlp_parameters, nature_parameters
+from benchmarks.throughput.arithmetic import Sample, physical_limit, rates, slope, spread
 from benchmarks.throughput.traffic import bytes_per_row, copies
 
 
@@ -38,21 +38,9 @@ def test_one_update_more_or_less_at_the_end_moves_the_rate_less_than_it_would_be
     assert abs(slope(range(21), [*steps[:-1], steps[-1] + 2048]) - fitted) < abs(ends + 2048 / 20 - ends)
 
 
-def test_no_time_no_rate():
-    assert math.isnan(slope([1.0, 1.0], [0.0, 5.0]))
-
-
 def test_median_and_range_skip_missing_values():
     assert spread([3.0, math.nan, 1.0, 2.0]) == (2.0, 1.0, 3.0)
     assert all(math.isnan(value) for value in spread([]))
-
-
-def test_best_and_ratio():
-    assert best({"a": 1.0, "b": 3.0, "c": math.nan}) == "b"
-    assert best({"a": 1.0, "b": 3.0}, smallest=True) == "a"
-    assert best({"a": math.nan}) is None
-    assert ratio(6.0, 3.0) == 2.0
-    assert math.isnan(ratio(6.0, 0.0))
 
 
 def test_bytes_and_copies_of_a_row():
@@ -68,13 +56,6 @@ def test_parameters_by_hand():
     assert mlp_parameters(4, 2, continuous=False) == 2 * (4 * 64 + 64 + 64 * 64 + 64) + (64 * 2 + 2) + (64 + 1)
     assert mlp_parameters(17, 6, continuous=True) == 2 * (17 * 64 + 64 + 4160) + (64 * 6 + 6) + 65 + 6
     assert nature_parameters(4, 6) == 1_687_719
-
-
-@pytest.mark.parametrize("name", WORKS)
-def test_a_work_divides_into_minibatches(name):
-    work = WORKS[name]
-    assert work.rows_per_update == 2048
-    assert work.gradient_steps == 4
 
 
 def test_differences_name_the_unequal_settings():

@@ -1,7 +1,6 @@
 """The benchmark from its command line, end to end, on a small run; and its tables from known numbers."""
 
 import dataclasses
-import importlib.util
 import io
 import json
 import os
@@ -13,31 +12,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.throughput import alone, session, tables
+from benchmarks.throughput import tables
 from benchmarks.throughput.alone import parts
 from benchmarks.throughput.end_to_end import KINDS, Tail, summary
 from jsrl.cli.experiments import experiments
-from jsrl.errors import ConfigError
 from jsrl.workers.kinds import catalogue, find_kind
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 BENCH = ROOT / "experiments" / "bench.py"
 FAKE = Path(__file__).parent / "world" / "fake_peer.py"
 TINY = ("--num-envs", "4", "--rollout-length", "8", "--agent.num-epochs", "1", "--agent.num-minibatches", "2")
-
-
-@pytest.mark.nightly
-def test_parts_are_measured_in_a_folder_with_modules_and_benchmarks_of_its_own(tmp_path):
-    """As far as the experiment is loaded: its environment does not exist."""
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('another benchmarks')")
-    (tmp_path / "own_module.py").write_text("from jsrl.experiment.configs.ppo_cartpole import config")
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "own.py").write_text("from own_module import config")
-    words = [sys.executable, alone.__file__, "own", "--", "--env.id", "NoSuch-v0"]
-    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 2 and "NoSuch-v0" in ran.stderr, ran.stderr
 
 
 def run(*words, timeout_s=880, **variables):
@@ -147,36 +131,11 @@ def test_the_table_of_known_numbers():
     assert "4 game frames" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("name", ["against-ppo_cartpole", "against-ppo_pong"])
-def test_committed_numbers_fit_into_a_terminal_of_80_columns(name):
-    raw = json.loads((RESULTS / f"{name}.json").read_text())
-    text = shown(raw, 80)
-    assert "…" not in text, "a cell was cut"
-    assert all(f"\n {placement} " in text for placement in raw["end_to_end"])
-
-
-def test_numbers_of_another_format_are_refused():
-    with pytest.raises(ConfigError, match="format 1, expected"):
-        tables.show(raw_numbers() | {"format": 1})
-
-
-@pytest.mark.slow
-def test_wrong_arguments_are_refused_with_the_valid_ones():
-    ran = run("ppo_cartpol", timeout_s=60)
-    assert ran.returncode == 2
-    assert "there is no experiment 'ppo_cartpol'" in ran.stderr
-
-
 @pytest.mark.slow
 def test_parts_of_an_experiment_with_several_seats():
     works, facts = parts(dataclasses.replace(experiments()["mappo"](), num_envs=16, rollout_length=4))
     assert {name: work() for name, work in works.items()} == {"environment": 16, "inference": 16, "update": 64}
     assert facts["parameters"] > 0
-
-
-def test_experiments_with_several_policies_are_refused():
-    with pytest.raises(ConfigError, match="chase has the policies chaser, runner"):
-        session.experiment_of("chase", "serial", [])
 
 
 @pytest.mark.nightly
@@ -239,30 +198,3 @@ def test_a_peer_beside_ours(tmp_path):
     assert len(raw["peers"]["sb3"]["search"]) == 2
     kept = json.loads((tmp_path / "benchmarks" / "peers" / "settings.json").read_text())
     assert kept["ppo_cartpole"]["sb3"] == {"best": [{"threads": 1}], "raw": "raw.json"}
-
-
-@pytest.fixture(scope="module")
-def bench():
-    spec = importlib.util.spec_from_file_location("bench_script", BENCH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("--seconds 0", "--seconds is 0, expected above 0"),
-        ("--warm-up-s nan", "--warm-up-s is nan, expected 0 or more"),
-        ("--repetitions -1", "--repetitions is -1, expected 0 or more"),
-        ("--against sb3 --num-envs 0", "--num-envs is 0, expected at least 1"),
-    ],
-)
-def test_numbers_that_cannot_work_are_refused(bench, words, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        bench.check(bench.parser().parse_args(["ppo_cartpole", *words.split()]))
-
-
-def test_a_file_that_has_no_raw_numbers_is_refused(bench, tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read as raw numbers"):
-        bench.read(tmp_path / "nothing.json")

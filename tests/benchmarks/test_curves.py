@@ -42,28 +42,6 @@ def test_plot_has_seeds_other_library_and_reference(results):
     assert ">seed 0<" in drawn and ">seed 2<" in drawn and ">seed 1<" not in drawn
 
 
-def test_points_of_a_driver_with_several_seats_have_bands(results):
-    write(results, "seats-seed0", {"note": "", "points": [[0, 10.0, 1.0], [2000, 100.0, 3.0]]})
-    drawn = curves.draw(curves.Plot("Title", "mine-seed", peer=("seats", "seats-seed")), results)
-    assert 'polygon class="band line6 faint"' in drawn and ">seats, seed 0<" in drawn
-
-
-def test_without_another_library_there_is_no_legend_for_it(results):
-    drawn = curves.draw(curves.Plot("Title", "mine-seed", peer=("theirs", "absent-seed")), results)
-    assert "theirs" not in drawn and drawn.count("<polyline ") == 2
-
-
-def test_checks_of_hide_and_seek_show_the_newest_run_of_each_seed(tmp_path):
-    old = {"check": "L1", "seed": 0, "curve": [[0, 0.3, 3.0], [900, 0.4, 2.0]]}
-    new = {"check": "L1", "seed": 0, "curve": [[0, 0.3, 3.0], [2000, 0.9, 1.0]]}
-    kept = {"check": "L1", "seed": 2, "curve": [], "snapshots": {"rows": [[0, 0.3, 0.3], [1000, 0.5, 0.2]]}}
-    write(tmp_path, "hide_and_seek_checks", {"runs": [old, {**old, "check": "L2"}, kept, new]})
-    drawn = curves.draw_check(curves.Check("Title", "L1", (0.5, "required: 0.5")), tmp_path)
-    lines = [part.split('"')[1] for part in drawn.split("<polyline ")[1:]]
-    assert lines == ["line0", "line2", "line7 faint"]
-    assert ">2k<" in drawn and ">seed 2<" in drawn and ">seed 1<" not in drawn
-
-
 def test_the_other_library_has_the_settings_of_the_experiments(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
     tasks = importlib.import_module("run_curve").TASKS
@@ -112,11 +90,3 @@ def steps_of_an_episode(env):
     game.reset()
     still = {group: np.zeros((1, len(seats)), np.int64) for group, seats in game.groups.items()}
     return next(number for number in range(1, 100) if game.step(still).episodes)
-
-
-def test_points_and_rates_of_the_drivers_with_several_seats(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
-    work = importlib.import_module("seats_work")
-    assert work.point(3200, [1.0, 2.0, 3.0]) == [3200, 2.0, round(1.96 / 3**0.5, 3)]
-    updates = [{"env_steps": 3200 * i, "cpu_s": c} for i, c in enumerate((0.0, 2.0, 4.0, 90.0))]
-    assert work.rate(updates, "cpu_s") == 1600.0

@@ -101,13 +101,6 @@ def test_verdicts_ignore_only_the_warm_up(change, compiled, fault: str) -> None:
     assert ("passed" in table([verdict], [])) == (not fault) and "FAILED" in table([verdict], ["left behind"])
 
 
-def test_too_few_samples_and_a_process_that_ended_are_faults() -> None:
-    assert judge(watched(lambda i: HELD), 599.0).faults
-    ended = watched(lambda i: HELD)
-    ended.ended_s = 300.0
-    assert judge(ended, 60.0).faults == ("gone after 300 s",)
-
-
 def test_faults_of_the_run_as_a_whole() -> None:
     ledger = {"produced": 5, "consumed": 4, "dropped": {"closed": 1}, "in_flight": 0}
     good = {

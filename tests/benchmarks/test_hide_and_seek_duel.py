@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("mujoco")
 
-from benchmarks.hide_and_seek_duel import chases, learned_side, make_duel
+from benchmarks.hide_and_seek_duel import learned_side, make_duel
 from jsrl.envs.config import EnvConfig
 
 
@@ -31,14 +31,3 @@ def test_a_policy_of_all_seats_plays_one_team() -> None:
             np.testing.assert_array_equal(leaf[:, seats], shown[name])
             assert not np.delete(leaf, seats, axis=1).any()
     game.close()
-
-
-@pytest.mark.parametrize(
-    ("share", "distance", "expected"), [(0.71, 1.4, True), (0.69, 1.4, False), (0.99, 1.5, False), (0.7, 1.45, True)]
-)
-def test_chasing_seeker_sees_more_from_near(share: float, distance: float, expected: bool) -> None:
-    duels = {
-        "learned seeker, random hider": {"seen_share": share, "median_distance": distance},
-        "turning seeker, random hider": {"seen_share": 0.99, "median_distance": 2.9},
-    }
-    assert chases(duels, 0.7) is expected

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import tuning
-from benchmarks.srl import batching, ring, system
+from benchmarks.srl import ring
 from benchmarks.srl.blocks import Arm, Block, Record, alternate, paired_ratio
-from jsrl.agents.ppo import PPOConfig
-from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, Experiment
-from jsrl.tools.tuning.space import Machine, make_knobs, make_space
 
 ROOT = Path(__file__).parents[2]
-PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, max_policy_lag=1, placement="served", num_actors=1)
 
 
 def record_of(**arms: list[float]) -> Record:
@@ -52,16 +45,6 @@ def test_ratios_are_of_pairs():
     assert math.isnan(paired_ratio(record_of(a=[1.0]), "a", "z")["median"])
 
 
-def test_a_record_is_kept_with_its_machine(tmp_path):
-    record = record_of(a=[1.0, 3.0, 2.0])
-    assert record.median("a") == 2.0
-    record.save(tmp_path / "x" / "r.json")
-    kept = json.loads((tmp_path / "x" / "r.json").read_text())
-    assert kept["blocks"][1]["figures"] == {"speed": 3.0}
-    assert kept["environment"]["hardware"]["cores"] == len(os.sched_getaffinity(0))
-    assert "working_directory" not in kept["environment"]
-
-
 def test_the_formula_has_the_published_plateaus():
     for ratio, published in ring.PUBLISHED.items():
         assert ring.plateau(ratio, 16) == pytest.approx(published)
@@ -80,26 +63,6 @@ def test_the_emulated_ring_reaches_its_plateau(tmp_path, ratio):
     assert reached == pytest.approx(ring.plateau(ratio, 8), rel=0.08), speeds
 
 
-def test_differences_between_arms():
-    wide = system.with_width(PPO, 256)
-    assert wide.agent.network.hidden == (256, 256)
-    with pytest.raises(ConfigError, match="no network with `hidden`"):
-        system.with_width(dataclasses.replace(PPO, agent=AgentReference("a:b")), 256)
-    on, off = system.switch(PPO, "learner.check-finite", True, False, ("on", "off")).values()
-    assert (on.learner.check_finite, off.learner.check_finite) == (True, False)
-    assert dataclasses.replace(off, learner=on.learner) == on
-    assert {e.placement for e in system.placements(PPO, True).values()} == {"inline", "served", "apart"}
-    assert {name: e.ring for name, e in system.rings(PPO, (1, 2, 3, 16)).items()} == {
-        "ring 1": 1,
-        "ring 2": 2,
-        "ring 16": 16,
-    }
-    assert [(e.group_size, e.ring) for e in system.slots(PPO, (1, 32)).values()] == [(1, 2), (32, 2)]
-    both = batching.servers(PPO, 4, 8)
-    assert {name: e.inference.max_rows for name, e in both.items()} == {"on": 32, "off": 8}
-    assert all((e.num_actors, e.group_size) == (4, 8) for e in both.values())
-
-
 def test_regret_and_agreement():
     final = record_of(
         **{"default": [50, 50, 50], "grid a": [100, 90, 110], "grid b": [80, 99, 80], "tuned": [96, 96, 97]}
@@ -113,16 +76,6 @@ def test_regret_and_agreement():
     assert record.summary["agreement"] == round(80 / 96, 4)
     assert record.summary["over_default"][0]["median"] == pytest.approx(1.92)
     assert "regret 4.0%" in lines[1]
-
-
-def test_the_grid_is_small():
-    space = make_space(PPO, make_knobs(PPO, Machine(2)))
-    grid = tuning.grid_of(space, 2, (1, 2))
-    assert {(s["placement"], s.get("num-actors"), s.get("ring")) for s in grid} == {
-        ("serial", None, None),
-        *((p, n, r) for p in ("inline", "served") for n in (1, 2) for r in (1, 2)),
-    }
-    assert len(grid) == 9
 
 
 def nightly(*words):

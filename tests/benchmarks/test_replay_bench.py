@@ -1,30 +1,24 @@
 """The benchmark of off-policy learning: operations, comparable works, arms, and tables from known numbers."""
 
-import io
 import json
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
-from rich.console import Console
 
 from benchmarks.peers import replay_works
-from benchmarks.throughput import peers
-from benchmarks.updates import session, tables
+from benchmarks.updates import tables
 from benchmarks.updates.operations import operations_per_row
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.agents.td3 import TD3Config, td3
-from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, EnvSpec, make_trajectory_spec, zeros
 from tests.marks import slow
 
 ROOT = Path(__file__).parents[2]
-FAKE = Path(__file__).parent / "world" / "fake_peer.py"
 
 
 def products(jaxpr):
@@ -75,11 +69,6 @@ def test_the_formula_counts_the_products_of_the_real_update(name, make):
     assert counted / batch == pytest.approx(formula, rel=0.02)
 
 
-def test_parameters_of_the_works():
-    assert [work.parameters for work in replay_works.works("sac_halfcheetah", (256,), ())] == [73_484 + 2 * 72_193]
-    assert [work.parameters for work in replay_works.works("td3", (256,), ())] == [71_942 + 2 * 72_193]
-
-
 def test_differences_are_reported():
     alone, learning = replay_works.works("td3", (8192,), (16,))
     assert alone.updates_per_call == 4
@@ -91,70 +80,6 @@ def test_differences_are_reported():
 
 def run(updates_per_s, updates_per_cpu_s, **more):
     return {"updates_per_s": updates_per_s, "updates_per_cpu_s": updates_per_cpu_s, "pss_mb": 400.0, **more}
-
-
-def arm(system, setting, *runs, **more):
-    return {"system": system, "setting": setting, "runs": list(runs), "errors": [], "differences": [], **more}
-
-
-def test_best_settings_of_the_first_repetition_are_kept():
-    fast, thrifty = arm("sb3", {"threads": 2}, run(10, 3)), arm("sb3", {"threads": 1}, run(8, 6))
-    slow, broken = arm("sb3", {"threads": 3}, run(7, 2)), arm("sb3", {"threads": 4})
-    known = [fast, thrifty, slow, broken, arm("jsrl", {"threads": 1}, run(99, 99))]
-    assert [session.takes_part(each, known, 1) for each in known] == [True, True, False, False, True]
-    assert all(session.takes_part(each, known, 0) for each in known)
-
-
-def raw_numbers():
-    ours = {"backend": "cpu", "operations_per_update": 6e8, "matrix_operations_per_cpu_s": 2e11}
-    work = replay_works.works("sac_halfcheetah", (256,), ())[0]
-    arms = [
-        arm("jsrl", {"one_thread": True}, run(200.0, 250.0, **ours)),
-        arm("sb3", {"threads": 1}, run(50.0, 100.0), errors=["broke\nlong"]),
-        arm("sb3", {"threads": 2}, run(80.0, 50.0), differences=["batch 1 for 2"]),
-    ]
-    facts = {"commit": "0123456789abcdef", "python": "3.11", "packages": {"jax": "1"}}
-    facts["hardware"] = {"processor": "CPU", "memory_gb": 8, "accelerators": []}
-    return {
-        "kind": tables.KIND, "format": tables.FORMAT, "name": "sac_halfcheetah", "algorithm": "sac", "cores": 2,
-        "load": [0.1], "facts": facts, "missing": {"sbx": "not installed"},
-        "works": [{"name": work.name, **vars(work), "arms": arms}],
-    }  # fmt: skip
-
-
-def test_the_table_of_known_numbers():
-    shown = io.StringIO()
-    tables.show(raw_numbers(), Console(width=80, file=shown, force_terminal=True, color_system=None))
-    text = shown.getvalue()
-    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
-    rows = [line.split() for line in text.splitlines() if line.strip().startswith(("jsrl,", "sb3,"))]
-    (ours, one, two), (our_cost, cost, _) = rows[:3], rows[3:]
-    assert "51,200" in ours  # 256 x 200
-    assert "75%" in our_cost  # 6e8 x 250 / 2e11
-    assert "4.00" in our_cost  # CPU ms
-    assert "2.50x" in one
-    assert "FAILED:" in cost
-    assert "2.50x" in two  # 200 / 80 by wall clock
-    assert "sbx: not installed" in text
-
-
-def test_numbers_of_another_kind_are_refused():
-    with pytest.raises(ConfigError, match="not the raw numbers"):
-        tables.show(raw_numbers() | {"kind": "ppo"})
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ConfigError, match="no part 'sleeping'"):
-        session.parts(Namespace(parts="updates,sleeping"))
-    with pytest.raises(ConfigError, match="positive integers"):
-        session.numbers("256,x")
-
-
-def test_driver_with_another_name_is_found(tmp_path):
-    (tmp_path / "sb3").mkdir()
-    (tmp_path / "sb3" / "installed.json").write_text("{}")
-    found = peers.find("sb3", tmp_path, FAKE)
-    assert found.driver == FAKE
 
 
 @pytest.mark.nightly

@@ -120,13 +120,6 @@ def test_option_order_does_not_matter():
     assert forward.experiment.group_size == 4
 
 
-def test_keys_extend_those_of_the_experiment_without_replacing_values():
-    default = dataclasses.replace(DEFAULT, env=EnvConfig("a:B", kwargs={"size": 4, "deep": 1}))
-    line = parse(["--env.kwargs.size", "8"], default)
-    assert line.experiment.env.kwargs == {"size": 8, "deep": 1}
-    assert default.env.kwargs == {"size": 4, "deep": 1}
-
-
 def test_another_environment_drops_options_of_the_default_one():
     env = EnvConfig("my:Corridor", kwargs={"size": 8}, wrappers=("my:Wrapper",), reward_scale=0.1)
     default = Experiment(env=env)
@@ -217,11 +210,6 @@ def test_wrong_name_suggests_the_right_one(word, suggested):
     assert f"{suggested}" in str(caught.value)
 
 
-def test_unknown_name_points_to_the_list():
-    with pytest.raises(ConfigError, match=r"there is no option --xyzzy-q; --help-all lists all"):
-        parse(["--xyzzy-q", "1"], DEFAULT)
-
-
 # -- help -------------------------------------------------------------------------------------------------------------
 
 
@@ -246,27 +234,11 @@ def test_help_shows_at_most_40_options_and_full_help_180(name):
     assert all(len([one for one in every if one.startswith(f"policies.{agent}.")]) <= 60 for agent in agents)
 
 
-def test_every_option_of_the_short_help_is_explained():
-    text = short_help(real(), "usage: ...", {})
-    for line in text.splitlines():
-        if line.startswith("  --"):
-            assert len(line.split(maxsplit=2)) == 3 or line.endswith("environment"), f"no explanation: {line!r}"
-
-
 def test_dependent_values_may_be_given_in_any_order():
     tasks, weights = ["--env.tasks", '[{"size": 5}, {"size": 9}]'], ["--env.task-weights", "3,1"]
     for words in ([*tasks, *weights], [*weights, *tasks]):
         env = parse(words, real()).experiment.env
         assert env.tasks == ({"size": 5}, {"size": 9}) and env.task_weights == (3.0, 1.0)
-
-
-def test_the_full_help_has_every_option_once():
-    names = [line.split()[0] for line in full_help(real()).splitlines() if line.startswith("  --")]
-    assert len(names) == len(set(names)) > 80
-    assert {"--agent.network.torso", "--learner.memory-share", "--env.atari.stack", "--seeds"} <= set(names)
-    titles = [line for line in full_help(real()).splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles[:2] == ["how long:", "data:"] and "actor (how actors work):" in titles
-    assert len(titles) == len(set(titles)) and max(map(len, titles)) <= 80
 
 
 @pytest.mark.parametrize(
@@ -282,19 +254,6 @@ def test_what_only_python_sets_is_refused_with_the_way(words, hint):
     with pytest.raises(ConfigError) as refused:
         parse(words.split(), real())
     assert str(refused.value).startswith(f"there is no option {words.split()[0]}") and hint in str(refused.value)
-
-
-def test_plan_takes_a_file_to_draw():
-    assert parse(["--plan", "graph.svg"], DEFAULT).run == RunOptions(plan=True, plan_file="graph.svg")
-
-
-def test_the_full_help_shows_whole_texts_at_the_width_of_the_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    text = full_help(real())
-    assert max(map(len, text.splitlines())) <= 80
-    joined = " ".join(text.split())
-    missing = [o.name for o in offered_options(real()).values() if o.text[1:] not in joined]
-    assert not missing, "texts are cut off"
 
 
 def test_every_option_is_explained():
@@ -342,13 +301,6 @@ def test_the_experiment_is_made_once_for_all_options(monkeypatch: pytest.MonkeyP
     line = parse(words.split(), DEFAULT)
     assert sorted(made) == ["AgentConfig", "LearnerConfig", "NetConfig", "RunOptions"]
     assert line.experiment.agent.network.core == "gru" and line.experiment.num_actors == 2 and line.run.resume == "one"
-
-
-def test_an_option_of_another_algorithm_names_it() -> None:
-    with pytest.raises(
-        ConfigError, match=r"--tau: the algorithm of this experiment has none; .*sac, td3.* as --agent.tau"
-    ):
-        parse(["--tau", "0.1"], real())
 
 
 def test_environment_options_of_an_evaluation():

@@ -20,7 +20,7 @@ import pytest
 
 from jsrl import __main__ as entry
 from jsrl import extras
-from jsrl.cli import doctor, experiments, main, report
+from jsrl.cli import doctor, experiments, main
 from jsrl.envs.make import _REGISTERED_BY
 from jsrl.envs.rendering import DRAWN_WITH
 from jsrl.extras import install_command
@@ -99,18 +99,6 @@ def test_closed_pipe_ends_a_command_without_traceback():
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-def test_closed_pipe_is_no_error_of_a_report(monkeypatch):
-    def print_to_nobody(*args, file=None):
-        if file is None:
-            raise BrokenPipeError
-
-    monkeypatch.setattr(report, "load_runs", lambda names, folder: [])
-    monkeypatch.setattr(report, "write_marl_eval", lambda runs, path: "text")
-    monkeypatch.setattr("builtins.print", print_to_nobody)
-    with pytest.raises(BrokenPipeError):  # which main.main takes for `jsrl report | head`
-        report.main(["x", "--marl-eval", "there.json"])
-
-
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
 def test_a_command_works_with_a_closed_stream(closed, monkeypatch):
     monkeypatch.setattr(sys, closed, None)
@@ -135,15 +123,6 @@ def test_a_deleted_working_directory_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "gone").rmdir()
     assert main.main(["list"]) == 2
     assert capsys.readouterr().err == "ConfigError: the working directory was deleted; go to another one.\n"
-
-
-def test_interrupted_loading_ends_without_traceback(monkeypatch, capsys):
-    def load(command):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(main, "load", load)
-    assert main.main(["list"]) == 130
-    assert capsys.readouterr().err == "\ninterrupted\n"
 
 
 def test_interrupted_import_of_the_command_line_ends_without_traceback(monkeypatch, capsys):
@@ -171,20 +150,6 @@ def test_interrupt_that_a_destructor_drops_is_sent_again(monkeypatch, capsys):
     assert main.main(["list"]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
     assert sys.unraisablehook is before
-
-
-def test_loading_message_goes_only_to_terminals(monkeypatch, capsys):
-    assert main.main(["list"]) == 0 and capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert main.main(["list"]) == 0
-    assert capsys.readouterr().err == f"{main.LOADING}\r{' ' * len(main.LOADING)}\r"
-
-
-def test_loading_message_stays_until_the_first_output(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert main.main(["run", "ppo_cartpole", "--plan"]) == 0
-    said = [text for text in capsys.readouterr().err.split("\r") if text.strip()]
-    assert said == [main.LOADING, "loading ppo_cartpole ...", "loading ppo_cartpole ...", main.LOADING]
 
 
 @pytest.mark.parametrize(
@@ -240,17 +205,6 @@ def test_invalid_config_file_is_reported_in_one_sentence(folder, text, sentence,
     assert main.main(["list"]) == 0 and "wrong" in capsys.readouterr().out
 
 
-@pytest.mark.nightly
-def test_the_command_runs_a_config_of_the_working_directory_in_processes(folder):
-    words = "mine --placement inline --total-env-steps 64 --rollout-length 8 --num-envs 4 --agent.num-minibatches 1 "
-    words += "--evaluator.enabled false --display plain --runs-dir out"
-    command = [sys.executable, "-m", "jsrl", "run", *words.split()]
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len(list((folder / "out").glob("ppo/*/report.html"))) == 1
-
-
 # -- doctor -----------------------------------------------------------------------------------------------------------
 
 
@@ -261,22 +215,6 @@ def test_doctor_names_missing_packages_and_the_install_command(monkeypatch, caps
     text = capsys.readouterr().out
     assert "no things of nothing (no_such_module not installed)" in text and install_command("nothing") in text
     assert "BAD  /dev/shm cannot be written\n       -> give every run --transport zeromq" in text
-
-
-@pytest.mark.slow
-def test_doctor_asks_jax_whether_it_uses_the_gpus(monkeypatch):
-    monkeypatch.setattr(doctor, "hardware_facts", lambda: {"accelerators": ["NVIDIA H100"]})
-    plugin = types.SimpleNamespace(metadata={"Name": "jax-cuda12-plugin"})
-    monkeypatch.setattr(doctor.importlib.metadata, "distributions", lambda: [plugin])
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    (finding,) = doctor.accelerators()
-    assert finding.state == "note" and "jax does not use them: its backend is cpu" in finding.text
-
-
-def test_doctor_passes_over_a_package_that_is_half_removed(monkeypatch, tmp_path):
-    (tmp_path / "~umpy-2.0.dist-info").mkdir()  # pip was interrupted
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert [finding.state for finding in doctor.accelerators()]
 
 
 def test_doctor_detects_another_installed_jsrl(monkeypatch, tmp_path):
@@ -337,18 +275,6 @@ def test_new_project_of_a_path_goes_there_and_has_the_name_of_its_last_folder(
     assert capsys.readouterr().out.rstrip().endswith(" run x")
     assert (here / folder / "configs" / "x.py").is_file()
     assert "from configs.x import config" in (here / folder / "test_project.py").read_text()
-
-
-def test_new_project_prints_next_steps_even_if_jsrl_is_not_on_path(tmp_path, monkeypatch, capsys):
-    for name, path in (("a", str(Path(sys.executable).parent)), ("b", str(tmp_path))):
-        monkeypatch.setenv("PATH", path)
-        main.main(["new", str(tmp_path / name)])
-    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
-    assert second.endswith(f"/b && {sys.executable} -m jsrl run b")
-    main.main(["new", str(tmp_path / "my projects" / "c")])
-    assert f"Next: cd '{tmp_path}/my projects/c' && " in capsys.readouterr().out
-    if (Path(sys.executable).parent / "jsrl").exists():
-        assert first.endswith("/a && jsrl run a")
 
 
 @pytest.mark.slow

@@ -45,22 +45,6 @@ def test_an_option_with_one_that_it_needs_is_accepted(name, need):
     check_needs(command_line.parse(words, load("ppo_cartpole")))
 
 
-@pytest.mark.parametrize("words", ["", "--placement inline --tune"])
-def test_a_placement_that_is_chosen_later_may_have_servers(words):
-    check_needs(command_line.parse(["--inference.device", "gpu:0", *words.split()], load("ppo_cartpole")))
-
-
-@pytest.mark.parametrize("words", ["--num-hosts 2", "--compress", "--keep-here inference"])
-def test_an_array_of_seeds_has_no_other_hosts(words, capsys):
-    assert run.main(["ppo_cartpole", "--seeds", "0-3", "--launcher", "slurm", "--print", *words.split()]) == 2
-    assert "--launcher slurm without --seeds" in capsys.readouterr().err
-
-
-def test_named_hosts_are_not_counted_as_well(capsys):
-    assert run.main(["ppo_cartpole", "--listen", "127.0.0.1", "--hosts", "a,b", "--num-hosts", "5"]) == 2
-    assert "--hosts a,b names the hosts; leave out --num-hosts" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [["--run-name", "b"], ["--overwrite"]])
 def test_options_of_a_new_run_are_refused_with_resume(words):
     asked = command_line.parse(["--resume", "a", *words], load("ppo_cartpole"))

@@ -15,7 +15,7 @@ from jsrl.cli.experiments import load
 from jsrl.cli.seeds import parse_seeds
 from jsrl.control.processes.launcher import Local
 from jsrl.control.result import Result
-from jsrl.errors import ConfigError, RecordingError, SpecMismatch
+from jsrl.errors import ConfigError
 from jsrl.graph.graph_file import write_graph
 from jsrl.graph.plan import make_plan
 from jsrl.references.reference import to_json
@@ -43,36 +43,6 @@ def test_help_works_at_any_position(words, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert 30 <= sum(line.startswith("  --") for line in lines) <= 40
     assert any(line.startswith("  --agent.learning-rate") for line in lines)
-
-
-def test_long_help_has_the_remaining_options(capsys):
-    assert run.main(["ppo", "--help-all"]) == 0
-    assert "--env.atari.stack" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["ppo_cartpol"], "there is no experiment 'ppo_cartpol'; did you mean ppo_cartpole?"),
-        (["--seed", "3", "ppo_cartpol"], "there is no experiment 'ppo_cartpol'; did you mean ppo_cartpole?"),
-        (["xyzzy"], "there is no experiment 'xyzzy'; there are: bc, chase, ddpg"),
-        (["ppo", "--n_steps", "5"], "here it is called --rollout-length"),
-        (["ppo", "--num-actors", "3", "--num-envs", "16"], "cannot be split into 3 equal groups"),
-        (["ppo", "--seeds", "4-0"], "--seeds is '4-0', expected a range such as 0-4"),
-        (["ppo", "--seeds", "x"], "--seeds is 'x'"),
-        (["PPO"], "did you mean ppo?"),
-        (["--resume"], "--resume needs a run"),
-        (["ppo", "--resume", "one"], "leave out the name ppo: `jsrl run --resume one`"),
-        (["--resume", "no-such-run"], "no-such-run"),
-    ],
-)
-def test_invalid_commands_print_one_sentence_and_exit_2(words, sentence, capsys):
-    assert run.main(words) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("ConfigError: ")
-    assert said.err.count("\n") == 1
-    assert sentence in said.err
 
 
 @pytest.mark.parametrize(
@@ -141,16 +111,6 @@ def test_a_wrong_field_in_a_config_file_suggests_the_right_one(call, hint, tmp_p
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"mine.py, line 6: TypeError: .*{hint}"):
         load("mine")
-
-
-@pytest.mark.parametrize("error", [ConfigError, RecordingError, SpecMismatch])
-def test_a_refused_run_exits_with_2(error, monkeypatch, capsys):
-    def refuse(args, hooks):
-        raise error("no")
-
-    monkeypatch.setattr(run, "command", refuse)
-    assert run.main(["bc"]) == 2
-    assert capsys.readouterr().err == f"{error.__name__}: no\n"
 
 
 def test_a_run_without_its_final_snapshot_exits_with_1(tmp_path, monkeypatch, capsys):

@@ -184,24 +184,12 @@ def test_refusal_of_hidden_runs_is_shown(set_outcomes, capsys):
     assert capsys.readouterr().err == "seed 0 failed: ConfigError: refused\n"
 
 
-def test_folder_that_cannot_be_written_is_named(set_outcomes, capsys):
-    Path("runs").touch()
-    assert main.main(["run", *WORDS, "--seeds", "0-1"]) == 2
-    assert "cannot be written (Not a directory); choose another place with --runs-dir" in capsys.readouterr().err
-
-
 def test_folder_of_other_files_is_not_overwritten(set_outcomes, capsys):
     notes = Path("runs/ppo/x/notes.txt")
     notes.parent.mkdir(parents=True)
     notes.touch()
     assert main.main(["run", *WORDS, "--seeds", "0-1", "--overwrite"]) == 2 and notes.exists()
     assert "is neither a run nor a group of runs" in capsys.readouterr().err
-
-
-def test_group_of_an_experiment_that_is_not_here_is_refused(set_outcomes, capsys):
-    Group(Path("runs/mine/x"), "mine", (), (0, 1)).write()
-    assert main.main(["run", "--resume", "x"]) == 2
-    assert "there is no experiment 'mine' here; go to the folder that has configs/mine.py" in capsys.readouterr().err
 
 
 def test_overwriting_a_group_deletes_its_runs(set_outcomes):

@@ -95,24 +95,6 @@ def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
     assert "no speed of the calibrated cores; calibrate again" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--restart-s", "-1"], "--restart-s is -1; it must be at least 0 and finite"),
-        (["--deaths-per-hour", "-1"], "--deaths-per-hour is -1"),
-        (["--fan-out", "-1"], "--fan-out is -1"),
-        (["--seconds", "inf"], "--seconds is inf"),
-        (["--graph", "m:edit"], "there is no option --graph"),
-        (["--page", "none/page.html"], "make it, or give another file with --page"),
-        (["--calibrate", "--times", "none/times.json"], "make it, or give another file with --times"),
-        (["--placement", "inline", "--learner.num-ranks", "2"], "leave out --learner.num-ranks and --learner.split"),
-    ],
-)
-def test_options_that_the_model_cannot_follow_are_refused(files: Path, words: list[str], sentence: str, capsys):
-    assert main([*([] if "--calibrate" in words else ["hosts.json"]), "impala", "--num-actors", "4", *words]) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def test_core_speed_compares_this_machine_with_the_calibrated_one(files: Path, capsys):
     msgspec.structs.replace(TIMES, machine={"loop_s": loop_s()}).save(files / "times-impala.json")
     assert main(["--core-speed", "impala"]) == 0

@@ -11,7 +11,6 @@ import jsrl
 from jsrl.cli.command_line import parse
 from jsrl.cli.experiments import load
 from jsrl.cli.tuned import applied, listing, rows, with_settings
-from jsrl.errors import ConfigError
 from jsrl.types import Continuous
 
 
@@ -69,13 +68,6 @@ def test_an_experiment_of_the_user_with_an_algorithms_name_is_left_alone(tmp_pat
     monkeypatch.chdir(tmp_path)
     e, line = settings("--env.id Pendulum-v1")
     assert line == "" and e.agent.gamma == 0.3
-
-
-def test_unknown_rows_name_those_that_there_are() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no tuned settings of td3 for CartPole-v1; there are: MountainCarContinuous-v0, "
-    ):
-        jsrl.tuned("td3", "CartPole-v1")
 
 
 def test_the_list_has_commands_that_give_the_same() -> None:

@@ -22,7 +22,7 @@ def walk(config: EnvConfig, seed: int, steps: int, num_envs: int = 3, group: int
             steps_seen.append(
                 step._replace(observation=map_tree(np.array, step.observation), is_first=step.is_first.copy())
             )
-            step = env.step(random_actions(env.spec, step.observation, rng))
+            step = env.step(random_actions(env, step.observation, rng))
     finally:
         env.close()
     return steps_seen
@@ -56,12 +56,12 @@ def test_a_second_reset_drops_the_open_episodes(config):
     env, rng = make(config, 2, 3), np.random.default_rng(0)
     step = env.reset()
     for _ in range(3):
-        step = env.step(random_actions(env.spec, step.observation, rng))
+        step = env.step(random_actions(env, step.observation, rng))
     step = env.reset()
     assert step.is_first.all() and not step.reward.any() and step.episodes == []
     lengths = np.zeros(2, int)
     for _ in range(60):
-        step = env.step(random_actions(env.spec, step.observation, rng))
+        step = env.step(random_actions(env, step.observation, rng))
         lengths += ~step.is_first
         for episode in step.episodes:
             assert episode.length == lengths[episode.slot]

@@ -209,7 +209,7 @@ def test_ctrl_c_while_hooks_are_awaited_keeps_the_result(monkeypatch):
     def finish():
         raise KeyboardInterrupt
 
-    plan = SimpleNamespace(experiment=SimpleNamespace(where=SimpleNamespace(has_processes=False)))
+    plan = SimpleNamespace(experiment=SimpleNamespace(where=SimpleNamespace(processes=False)))
     session = SimpleNamespace(begin=lambda: None, finish=finish)
     monkeypatch.setattr(run, "part_of_run", lambda name: lambda *_: SimpleNamespace(run=lambda: "result"))
     assert run.train(plan, session, None) == "result"

@@ -10,7 +10,7 @@ import pytest
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_joint_actions
+from jsrl.envs.random_play import random_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat
 
@@ -20,7 +20,7 @@ RED_AND_BLUE = {"a_[01]": "red", "a_[23]": "blue"}
 
 def random_step(game, step, rng):
     """Step a game with random legal actions."""
-    return game.step(random_joint_actions(game, step.observation, rng))
+    return game.step(random_actions(game, step.observation, rng))
 
 
 def episodes_of(game, wanted: int):

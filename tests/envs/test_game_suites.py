@@ -10,7 +10,7 @@ import pytest
 from jsrl.envs.adapters import pettingzoo
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import import_modules, make, make_game, make_spec
-from jsrl.envs.random_play import random_joint_actions
+from jsrl.envs.random_play import random_actions
 from jsrl.errors import EnvironmentFault, MissingExtra
 from tests.envs.seat_games import ParallelGame
 from tests.marks import nightly, slow
@@ -84,7 +84,7 @@ def play(config: EnvConfig, warn=None) -> list:
     game = make(config, 2, 0, groups={"all": ("a_0", "a_1", "a_2", "a_3")}, warn=warn)
     rng, step, seen = np.random.default_rng(0), game.reset(), []
     for _ in range(40):
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
         seen.append((step.is_first.copy(), step.reward.copy(), step.discount.copy()))
     game.close()
     return seen

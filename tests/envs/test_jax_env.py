@@ -92,6 +92,8 @@ def test_check_env_checks_it_and_mistakes_are_named() -> None:
         ConfigError, match=r"env.backend=jax made OrderedDict; expected an environment with spec, reset"
     ):
         make_env(EnvConfig("collections:OrderedDict", backend="jax"), 1, 0)
+    with pytest.raises(ConfigError, match=r"Climb' could not be made with kwargs \{'depth': 3\}: .*'depth'"):
+        make_env(EnvConfig(Climb, kwargs={"depth": 3}, backend="jax"), 1, 0)
 
 
 @pytest.mark.parametrize("placement", ["inline", "served"])

@@ -8,7 +8,7 @@ import pytest
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_joint_actions
+from jsrl.envs.random_play import random_actions
 from jsrl.errors import ConfigError
 
 NAME = "lbf:Foraging-5x5-2p-1f-v3"
@@ -31,7 +31,7 @@ def test_rewards_and_endings_are_those_of_the_environment() -> None:
     game = make_game(EnvConfig(NAME), 6, 0, groups={"all": ("agent_0", "agent_1")})
     rng, step, closed, left = np.random.default_rng(0), game.reset(), [], []
     for _ in range(220):
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
         for episode in step.episodes:
             env = game._envs[episode.slot]._env
             closed.append(episode)

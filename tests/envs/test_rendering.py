@@ -122,7 +122,7 @@ def test_environments_that_cannot_render_are_refused_at_once(name, why):
 
 
 def test_a_missing_renderer_names_the_extra(monkeypatch):
-    monkeypatch.setattr(rendering, "find_spec", lambda name: None)
+    monkeypatch.setattr("jsrl.extras.find_spec", lambda name: None)
     for name, extra in (("CartPole-v1", "video"), ("HalfCheetah-v5", "mujoco")):
         with pytest.raises(MissingExtra) as caught:
             check_rendered(EnvConfig(name))

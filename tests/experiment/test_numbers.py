@@ -44,7 +44,7 @@ def test_any_number_alone_and_any_two_that_agree_suit_every_experiment(name):
         for values in itertools.product(*(VALUES[n] for n in names)):
             changes = dict(zip(names, values, strict=True))
             given = {n.removeprefix("num_"): v for n, v in changes.items()}
-            if experiment.where.has_processes and contradict(**given):
+            if experiment.where.processes and contradict(**given):
                 with pytest.raises(ConfigError, match=r"; use num_.*, or num_"):
                     followed(experiment, changes, [n.replace("_", "-") for n in names])
                 continue

@@ -14,6 +14,7 @@ from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, ReplayConfig, VideoConfig
+from jsrl.experiment.placements import PLACEMENTS, Placement
 from jsrl.graph.check import check
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph, Link, WorkerNode, node
@@ -100,6 +101,26 @@ def test_clients_start_after_their_servers(values) -> None:
         others = [worker.name for worker, port, _ in graph.ends(stream.name) if not port.binds]
         for bound, other in ((a, b) for a in binding for b in others if not stream.feedback):
             assert names.index(bound) < names.index(other), (stream.name, bound, other)
+
+
+def test_an_added_placement_is_one_entry(monkeypatch) -> None:
+    monkeypatch.setitem(PLACEMENTS, "inline", Placement(trains=f"{HERE}:SPEAK", has_actors=False))
+    e = Experiment(PPOConfig(), num_envs=16, num_actors=4, placement="inline")
+    workers = {worker.kind: [link.port for link in worker.links] for worker in make_graph(e).workers}
+    assert workers == {f"{HERE}:SPEAK": ["params"], "evaluator": ["params"]}
+    assert e.actors == 1 and e.is_deterministic  # one program steps and learns
+
+
+def test_placement_says_what_carries_a_stream() -> None:
+    streams = Stream("samples", "samples"), Stream("ranks", "ranks"), Stream("params", "params", transport="mine:FILES")
+    ways = ("serial", "shared-memory"), ("inline", "shared-memory"), ("served", "zeromq")
+    found = [Experiment(placement=placement, transport=transport).where for placement, transport in ways]
+    assert [[where.channel(stream) for stream in streams] for where in found] == [
+        ["local", "local", "local"],
+        ["shared-memory", "zeromq", "mine:FILES"],
+        ["zeromq", "zeromq", "mine:FILES"],
+    ]
+    assert [where.shares_memory for where in found] == [False, True, False]
 
 
 def test_actors_share_servers_and_replays() -> None:

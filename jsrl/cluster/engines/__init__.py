@@ -1,1 +1,1 @@
-"""Runs over several hosts: the hosts' resources, and the assignment of workers to hosts."""
+"""Engines that start host agents: ssh, Slurm, Ray."""

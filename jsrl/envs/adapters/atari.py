@@ -16,8 +16,8 @@ from jsrl.envs.base import EnvStep, Episode
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import fault
 from jsrl.envs.rows import Metrics, Rows, slot_seeds
-from jsrl.errors import ConfigError, MissingExtra
-from jsrl.extras import install_command
+from jsrl.errors import ConfigError
+from jsrl.extras import import_extra
 from jsrl.references.importing import nearest
 from jsrl.types import Array, ArraySpec, Discrete, EnvSpec
 
@@ -30,11 +30,7 @@ def make_atari(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], gr
 
 def find_game(config: EnvConfig) -> str:
     """Return ale-py's name of the game of an id `ALE/...`."""
-    try:
-        import ale_py
-    except ImportError:
-        raise MissingExtra(f"environment {config.id!r} needs ale-py: {install_command('atari')}") from None
-    gymnasium.register_envs(ale_py)
+    gymnasium.register_envs(import_extra("ale_py", "atari", f"environment {config.id!r}"))
     spec = gymnasium.registry.get(config.id)
     if spec is None:
         known = [name for name in gymnasium.registry if name.startswith("ALE/")]

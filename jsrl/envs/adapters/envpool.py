@@ -17,7 +17,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.rows import slot_seeds
 from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, MissingExtra
-from jsrl.extras import install_command
+from jsrl.extras import import_extra
 from jsrl.references.importing import nearest
 
 MAX_CHANNELS = 16
@@ -25,10 +25,7 @@ MAX_CHANNELS = 16
 
 def make_pool(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0) -> GymVectorEnv:
     name = config.id.removeprefix("envpool:")
-    try:
-        import envpool
-    except ImportError:
-        raise MissingExtra(f"environment {config.id!r} needs EnvPool: {install_command('envpool')}") from None
+    envpool = import_extra("envpool", "envpool", f"environment {config.id!r}")
     known = envpool.list_all_envs()
     if name not in known:
         raise ConfigError(f"EnvPool has no environment {name!r}{nearest(name, known)}")

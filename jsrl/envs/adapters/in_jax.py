@@ -15,8 +15,8 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import advice_raised
 from jsrl.envs.rows import Rows, vector_seed
 from jsrl.envs.spaces import action_layout
-from jsrl.errors import ConfigError, MissingExtra
-from jsrl.extras import install_command
+from jsrl.errors import ConfigError
+from jsrl.extras import import_extra
 from jsrl.references.importing import import_target, nearest
 from jsrl.types import Array, ArraySpec, EnvSpec, Tree, map_tree, spread, to_environment
 
@@ -133,11 +133,8 @@ class Gymnax:
     """An environment of gymnax; its own automatic reset is not used, so that truncations keep their last observation."""
 
     def __init__(self, config: EnvConfig) -> None:
-        try:
-            import gymnax
-            from gymnax.environments.spaces import gymnax_space_to_gym_space
-        except ImportError as error:
-            raise MissingExtra(f"{config.id!r} needs the package gymnax; {install_command('gymnax')}.") from error
+        modules = ("gymnax", "gymnax.environments.spaces")
+        gymnax, spaces = (import_extra(module, "gymnax", f"environment {config.id!r}") for module in modules)
         name = config.id.partition(":")[2]
         if name not in gymnax.registered_envs:
             raise ConfigError(f"gymnax has no environment {name!r}{nearest(name, gymnax.registered_envs)}")
@@ -146,7 +143,7 @@ class Gymnax:
         if unknown:
             raise ConfigError(f"env.kwargs has {unknown[0]!r}; the parameters of {name} are {', '.join(vars(params))}.")
         self._params = params.replace(**config.kwargs)
-        space = gymnax_space_to_gym_space(self._env.action_space(self._params))
+        space = spaces.gymnax_space_to_gym_space(self._env.action_space(self._params))
         self._shape, layout = space.shape, action_layout(space, config.id, config.action_transform)
         observation, _ = jax.eval_shape(self._env.reset_env, jax.random.key(0), self._params)
         self.spec = EnvSpec(jax.tree.map(lambda x: ArraySpec(x.shape, str(x.dtype)), observation), layout.spec)

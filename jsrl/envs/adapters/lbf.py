@@ -16,8 +16,8 @@ from gymnasium import spaces
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.games.played import EnvState, SeatSpaces
-from jsrl.errors import ConfigError, MissingExtra
-from jsrl.extras import install_command
+from jsrl.errors import ConfigError
+from jsrl.extras import import_extra
 from jsrl.references.importing import nearest
 
 
@@ -40,12 +40,7 @@ def make_lbf(
 
 
 def import_lbf(config: EnvConfig) -> None:
-    try:
-        import lbforaging  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            f"environment {config.id!r} needs lbforaging ({error}): {install_command('games')}"
-        ) from error
+    import_extra("lbforaging", "games", f"environment {config.id!r}")
 
 
 class Foraging:

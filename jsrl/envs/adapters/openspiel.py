@@ -19,8 +19,8 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.games.played import EnvState, SeatSpaces
 from jsrl.envs.spaces import MASK_KEY
-from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
-from jsrl.extras import install_command
+from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.extras import import_extra
 from jsrl.references.importing import nearest
 
 TENSORS = ("information", "observation")
@@ -55,13 +55,7 @@ def make_openspiel(
 
 
 def import_openspiel(config: EnvConfig) -> Any:
-    try:
-        import pyspiel
-    except ImportError as error:
-        raise MissingExtra(
-            f"environment {config.id!r} needs open_spiel ({error}): {install_command('openspiel')}"
-        ) from error
-    return pyspiel
+    return import_extra("pyspiel", "openspiel", f"environment {config.id!r}")
 
 
 class SpielGame:

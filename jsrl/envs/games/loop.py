@@ -10,11 +10,11 @@ import numpy as np
 
 from jsrl.envs.base import GameStep, options_of_task
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import ADVICE_SPACE, advice_raised, close_quietly, describe, fault, in_making
+from jsrl.envs.faults import ADVICE_SPACE, advice_raised, describe, fault, in_making
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.played import EnvState, PlayedGame, SeatSpaces
 from jsrl.envs.games.rows import GameRows
-from jsrl.envs.repair import SlotRepairs
+from jsrl.envs.repair import SingleEnvs
 from jsrl.envs.rows import metric_value, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, allowed_choices, choice_starts
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError
@@ -89,7 +89,7 @@ class SeatReader:
         return slots & ~allowed_choices(self._tree[MASK_KEY], self._choices).all(axis=1)
 
 
-class SyncVectorGame(SlotRepairs):
+class SyncVectorGame(SingleEnvs):
     """B single environments with seats behind the vector protocol; each has its own seed.
 
     Args:
@@ -108,13 +108,9 @@ class SyncVectorGame(SlotRepairs):
         *,
         death: Literal["ends", "team"] = "ends",
     ):
-        self.num_envs = num_envs
-        self._tasks, self._last_tasks = {}, {}
-        self._seeds, self._reseeds = slot_seeds(seed, group, num_envs), config.reseed_episodes
-        self._factory = partial(_made, factory, config)
-        self._config, self._envs, self._started, self._at = config, list[PlayedGame](), False, 0
+        super().__init__(partial(_made, factory, config), config, num_envs, seed, group)
+        self._config = config
         try:
-            self._envs.extend(self._factory() for _ in range(num_envs))
             self._read_spaces(death)
             self._groups = SeatGroups(self.spec, groups)
         except BaseException:
@@ -174,10 +170,6 @@ class SyncVectorGame(SlotRepairs):
         self._started = True
         return self._masked(step)
 
-    def _open_slots(self, begin: int) -> None:
-        for slot in range(begin, self.num_envs):
-            self._open(slot)
-
     def _opened(self) -> GameStep:
         return self._rows.opened(self._tree, state=self._state, present=self._present, turns=self._turns)
 
@@ -216,18 +208,11 @@ class SyncVectorGame(SlotRepairs):
             raise ConfigError(f"environment {describe(self._config.id)} takes no tasks: its reset has no options.")
         self._tasks |= given
 
-    def where(self) -> str:
-        """Return which slot is stepping or resetting, and its position in the episode; other threads may call it."""
-        return self._rows.where(self._at)
-
     def _open(self, slot: int, seed: int | None = None) -> None:
         """Reset one environment (a replaced one with its new seed) and write its first observations."""
         self._at = slot
         opening, options = self._opening if slot == 0 else None, self._options(slot, replaced=seed is not None)
-        if not self._started:
-            seed = self._seeds[slot]
-        if self._reseeds:
-            seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
+        seed = self._seed_of(slot, seed)
         if opening is not None:
             self._opening = None
         if opening is not None and options is None:
@@ -311,11 +296,6 @@ class SyncVectorGame(SlotRepairs):
                 slot, name = int(np.flatnonzero(shut & ~over)[0]), reader.seat.name
                 raise self._rows.fault(slot, f"lets seat {name!r} act but allows no action", "Expected a 1 in its mask")
         return step
-
-    def close(self) -> None:
-        envs, self._envs = self._envs, []
-        for env in envs:
-            close_quietly(env)
 
     def __repr__(self) -> str:
         return f"SyncVectorGame({describe(self._config.id)}, num_envs={self.num_envs})"

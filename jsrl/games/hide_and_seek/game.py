@@ -14,7 +14,7 @@ from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
-from jsrl.extras import install_command
+from jsrl.extras import import_extra, install_command
 from jsrl.games.hide_and_seek import rules
 from jsrl.games.hide_and_seek.hands import Hands
 from jsrl.games.hide_and_seek.layouts import draw_layout
@@ -233,13 +233,10 @@ def make_hide_and_seek(
 
 
 def import_mujoco(config: EnvConfig) -> None:
-    command = install_command("hide-and-seek")
-    try:
-        import mujoco
-    except ImportError as error:
-        raise MissingExtra(f"environment {config.id!r} needs MuJoCo ({error}): {command}") from error
+    mujoco = import_extra("mujoco", "hide-and-seek", f"environment {config.id!r}")
     if tuple(int(part) for part in mujoco.__version__.split(".")[:2]) < LEAST_MUJOCO:
         least = ".".join(map(str, LEAST_MUJOCO))
         raise MissingExtra(
-            f"environment {config.id!r} needs MuJoCo {least} or newer; {mujoco.__version__} is installed: {command}"
+            f"environment {config.id!r} needs MuJoCo {least} or newer; {mujoco.__version__} is installed: "
+            f"{install_command('hide-and-seek')}"
         )

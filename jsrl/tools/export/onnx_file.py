@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.errors import ExportError, MissingExtra
-from jsrl.extras import install_command
+from jsrl.errors import ExportError
+from jsrl.extras import import_extra
 from jsrl.tools.export.function import PolicyFunction
 from jsrl.tools.export.program import Program
 
@@ -25,10 +25,7 @@ def model(function: PolicyFunction, program: Program) -> bytes:
     Raises:
       MissingExtra: onnx is not installed. ExportError: the model is not valid.
     """
-    try:
-        import onnx
-    except ImportError as error:
-        raise MissingExtra(f"ONNX files need the package onnx; install it: {install_command('onnx')}") from error
+    onnx = import_extra("onnx", "onnx", "an ONNX file")
 
     def kind(dtype: str) -> int:
         return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))

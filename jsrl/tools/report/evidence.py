@@ -27,14 +27,14 @@ class RunSetup:
     """The facts of an experiment and its machine that advice depends on.
 
     Attributes:
-      placement: as in the experiment. cores: that the run may use. actors, ring: processes, and groups in each.
+      processes: workers have processes of their own. cores: that it may use. actors, ring: processes, and groups in each.
       servers: inference servers. synchronous: max_policy_lag is 0. zeromq: rows go over sockets on one machine.
       accelerators: on this machine. more_actors: larger numbers of actors that divide the groups, ascending.
       more_groups: the next valid number of groups, None: there is none. recorded: a recording is read, without actors.
       options: names of the run's options. hosts: of actors, other than the learner's.
     """
 
-    placement: str = "served"
+    processes: bool = True
     cores: int = 1
     actors: int = 1
     ring: int = 1
@@ -164,6 +164,6 @@ def find_bottleneck(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterab
     e = gather(metrics, facts, kinds)
     if LEARNER not in e.shares or (ACTOR not in e.shares and not facts.recorded):
         return Bottleneck("unknown", "There are too few measurements to say what limits this run.")
-    if facts.placement == "serial":
+    if not facts.processes:
         return Bottleneck("serial", _serial_text(e))
     return Bottleneck(*import_target(VERDICT)(e))

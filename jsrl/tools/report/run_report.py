@@ -16,6 +16,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
+from jsrl.experiment.placements import PLACEMENTS, Placement
 from jsrl.graph.graph_file import kinds_of, plain_graph, workers_of
 from jsrl.graph.policies import folder_of
 from jsrl.intervals import WIN_RATE, score_of, score_title
@@ -182,7 +183,7 @@ def make_report(folder: RunFolder) -> RunReport:
         means |= {f"{policy}/{name}": value for name, value in own_means.items()} if policy else own_means
         found_rates |= {_of(name, policy): value for name, value in rates(own, lines, own_means).items()}
     workers = worker_times(means, folder.path)
-    if facts.placement == "serial":
+    if not facts.processes:
         bottlenecks = dict.fromkeys(bottlenecks, find_bottleneck(of_process(workers), facts, kinds))
     hops = _hops(folder.path, result)
     files = ["result.json", "metrics.jsonl", "experiment.json", "environment.json", "trace.json", "report.txt"]
@@ -417,20 +418,20 @@ def facts_of(
     hardware = environment.get("hardware", {})
     cores, accelerators = int(hardware.get("cores", 1)), len(hardware.get("accelerators", ()))
     if experiment is None:
-        placement = str(options.get("placement", RunSetup.placement))
-        return RunSetup(placement, cores, accelerators=accelerators, options=frozenset(options))
+        placement = PLACEMENTS.get(str(options.get("placement")), Placement())
+        return RunSetup(placement.processes, cores, accelerators=accelerators, options=frozenset(options))
     e = experiment
     most = min(MOST_ACTORS, max(2 * cores, 4 * e.actors))
-    actors = range(e.actors + 1, most + 1) if e.placement != "serial" else ()
+    actors = range(e.actors + 1, most + 1) if e.where.processes else ()
     groups = [n * e.groups for n in range(2, MOST_GROUPS + 1)]
     return RunSetup(
-        placement=e.placement,
+        processes=e.where.processes,
         cores=cores,
         actors=e.actors,
         ring=e.ring,
         servers=e.num_inference_servers,
         synchronous=e.max_policy_lag == 0,
-        zeromq=e.uses_zeromq,
+        zeromq=e.where.uses_zeromq,
         accelerators=accelerators,
         more_actors=tuple(n for n in actors if _works(e, num_actors=n)),
         more_groups=next((n for n in groups if _works(e, num_groups=n)), None),

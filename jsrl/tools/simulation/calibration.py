@@ -17,7 +17,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.experiment import PLACEMENTS, PlacementKind
+from jsrl.experiment.placements import PLACEMENTS, PlacementName
 from jsrl.graph.graph_file import saved_experiment
 from jsrl.graph.machine import accelerators
 from jsrl.services.runs.limits import usable_cores
@@ -42,8 +42,8 @@ from jsrl.tools.tuning.trial import Limits, measure
 MOST_ACTORS = 4
 NO_PARAMS = ParamsTimes()
 USUAL_HOP_S = 1e-4  # if no run shows it
-INLINE: PlacementKind = "inline"
-SERVED: PlacementKind = "served"
+INLINE: PlacementName = "inline"
+SERVED: PlacementName = "served"
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +93,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Variant:
     """One run of a calibration."""
 
-    placement: PlacementKind
+    placement: PlacementName
     far: bool
     experiment: Experiment
 
@@ -114,7 +114,7 @@ def updating_sizes(experiment: Experiment) -> list[int]:
     return sorted({max(1, experiment.batch_columns // 4), experiment.batch_columns, 4 * experiment.batch_columns})
 
 
-def variants(experiment: Experiment, placements: Sequence[PlacementKind]) -> list[Variant]:
+def variants(experiment: Experiment, placements: Sequence[PlacementName]) -> list[Variant]:
     """Return the runs of a calibration: for each placement and transport one with 1 actor and one with up to 4.
 
     The first of both has a quarter of the environments, if they can be divided so, in one group: then sizes of groups and
@@ -168,7 +168,7 @@ def _replaced(experiment: Experiment, **fields: Any) -> Experiment | None:
 
 def calibrate(
     experiment: Experiment,
-    placements: Sequence[PlacementKind] = (INLINE, SERVED),
+    placements: Sequence[PlacementName] = (INLINE, SERVED),
     *,
     seconds: float = 6.0,
     notify: Callable[[str], None] = lambda line: None,
@@ -179,7 +179,7 @@ def calibrate(
       experiment: to simulate. placements: of the runs, each with shared memory and with TCP and keys.
       seconds: measured per run. notify: shows a line about each.
     """
-    if wrong := [placement for placement in placements if not PLACEMENTS[placement].has_processes]:
+    if wrong := [placement for placement in placements if not PLACEMENTS[placement].processes]:
         raise ConfigError(
             f"a {wrong[0]} run is one process, which shows no waits; calibrate with inline, served or apart."
         )
@@ -193,9 +193,7 @@ def calibrate(
     env = time_environments(experiment, [run.experiment.group_size for run in runs])
     notify(f"environments: {_text(env.step)} on a core, {_text(env.step_idle)} asleep, for each step of a group")
     acting = (
-        time_acting(experiment, acting_sizes(experiment))
-        if any(run.experiment.where.has_servers for run in runs)
-        else []
+        time_acting(experiment, acting_sizes(experiment)) if any(run.experiment.where.serves for run in runs) else []
     )
     updates = time_updates(experiment, updating_sizes(experiment)) if experiment.buffer is None else []
     found = []
@@ -229,7 +227,7 @@ def measured(run: Variant, speed: Trial) -> Measured:
     made = means.get("actor/env_steps_per_s", speed.env_steps_per_s)
     rows = means.get("inference/batch_rows_mean", 0.0)
     return Measured(
-        SERVED if e.where.has_servers else INLINE,
+        SERVED if e.where.serves else INLINE,
         run.far,
         e.actors,
         e.ring,
@@ -258,7 +256,7 @@ def from_run(run: str, runs_dir: str) -> ServiceTimes:
     """
     folder = RunFolder.open(run, runs_dir)
     experiment = saved_experiment(folder)
-    if not experiment.where.has_processes:
+    if not experiment.where.processes:
         raise ConfigError(f"{folder.path} was serial: one process shows no waits; take a run with actors.")
     columns = read_metrics(folder.metrics_path)
     lines = len(columns.get("wall_s", ()))

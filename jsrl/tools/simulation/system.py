@@ -101,7 +101,7 @@ def lay_out_on(experiment: Experiment, hosts: Sequence[HostFacts], place: Placin
     Args:
       experiment: with `auto` decided. hosts: the first one is that of the controller. place: assigns workers to hosts.
     """
-    if not experiment.where.has_processes:
+    if not experiment.where.processes:
         raise ConfigError(
             "this run cannot be simulated: a serial run is one process; choose --placement inline or served."
         )
@@ -154,7 +154,7 @@ def system_of(plan: Plan, layout: Layout) -> System:
 
 def _devices(e: Experiment, host: HostFacts, serves: bool) -> int:
     """Return how many accelerators of its host the learner divides a batch among; serves: a server is there too."""
-    taken = 1 if serves and e.where.servers_alone and host.gpus > 1 else 0
+    taken = 1 if serves and e.where.serves_alone and host.gpus > 1 else 0
     number = e.learner.num_devices or max(1, host.gpus - taken)
     while e.batch_columns % number:
         number -= 1

@@ -15,9 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jsrl.envs.base import VectorEnv
 from jsrl.envs.make import make, make_spec
-from jsrl.envs.random_play import random_actions, random_joint_actions
+from jsrl.envs.random_play import random_actions
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
@@ -27,7 +26,7 @@ from jsrl.tools.simulation.times import Cost, EnvTimes, ParamsTimes, Updates, fi
 from jsrl.transport.base import Request
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.transports import bind_params, connect_params
-from jsrl.types import EnvSpec, GameSpec, Trajectory, Tree, make_version, map_tree, spec_for_one, with_columns, zeros
+from jsrl.types import EnvSpec, Trajectory, make_version, map_tree, spec_for_one, with_columns, zeros
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.learner.build_updater import checked, learner_devices, own_update
 from jsrl.workers.learner.updaters import OwnUpdate
@@ -210,14 +209,13 @@ def time_environments(experiment: Experiment, sizes: list[int], seconds: float =
 
 def _time_steps(experiment: Experiment, size: int, seconds: float) -> Steps:
     env: Any = make(experiment.env, size, seed=experiment.seed, group=0)
-    draw = random_joint_actions if isinstance(env.spec, GameSpec) else _random_actions
     rng = np.random.default_rng(experiment.seed)
     rows: list[tuple[int, float, float]] = []
     try:
         latest = env.reset()
         until = time.perf_counter() + seconds
         while time.perf_counter() < until or len(rows) <= _FEWEST:
-            action = draw(env, latest.observation, rng)
+            action = random_actions(env, latest.observation, rng)
             wall_s, cpu_s = time.perf_counter(), time.thread_time()
             latest = env.step(action)
             cpu_s, wall_s = time.thread_time() - cpu_s, time.perf_counter() - wall_s
@@ -226,10 +224,6 @@ def _time_steps(experiment: Experiment, size: int, seconds: float) -> Steps:
         env.close()
     begun, cpu, wall = (np.array(column) for column in zip(*rows[1:], strict=True))
     return Steps(size, begun, cpu, wall)
-
-
-def _random_actions(env: VectorEnv, observation: Tree, rng: np.random.Generator) -> np.ndarray:
-    return random_actions(env.spec, observation, rng)
 
 
 def _costs(timed: list[Steps]) -> tuple[Cost, Cost, Cost, Cost]:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from jsrl.errors import ConfigError, counted
+from jsrl.experiment.placements import PLACEMENTS
 from jsrl.intervals import t_factor
 from jsrl.tools.tuning.space import Setting, Trial, key_of
 
@@ -161,7 +162,7 @@ def _comparable(trials: Sequence[Trial]) -> set[Any]:
 
 
 def _processes(setting: Setting) -> int:
-    if setting.get("placement") == "serial":
+    if "placement" in setting and not PLACEMENTS[setting["placement"]].processes:
         return 1
     return 1 + setting.get("num-actors", 1) + setting.get("num-inference-servers", 0)
 

@@ -290,8 +290,8 @@ def describe(experiment: Experiment, setting: Setting) -> str:
     """Return a setting as text, such as `served, 2 actors x 32 slots, ring 2`; details only if they are unusual."""
     tuned = with_setting(experiment, setting)
     slots = tuned.ring * tuned.group_size
-    if tuned.placement == "serial":
-        words = [f"serial, {tuned.envs} slots"]
+    if not tuned.where.processes:
+        words = [f"{tuned.placement}, {tuned.envs} slots"]
     else:
         words = [
             f"{tuned.placement}, {tuned.actors} actor{'s' * (tuned.actors > 1)} x {slots} slots, ring {tuned.ring}"

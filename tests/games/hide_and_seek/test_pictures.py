@@ -19,7 +19,7 @@ import json, sys
 import numpy as np
 from jsrl.envs.config import EnvConfig
 from jsrl.games.hide_and_seek.pictures import Pictures
-from jsrl.envs.random_play import random_joint_actions
+from jsrl.envs.random_play import random_actions
 from jsrl.envs.rendering import make_rendered
 from tests.games.hide_and_seek.scenes import EAST, act, scene
 
@@ -47,7 +47,7 @@ def films():
         rng, step, pictures = np.random.default_rng(0), env.reset(), []
         for _ in range(4):
             pictures.append(env.picture())
-            step = env._env.step(random_joint_actions(env._env, step.observation, rng))
+            step = env._env.step(random_actions(env._env, step.observation, rng))
         assert step.observation.keys() == {"all"}
         assert all(p.shape == (480, 480, 3) for p in pictures) and (pictures[0] != pictures[3]).any()
         env.close()

@@ -10,7 +10,7 @@ import pytest
 
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_joint_actions
+from jsrl.envs.random_play import random_actions
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -116,14 +116,14 @@ import hashlib
 import numpy as np
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_joint_actions
+from jsrl.envs.random_play import random_actions
 
 metrics = ("max_box_move", "num_box_lock", "seen_share")
 config = EnvConfig("hide_and_seek:randomwalls", kwargs={"horizon": 50}, episode_metrics=metrics)
 game, rng, told = make_game(config, 2, 3), np.random.default_rng(0), hashlib.sha256()
 step = game.reset()
 for _ in range(120):
-    step = game.step(random_joint_actions(game, step.observation, rng))
+    step = game.step(random_actions(game, step.observation, rng))
     for seat in game.spec.names:
         for leaf in step.observation[seat].values():
             told.update(np.ascontiguousarray(leaf).tobytes())
@@ -152,7 +152,7 @@ def robust(decisions: int) -> None:
             game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs=options), 4, hiders * 10 + seekers)
             step = game.reset()
             for _ in range(decisions // 36):
-                step = game.step(random_joint_actions(game, step.observation, rng))
+                step = game.step(random_actions(game, step.observation, rng))
                 assert game.worlds.position[:, : hiders + seekers, 2].max() <= 3.0
                 assert np.isfinite(step.state).all() and np.isfinite(step.reward).all()
                 assert all(np.isfinite(seen["lidar"]).all() for seen in step.observation.values())

@@ -11,7 +11,7 @@ import pytest
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_joint_actions
+from jsrl.envs.random_play import random_actions
 from jsrl.errors import ConfigError
 from jsrl.games.hide_and_seek.settings import settings_of
 from tests.games.hide_and_seek.scenes import EAST, NORTH, SOUTH, STILL, WEST, act, centre, scene
@@ -52,7 +52,7 @@ def test_seekers_may_skip_rows_of_the_preparation_phase() -> None:
     rng, step = np.random.default_rng(0), game.reset()
     acts = [step.acts[0].tolist()]
     for _ in range(11):
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
         acts.append(step.acts[0].tolist())
     assert acts == [[1, 1, 0, 0]] * 4 + [[1, 1, 1, 1]] * 7 + [[1, 1, 0, 0]]
     assert not any("waited" in note for note in check_env(config, steps=30).notes)
@@ -62,7 +62,7 @@ def test_rewards_follow_visibility() -> None:
     game = make_game(EnvConfig("hide_and_seek:empty", kwargs={"prep_fraction": 0.0}), 8, 0, groups=EVERYBODY)
     rng, step, seen = np.random.default_rng(0), game.reset(), set()
     for _ in range(40):
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
         caught = game.sight.seen[:, 2:, :2].any(axis=(1, 2))
         np.testing.assert_array_equal(step.reward, np.where(caught[:, None], [-1, -1, 1, 1], [1, 1, -1, -1]))
         seen |= set(caught.tolist())
@@ -171,19 +171,19 @@ def test_an_invalid_state_ends_its_episode_and_is_counted(speed: float, tmp_path
     config = EnvConfig("hide_and_seek:empty", kwargs={"prep_fraction": 0.0}, episode_metrics=("discard_episode",))
     game = make_game(config, 2, 0, groups=EVERYBODY)
     rng, step = np.random.default_rng(0), game.reset()
-    step = game.step(random_joint_actions(game, step.observation, rng))
+    step = game.step(random_actions(game, step.observation, rng))
     before = game.worlds.position[1].copy()
     game.worlds.worlds[1].simulation.qvel[0] = speed
-    step = game.step(random_joint_actions(game, step.observation, rng))
+    step = game.step(random_actions(game, step.observation, rng))
     np.testing.assert_array_equal(game.worlds.position[1], before)
     assert game.discarded == 1 and not step.reward[1].any() and step.reward[0].all() and (step.discount == 1).all()
     assert [(e.slot, e.length, e.terminated, e.metrics) for e in step.episodes] == [
         (1, 2, False, {"discard_episode": 1.0})
     ]
-    step = game.step(random_joint_actions(game, step.observation, rng))
+    step = game.step(random_actions(game, step.observation, rng))
     assert step.is_first.tolist() == [False, True] and not game.worlds.broken.any()
     for _ in range(5):
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
         assert step.reward.all()
 
 
@@ -192,7 +192,7 @@ def test_shorter_limit_ends_episodes_with_statistics() -> None:
     game = make_game(config, 2, 0, groups=EVERYBODY)
     rng, step, ended = np.random.default_rng(0), game.reset(), []
     for t in range(1, 9):
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
         ended += [(t, episode.length, sorted(episode.metrics)) for episode in step.episodes]
         assert not step.reward.any(), "the preparation is as long as without the limit"
     assert ended == [(t, 3, ["max_box_move", "seen_share"]) for t in (3, 3, 7, 7)]

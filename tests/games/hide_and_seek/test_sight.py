@@ -9,7 +9,7 @@ import pytest
 
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_joint_actions
+from jsrl.envs.random_play import random_actions
 from jsrl.games.hide_and_seek.layouts import LONG_X
 from jsrl.games.hide_and_seek.walls import Segment
 from tests.games.hide_and_seek.scenes import EAST, NORTH, SOUTH, WEST, lift, scene, sees
@@ -106,7 +106,7 @@ def symmetric(steps: int):
     rng, step = np.random.default_rng(0), game.reset()
     differs, pairs = 0, 0
     for _ in range(steps):
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
         line = game.sight.seen[:, :, :6]
         differs, pairs = differs + int((line != line.transpose(0, 2, 1)).sum()), pairs + line.size
     assert differs <= pairs // 1000
@@ -145,7 +145,7 @@ def test_rays_are_cast_only_to_bodies_within_the_cone() -> None:
         mujoco.mj_multiRay(*arguments)
 
     for _ in range(10):
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
         seen, lidar, cone = sight.seen, sight.lidar, sight._cone()
         cast.clear()
         sight._cast = counted

@@ -11,7 +11,7 @@ import pytest
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import import_modules, make_game, make_spec
-from jsrl.envs.random_play import random_joint_actions
+from jsrl.envs.random_play import random_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.games.hide_and_seek.layouts import draw_layout
 from jsrl.games.hide_and_seek.settings import settings_of
@@ -43,12 +43,12 @@ def test_a_second_reset_drops_open_episodes() -> None:
     rng, step = np.random.default_rng(0), game.reset()
     opening = step.state.copy()
     for _ in range(3):
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
     step = game.reset()
     assert step.is_first.all() and not step.reward.any() and not np.array_equal(step.state, opening)
     ends = []
     for t in range(1, 12):
-        step = game.step(random_joint_actions(game, step.observation, rng))
+        step = game.step(random_actions(game, step.observation, rng))
         ends += [(t, episode.length) for episode in step.episodes]
     assert ends == [(5, 5), (5, 5), (11, 5), (11, 5)]
 
@@ -256,7 +256,7 @@ def test_shapes_masks_and_order_of_rows(scenario: str, team: int) -> None:
     options = {"n_hiders": team, "n_seekers": team, "max_others": 5 if scenario == "randomwalls" else None}
     game = make_game(EnvConfig(f"hide_and_seek:{scenario}", kwargs=options), 3, 0)
     step, agents = game.reset(), 2 * team
-    step = game.step(random_joint_actions(game, step.observation, np.random.default_rng(0)))
+    step = game.step(random_actions(game, step.observation, np.random.default_rng(0)))
     shapes = {"observation_self": (10,), "lidar": (30,), **SHAPES[scenario, team]}
     masks = {"agent_qpos_qvel": "mask_aa_obs", "box_obs": "mask_ab_obs", "ramp_obs": "mask_ar_obs"}
     for rows in masks.keys() & shapes.keys():
@@ -345,7 +345,7 @@ def test_slots_are_independent() -> None:
     rng = np.random.default_rng(0)
     step, other = few.reset(), many.reset()
     for _ in range(30):
-        action = random_joint_actions(many, other.observation, rng)
+        action = random_actions(many, other.observation, rng)
         step, other = few.step({k: v[:2] for k, v in action.items()}), many.step(action)
         np.testing.assert_array_equal(step.state, other.state[:2])
         np.testing.assert_array_equal(step.reward, other.reward[:2])
@@ -399,5 +399,5 @@ def test_missing_or_old_mujoco_names_the_install_command(monkeypatch) -> None:
             call()
     monkeypatch.setitem(sys.modules, "mujoco", None)
     for call in calls:
-        with pytest.raises(MissingExtra, match=r"needs MuJoCo \(.*pip install .*\[hide-and-seek\]"):
+        with pytest.raises(MissingExtra, match=r"needs the package mujoco \(.*pip install .*\[hide-and-seek\]"):
             call()

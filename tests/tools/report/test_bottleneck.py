@@ -13,7 +13,7 @@ from jsrl.tools.report.verdicts import VERDICTS
 from jsrl.workers.kinds import Kind, Shown, own_kinds
 from jsrl.workers.transform import TrajectoryTransform
 
-EIGHT = RunSetup(placement="served", cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
+EIGHT = RunSetup(cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
 TWO = dataclasses.replace(EIGHT, cores=2)
 RECORDED = dataclasses.replace(EIGHT, recorded=True)
 SYNCHRONOUS = dataclasses.replace(EIGHT, synchronous=True)
@@ -97,13 +97,13 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
     (
         "acting",
         measured({"actor": 2.0, "learner": 0.4}, actor={"act": 0.6, "env": 0.3}, learner=STARVED),
-        dataclasses.replace(EIGHT, placement="inline"),
+        EIGHT,
         ("Acting", "60%", "2.4 of 8 cores", "--num-actors to 4"),
     ),
     (
         "acting",
         measured({"actor": 1.6, "learner": 0.3}, actor={"act": 0.6, "env": 0.3}, learner=STARVED),
-        dataclasses.replace(TWO, placement="inline"),
+        TWO,
         ("both cores are busy", "--placement served"),
     ),
     (
@@ -241,7 +241,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             learner={"update": 0.2, "wait_turn": 0.8},
             evaluator={"env": 0.05, "act": 0.04, "wait_turn": 0.9},
         ),
-        dataclasses.replace(TWO, placement="serial"),
+        dataclasses.replace(TWO, processes=False),
         ("acting 50%, stepping environments 20%, updates 20%, evaluating 10%.",),
     ),
     (
@@ -251,13 +251,13 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             inference={"transport": 0.2, "act": 0.5, "wait_turn": 0.3},
             learner={"update": 0.2, "wait_turn": 0.8},
         ),
-        dataclasses.replace(TWO, placement="serial"),
+        dataclasses.replace(TWO, processes=False),
         ("acting 50%, moving rows 30%, updates 20%.",),
     ),
     (
         "serial",
         measured(actor={"env": 0.6, "act": 0.2, "wait_turn": 0.1}, learner={"update": 0.1, "wait_turn": 0.9}),
-        dataclasses.replace(TWO, placement="serial"),
+        dataclasses.replace(TWO, processes=False),
         ("stepping environments 60%, acting 20%, updates 10%, other 10%.",),
     ),
     (  # the actors wait less than the learner: they are the limit
@@ -267,7 +267,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             actor={"env": 0.85, "act": 0.05, "wait_params": 0.06},
             learner={"wait_batch": 0.14, "update": 0.8},
         ),
-        dataclasses.replace(EIGHT, placement="inline"),
+        EIGHT,
         ("Environments", "85%", "waits 14%", "raise --num-actors"),
     ),
     (
