@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ from jsrl.graph.graph import Graph, node
 from jsrl.graph.plan import make_plan
 from jsrl.graph.policies import with_policy
 from jsrl.networks.model import NetworkConfig
-from jsrl.replay.device.ring import ring_shape, size_bytes
+from jsrl.replay.device.ring import init_ring, ring_shape
 from jsrl.replay.host.replay import HostReplay
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.snapshots.store import SnapshotStore
@@ -127,9 +128,11 @@ def test_the_plan_knows_the_memory_of_a_replay_before_the_start(kind, prioritise
     job = plan.job("learner" if kind == "device" else "replay-0")
     spec = job.schemas.trajectory
     if kind == "device":
-        allocated = size_bytes(ring_shape(ReplayConfig(**replay), spec), spec)
+        ring = jax.eval_shape(functools.partial(init_ring, ring_shape(ReplayConfig(**replay), spec), spec))
+        allocated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(ring))
     else:
-        allocated = HostReplay(ReplayConfig(**replay), spec).rows.size_bytes + 9 * 40_000
+        rows = HostReplay(ReplayConfig(**replay), spec).rows
+        allocated = sum(leaf.nbytes for leaf in (*leaves(rows.rows), rows.fresh, rows.after_gap)) + 9 * 40_000
     assert kept_rows(job) == pytest.approx(allocated, rel=0.03)
     saved = dataclasses.replace(job, experiment=experiment(kind, replay=replay | {"save": True}))
     assert kept_rows(saved) == 2 * kept_rows(job)  # a snapshot

@@ -164,7 +164,7 @@ def test_feedback_of_several_batches_and_a_full_connection(world):
         w.learner.feedback(ids[:M], {"priorities": np.ones(M)})
     plan = BatchPlan(order="fifo", groups=(0,), group_size=M, columns=M, num_rows=1, max_lag=None, judge=of_any_age)
     source = FromReplay(Batcher(w.learner, WINDOWS, plan), w.learner, M)
-    assert source.counts == {"refused": 0, "priorities_lost": M}  # four blocks are in transit; the fifth had no room
+    assert source.counts() == {"refused": 0, "priorities_lost": M}  # four blocks are in transit; the fifth had no room
 
 
 def test_free_running_insertions_wait_until_the_learner_has_taken_a_batch(world):

@@ -13,7 +13,6 @@ Everything is written in place if the state is donated: nothing here copies the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -275,8 +274,3 @@ def _stack(shape: RingShape, ring: Ring, places: Array, gap: FirstGap) -> Array:
         stacked.append(part * spread(goes_on, part).astype(part.dtype))
         goes_on = goes_on & ~fresh[begin : begin + count]
     return jnp.stack(stacked[::-1], axis=-1)
-
-
-def size_bytes(shape: RingShape, spec: Trajectory) -> int:
-    state = jax.eval_shape(lambda: init_ring(shape, spec))
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

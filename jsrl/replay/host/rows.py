@@ -82,10 +82,6 @@ class HostRows:
         self.fresh = np.zeros(shape.size if shape.frames is not None else 0, bool)
         self.after_gap = np.zeros(shape.size, bool)  # this row does not follow the one before
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(leaf.nbytes for leaf in (*leaves(self.rows), self.fresh, self.after_gap))
-
     def begin(self, lane: int, time: int | np.ndarray) -> Any:
         """Return the place of environment 0 at a row of a lane."""
         return (lane * self.shape.capacity + time % self.shape.capacity) * self.shape.group_size

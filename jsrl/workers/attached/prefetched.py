@@ -6,7 +6,6 @@ import queue
 import threading
 
 from jsrl.services.metrics.phases import Phases
-from jsrl.transport.base import Ledger
 from jsrl.workers.learner.batching import Batch
 from jsrl.workers.learner.sources import Source
 
@@ -22,6 +21,7 @@ class Prefetched:
         self._source, self._phases = source, phases
         self.example, self.used, self.env_steps = source.example, source.used, source.env_steps
         self.pending, self.stand_in = source.pending, source.stand_in
+        self.counts, self.ledger = source.counts, source.ledger
         self._ready: queue.Queue[Batch] = queue.Queue(maxsize=1)
         self._stop = threading.Event()
         self._error: BaseException | None = None
@@ -53,14 +53,6 @@ class Prefetched:
             return self._ready.get(timeout=timeout_s)
         except queue.Empty:
             return None
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return self._source.counts
-
-    @property
-    def ledger(self) -> Ledger:
-        return self._source.ledger
 
     def close(self) -> None:
         self._stop.set()

@@ -27,7 +27,6 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.settings import DeadlineConfig
 from jsrl.parallel import join_processes, leave_processes
 from jsrl.services.runs.values import Registration
-from jsrl.transport.base import Ledger
 from jsrl.transport.meeting.sockets import allowed_ports, none_free
 from jsrl.transport.stream import name_at
 from jsrl.transport.transports import bind_ranks, connect_ranks
@@ -298,6 +297,7 @@ class SynchronizedSource:
         self._source, self._group = source, group
         self.example, self.begin, self.env_steps = source.example, source.begin, source.env_steps
         self.pending, self.stand_in, self.close = source.pending, source.stand_in, source.close
+        self.counts, self.ledger = source.counts, source.ledger
         self._waiting: Batch | None = None
         self._lent_s = 0.0
 
@@ -320,14 +320,6 @@ class SynchronizedSource:
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         self._group.limit.note(time.monotonic() - self._lent_s)
         return self._source.used(batch, output)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return self._source.counts
-
-    @property
-    def ledger(self) -> Ledger:
-        return self._source.ledger
 
 
 class RankLifecycle(Lifecycle):

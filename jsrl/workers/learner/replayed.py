@@ -167,9 +167,8 @@ class FromReplay(IntoRing):
     def env_steps(self, updates: int) -> int:
         return max(self._begun, self._replay.env_steps)
 
-    @property
     def counts(self) -> dict[str, int]:
-        return super().counts | {"priorities_lost": self._replay.lost_feedback}
+        return super().counts() | {"priorities_lost": self._replay.lost_feedback}
 
 
 def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:

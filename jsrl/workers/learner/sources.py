@@ -39,11 +39,9 @@ class Source(Protocol):
     def pending(self) -> int:
         """Return how many trajectories wait for the learner."""
 
-    @property
     def counts(self) -> dict[str, int]:
         """Return the counts of faults, by metric."""
 
-    @property
     def ledger(self) -> Ledger:
         """Return the fate of every trajectory."""
 
@@ -84,11 +82,9 @@ class FromStream:
     def pending(self) -> int:
         return self._consumer.pending()
 
-    @property
     def counts(self) -> dict[str, int]:
         return {"refused": self._batcher.refusals.count}
 
-    @property
     def ledger(self) -> Ledger:
         return self._consumer.ledger
 

@@ -46,6 +46,7 @@ class Updater(Protocol):
 
     def late(self) -> int:
         """Return the updates that were made, and that no output of a call has counted."""
+        return 0
 
     def close(self) -> None:
         """End its threads."""
@@ -63,12 +64,11 @@ class Failed(NamedTuple):
     facts: dict[str, Any]
 
 
-class OwnUpdate:
+class OwnUpdate(Updater):
     """An agent's own update, spread over one device or several."""
 
     def __init__(self, agent: Agent, spread: DataParallel) -> None:
         self.agent, self._spread = agent, spread
-        self.compile, self.fetch = spread.compile, spread.fetch
 
     def fresh(self, key: Array) -> AgentState:
         return self.agent.init(key)
@@ -79,8 +79,14 @@ class OwnUpdate:
     def place(self, saved: AgentState) -> Any:
         return self._spread.place(saved)
 
+    def compile(self, state: AgentState, batch: Trajectory, key: Array) -> None:
+        self._spread.compile(state, batch, key)
+
     def __call__(self, state: AgentState, batch: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
         return self._spread(state, batch, key)
+
+    def fetch(self, tree: Tree) -> Tree:
+        return self._spread.fetch(tree)
 
     def saved(self, state: AgentState) -> AgentState:
         return self.fetch(state)
@@ -88,13 +94,6 @@ class OwnUpdate:
     def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:
         """Return the failed update; `before` must not be donated."""
         return Failed(before, {"state": self.fetch(before), "batch": batch}, {"devices": self._spread.num_devices})
-
-    def late(self) -> int:
-        """Return 0: each call counts its own updates."""
-        return 0
-
-    def close(self) -> None:
-        """Do nothing: it has no threads."""
 
 
 class RingUpdate(OwnUpdate):

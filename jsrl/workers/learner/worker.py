@@ -238,19 +238,19 @@ class Learner:
         state = self._updater.saved(self._state)
         self._unmade -= self._updater.late()
         meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps, "epoch": self._settings.epoch}
-        meta["ledger"] = self._source.ledger.counts | {"trained": self._trained}
+        meta["ledger"] = self._source.ledger().counts | {"trained": self._trained}
         for gate in self._gates:
             meta |= gate.meta()
         return state, meta
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         self.meter.last("queue_depth", self._source.pending())
-        for name, count in self._source.counts.items():
+        for name, count in self._source.counts().items():
             self.meter.last(name, count)
-        return self._outlet.report(self._source.ledger, self._facts())
+        return self._outlet.report(self._source.ledger(), self._facts())
 
     def _facts(self) -> dict[str, Any]:
-        return self.counts | {"ledger": self._source.ledger.counts, "finished": self.finished}
+        return self.counts | {"ledger": self._source.ledger().counts, "finished": self.finished}
 
     def command(self, command: Command) -> None:
         """Execute `snapshot`, `absent` (groups that nobody steps now), and the commands of the gates."""
