@@ -9,17 +9,17 @@ and of `@best` over 100 others.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.peers.default_tasks import TASKS
-
-RESULTS = Path(__file__).resolve().parent / "results"
+from benchmarks.peers.scoring import RESULTS, TASKS, fill
 
 
 def jsrl(*args: str) -> str:
@@ -27,20 +27,26 @@ def jsrl(*args: str) -> str:
     return subprocess.run([sys.executable, "-m", "jsrl", *args], check=True, capture_output=True, text=True).stdout
 
 
+def children_cpu_seconds() -> float:
+    """Return the CPU time of the programs that this one has run so far."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def train(algorithm: str, task: str, seed: int, folder: Path, options: list[str]) -> dict:
     """Train and score one policy, in a serial run."""
-    name, started = f"{task}-{seed}", time.monotonic()
+    name, started, used = f"{task}-{seed}", time.monotonic(), children_cpu_seconds()
     where = ("--runs-dir", str(folder), "--run-name", name, "--overwrite")
     how = ("--placement", "serial", "--display", "quiet")
     jsrl("run", algorithm, "--env.id", task, "--seed", str(seed), *how, *where, *options)
-    seconds = time.monotonic() - started
+    seconds, cpu_seconds = time.monotonic() - started, children_cpu_seconds() - used
     run = folder / algorithm / name
     result = json.loads((run / "result.json").read_text())
     jsrl("evaluate", f"{run}@best", "--episodes", "100", "--seed", str(20_000 + seed), "--json", str(run / "best.json"))
     best = json.loads((run / "best.json").read_text()) | {"player": f"{algorithm}/{name}@best"}
     return {
         "task": task, "seed": seed, "env_steps": result["env_steps"], "final": result["final"], "best": best,
-        "seconds": round(seconds, 1), "options": options,
+        "seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 1), "options": options,
     }  # fmt: skip
 
 
@@ -78,17 +84,14 @@ def main() -> None:
     if args.table:
         print(table(args.algorithm))
         return
+    tasks = TASKS[args.algorithm]
+
+    def one(task: str, seed: int) -> dict:
+        how = ["--settings", "none", "--total-env-steps", str(tasks[task])]
+        return train(args.algorithm, task, seed, args.folder, [*how, *options])
+
     out = args.out or RESULTS / f"{args.algorithm}-defaults.json"
-    for seed in args.seeds:
-        for task in args.tasks or TASKS[args.algorithm]:
-            rows = json.loads(out.read_text())["rows"] if out.exists() else []
-            if any(row["task"] == task and row["seed"] == seed for row in rows):
-                continue
-            how = ["--settings", "none", "--total-env-steps", str(TASKS[args.algorithm][task])]
-            row = train(args.algorithm, task, seed, args.folder, [*how, *options])
-            print(task, seed, row["final"]["return_mean"], row["best"], row["seconds"], flush=True)
-            rows.append(row)
-            out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    fill(out, itertools.product(args.tasks or tasks, args.seeds), one)
 
 
 if __name__ == "__main__":

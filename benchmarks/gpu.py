@@ -28,7 +28,7 @@ BENCH = HERE.parent / "experiments" / "bench.py"
 sys.path[:0] = [str(HERE.parent)]
 
 from benchmarks.throughput.alone import near, split_options
-from jsrl.cli.arguments import Parser
+from jsrl.cli.main import Parser
 from jsrl.experiment.automatic import ENVS_PER_ACTOR
 from jsrl.graph.machine import accelerators
 from jsrl.services.runs.limits import usable_cores

@@ -8,35 +8,41 @@ not run again. Scores: mean return of the final params over 100 greedy episodes 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
-import subprocess
 from pathlib import Path
 
-from benchmarks.defaults import RESULTS, train
+from benchmarks.defaults import train
+from benchmarks.peers.scoring import RESULTS, fill
 from jsrl.cli.experiments import load
 from jsrl.cli.tuned import Row, applied, rows
 from jsrl.intervals import mean_interval
-from jsrl.linux import processor
 
-HEADS = "environment | algorithm | env steps | score | each seed | `@best` | published"
+HEADS = "environment | algorithm | env steps | score | each seed | `@best` | SB3 here | published"
 
 
 def env_steps(row: Row) -> int:
     return applied(row, load(row.algorithm)).total_env_steps
 
 
+def runs(file: str, env: str) -> list[dict]:
+    path = RESULTS / f"{file}.json"
+    return [run for run in json.loads(path.read_text())["rows"] if run["task"] == env] if path.exists() else []
+
+
 def cells(row: Row) -> list[str]:
     """Return the cells of a row of the table; those without a run are empty."""
-    file = RESULTS / f"zoo-{row.algorithm}.json"
-    runs = [run for run in json.loads(file.read_text())["rows"] if run["task"] == row.env] if file.exists() else []
-    final, best = ([run[what]["return_mean"] for run in runs] for what in ("final", "best"))
+    ours, theirs = runs(f"zoo-{row.algorithm}", row.env), runs(f"zoo-{row.algorithm}-sb3", row.env)
+    final, best = ([run[what]["return_mean"] for run in ours] for what in ("final", "best"))
     score = f"{statistics.mean(final):,.1f}" if final else ""
     if len(final) > 1:
         score += f" ± {mean_interval(final)[1]:,.1f}"
-    each = "; ".join(f"{value:,.1f}" for value in final)
     best_score = f"{statistics.mean(best):,.1f}" if best else ""
-    return [row.env, row.algorithm, f"{env_steps(row):,}", score, each, best_score, row.published]
+    each, peer = (
+        "; ".join(f"{value:,.1f}" for value in values) for values in (final, [run["return_mean"] for run in theirs])
+    )
+    return [row.env, row.algorithm, f"{env_steps(row):,}", score, each, best_score, peer, row.published]
 
 
 def main() -> None:
@@ -47,17 +53,13 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=Path("runs"))
     args, options = parser.parse_known_args()
-    out = RESULTS / f"zoo-{args.algorithm}.json"
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    for row in sorted((row for row in rows() if row.algorithm == args.algorithm), key=env_steps):
-        for seed in args.seeds if not args.envs or row.env in args.envs else ():
-            done = json.loads(out.read_text())["rows"] if out.exists() else []
-            if any(run["task"] == row.env and run["seed"] == seed for run in done):
-                continue
-            run = train(row.algorithm, row.env, seed, args.folder, options)
-            done.append({**run, "commit": commit, "machine": processor()})
-            print(row.env, seed, run["final"]["return_mean"], run["best"]["return_mean"], run["seconds"], flush=True)
-            out.write_text(json.dumps({"rows": done}, indent=1) + "\n")
+    known = sorted((row for row in rows() if row.algorithm == args.algorithm), key=env_steps)
+    envs = [row.env for row in known if not args.envs or row.env in args.envs]
+
+    def one(env: str, seed: int) -> dict:
+        return train(args.algorithm, env, seed, args.folder, options)
+
+    fill(RESULTS / f"zoo-{args.algorithm}.json", itertools.product(envs, args.seeds), one)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from benchmarks.peers.works import PEERS
 from benchmarks.throughput import alone, session, tables
 from benchmarks.updates import session as replay_session
 from benchmarks.updates import tables as replay_tables
-from jsrl.cli.arguments import Parser
+from jsrl.cli.main import Parser
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError
 

@@ -1,13 +1,16 @@
-"""Defaults of Stable-Baselines3's algorithms on small tasks: `python run_sb3_defaults.py ppo`, in an environment with SB3.
+"""Stable-Baselines3's algorithms on small tasks: `python run_sb3_defaults.py ppo`, in an environment with SB3.
 
-Each task of default_tasks.py is trained with seeds 0 to 4, one thread each; then the final policy plays 100 greedy
+Each task of scoring.py is trained with seeds 0 to 4, one thread each; then the final policy plays 100 greedy
 episodes of fresh seeds. A row per task and seed goes to benchmarks/results/ALGORITHM-defaults-sb3.json as soon as it is
 known; rows that are there are not run again. benchmarks/defaults.py runs jsrl's on the same tasks and compares.
+`--settings zoo` takes the settings of rl-baselines3-zoo (zoo_settings.json) and goes to zoo-ALGORITHM-sb3.json;
+benchmarks/zoo.py runs jsrl's.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import time
@@ -17,11 +20,11 @@ import gymnasium
 import numpy as np
 import stable_baselines3
 import torch
-from default_tasks import TASKS
+from scoring import RESULTS, TASKS, fill
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+ZOO = json.loads(Path(__file__).with_name("zoo_settings.json").read_text())
 EPISODES = 100
 
 
@@ -34,11 +37,11 @@ def make(task: str) -> gymnasium.Env:
     )
 
 
-def train(algorithm: str, task: str, seed: int) -> dict:
+def train(algorithm: str, task: str, seed: int, env_steps: int, options: dict) -> dict:
     """Train and score one policy."""
     started, cpu = time.monotonic(), time.process_time()
-    model = getattr(stable_baselines3, algorithm.upper())("MlpPolicy", make(task), seed=seed, device="cpu")
-    model.learn(TASKS[algorithm][task])
+    model = getattr(stable_baselines3, algorithm.upper())("MlpPolicy", make(task), seed=seed, device="cpu", **options)
+    model.learn(env_steps)
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu
     envs = make(task)
     envs.reset(seed=10_000 + seed)
@@ -55,23 +58,24 @@ def main() -> None:
     parser.add_argument("algorithm", choices=list(TASKS))
     parser.add_argument("--tasks", nargs="+", help="some of them; default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
+    parser.add_argument("--settings", choices=("defaults", "zoo"), default="defaults")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    out = args.out or RESULTS / f"{args.algorithm}-defaults-sb3.json"
+    zoo = args.settings == "zoo"
+    tasks = ZOO[args.algorithm] if zoo else {task: {"env_steps": n} for task, n in TASKS[args.algorithm].items()}
+    out = args.out or RESULTS / (f"zoo-{args.algorithm}-sb3.json" if zoo else f"{args.algorithm}-defaults-sb3.json")
     torch.set_num_threads(1)
-    for seed in args.seeds:
-        for task in args.tasks or TASKS[args.algorithm]:
-            rows = json.loads(out.read_text())["rows"] if out.exists() else []
-            if any(row["task"] == task and row["seed"] == seed for row in rows):
-                continue
-            rows.append(train(args.algorithm, task, seed))
-            about = {
-                "what": f"{args.algorithm.upper()}('MlpPolicy', env) of Stable-Baselines3, its defaults; final policy, greedy",
-                "stable_baselines3": stable_baselines3.__version__, "torch": torch.__version__,
-                "gymnasium": gymnasium.__version__, "python": platform.python_version(), "threads": 1,
-            }  # fmt: skip
-            out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
-            print(rows[-1], flush=True)
+    about = {
+        "what": f"{args.algorithm.upper()}('MlpPolicy', env), settings: {args.settings}; final policy, greedy",
+        "stable_baselines3": stable_baselines3.__version__, "torch": torch.__version__,
+        "gymnasium": gymnasium.__version__, "python": platform.python_version(), "threads": 1,
+    }  # fmt: skip
+
+    def one(task: str, seed: int) -> dict:
+        options = dict(tasks[task])
+        return train(args.algorithm, task, seed, options.pop("env_steps"), options)
+
+    fill(out, itertools.product(args.tasks or tasks, args.seeds), one, about=about)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jsrl.agents.base import Act, ActOutput, ActParams, Agent
+from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, Update
 from jsrl.agents.devices import masked_mean
 from jsrl.agents.distributions import Distribution, mask_logits, named
 from jsrl.agents.normalization import ACTION_MASK, normalize
+from jsrl.agents.state_noise import noise_core, state_noise
 from jsrl.errors import ConfigError
 from jsrl.networks.model import ActorCritic
 from jsrl.references.importing import import_target
@@ -147,6 +148,7 @@ def make_act(network: ActorCritic, chosen: Distribution, *, with_value: bool = F
 
     With `with_value`, params hold all `Weights`, and the extras hold the value of each row.
     """
+    period = network.noise_period
 
     def act(
         params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
@@ -154,13 +156,38 @@ def make_act(network: ActorCritic, chosen: Distribution, *, with_value: bool = F
         normal = normalize(params.moments, observation)
         row = jax.tree.map(lambda x: x[None], normal)  # acting is T = 1
         weights = params.weights.policy if with_value else params.weights
-        outputs, features, core = network.policy(weights, row, is_first[None], core)
+        outputs, features, after = network.policy(weights, row, is_first[None], core if period is None else ())
         extras = {"value": network.value(params.weights.value, row, features)[0]} if with_value else ()
         outputs = mask_outputs(jax.tree.map(lambda x: x[0], outputs), observation)
         action = chosen.mode(outputs) if greedy else chosen.sample(key, outputs)
-        return ActOutput(action, chosen.log_prob(outputs, action), extras, named(outputs)), core
+        if period is not None:
+            noise, after = state_noise(weights, features[0], core, key, is_first, period)
+            action = action if greedy else chosen.mode(outputs) + noise
+        return ActOutput(action, chosen.log_prob(outputs, action), extras, named(outputs)), after
 
     return act
+
+
+def acting_core(network: ActorCritic) -> Callable[[int], Tree]:
+    """Return the `initial_core` of `make_act`."""
+    if network.noise_period is None:
+        return network.initial_core
+    return noise_core(jax.eval_shape(network.init, jax.random.key(0))[0])
+
+
+def acting_agent(
+    network: ActorCritic,
+    chosen: Distribution,
+    init: Callable[[Array], AgentState],
+    update: Update,
+    num_agents: int | None,
+    *,
+    with_value: bool = False,
+) -> Agent:
+    """Return the agent that acts by `make_act`."""
+    act = make_act(network, chosen, with_value=with_value)
+    store_core = network.noise_period is None
+    return for_agents(Agent(init, acting_core(network), act, update, store_core=store_core), num_agents)
 
 
 # -- optimisation -----------------------------------------------------------------------------------------------------

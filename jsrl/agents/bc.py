@@ -99,8 +99,7 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
         params = ActParams(weights, norm.merge_moments(moments, raw, mask, axis_name))
         return AgentState(params, (), opt_state, (), state.updates + 1), UpdateOutput(metrics)
 
-    act = ac.make_act(parts.network, parts.distribution)
-    return ac.for_agents(Agent(init, parts.network.initial_core, act, update), spec.num_agents)
+    return ac.acting_agent(parts.network, parts.distribution, init, update, spec.num_agents)
 
 
 def loss(parts: Components, weights: Tree, batch: Batch, mean: Mean) -> tuple[Array, dict[str, Array]]:

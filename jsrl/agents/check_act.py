@@ -216,16 +216,23 @@ def _going_on(checked: Checked, params: ActParams) -> Any:
     return after[0], np.zeros(checked.num_envs, bool), core
 
 
+def _draws(checked: Checked, params: ActParams, *request: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return log-probabilities [n, R] and actions [n, R, A] of n keys."""
+    outputs = [checked.act(params, key, *request)[0] for key in jax.random.split(checked.key, CALLS)]
+    logs = np.stack([np.asarray(output.log_prob, np.float64) for output in outputs]).reshape(CALLS, -1)
+    return logs, np.stack([np.asarray(output.action) for output in outputs]).reshape(*logs.shape, -1)
+
+
 def act_log_prob(checked: Checked) -> str | None:
     """Actions are as frequent as exp(log_prob) says, before the first update and later."""
     action = checked.spec.action
     for params in checked.policies:
-        request = _going_on(checked, params)
-        outputs = [checked.act(params, key, *request)[0] for key in jax.random.split(checked.key, CALLS)]
-        logs = np.stack([np.asarray(output.log_prob, np.float64) for output in outputs]).reshape(CALLS, -1)
+        observation, is_first, core = _going_on(checked, params)
+        logs, actions = _draws(checked, params, observation, is_first, core)
         if not logs.any():
             continue
-        actions = np.stack([np.asarray(output.action) for output in outputs]).reshape(*logs.shape, -1)
+        if not checked.agent.store_core and (actions == actions[:1]).all():  # the core holds the noise
+            logs, actions = _draws(checked, params, observation, ~is_first, core)
         if isinstance(action, Continuous):
             _density(*_unbounded(actions.astype(np.float64), logs, action))
         else:

@@ -105,7 +105,7 @@ def happo(config: HAPPOConfig, spec: EnvSpec) -> Agent:
         return initial_state(key, policies, values, critic.init, {**one.observation, CENTRAL: state_spec}, n)
 
     def initial_core(batch_size: int) -> Tree:
-        return ac.unfold(own.initial_core(batch_size * n), 0, n)
+        return ac.unfold(ac.acting_core(own)(batch_size * n), 0, n)
 
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
@@ -142,7 +142,7 @@ def happo(config: HAPPOConfig, spec: EnvSpec) -> Agent:
         new = ppo.pack(values, Weights(policy, value), moments, new_states, value_moments, state.updates + 1)
         return new, UpdateOutput(metrics, scores)
 
-    return Agent(init, initial_core, _make_act(policies, n), update)
+    return Agent(init, initial_core, _make_act(policies, n), update, store_core=own.noise_period is None)
 
 
 def _of_team(critic: ActorCritic) -> ActorCritic:

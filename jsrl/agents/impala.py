@@ -146,8 +146,7 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
         new = AgentState(params, weights.value, opt_state, value_moments, state.updates + 1)
         return new, UpdateOutput(metrics, scores)
 
-    act = ac.make_act(parts.network, parts.distribution)
-    return ac.for_agents(Agent(init, parts.network.initial_core, act, update), spec.num_agents)
+    return ac.acting_agent(parts.network, parts.distribution, init, update, spec.num_agents)
 
 
 def loss(

@@ -136,7 +136,7 @@ def _network(config: MAPPOConfig, spec: EnvSpec) -> ActorCritic:
     def value(weights: Tree, observation: Tree, features: Array) -> Array:
         return critic.value(weights, observation[CENTRAL], features)
 
-    return ActorCritic(init, own.initial_core, policy, value, critic.value_head)
+    return own._replace(init=init, policy=policy, value=value, value_head=critic.value_head, shared=False)
 
 
 def _without_central(tree: dict[str, Tree]) -> dict[str, Tree]:

@@ -247,25 +247,6 @@ def action_box(spec: EnvSpec) -> ActionBox:
 # -- acting -----------------------------------------------------------------------------------------------------------
 
 
-class Choose(Protocol):
-    """How an algorithm without a core acts."""
-
-    def __call__(self, weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
-        """Return the actions for normalised observations (action masks are not normalised)."""
-        ...
-
-
-def make_act(choose: Choose) -> Act:
-
-    def act(
-        params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
-    ) -> tuple[ActOutput, Tree]:
-        del is_first
-        return choose(params.weights, key, norm.normalize(params.moments, observation), greedy=greedy), core
-
-    return act
-
-
 Process: TypeAlias = Literal["normal", "ou"]
 PROCESS_HELP = (
     "noise on played actions: normal, or ou, an Ornstein-Uhlenbeck process (theta 0.15, time step 0.01), which pushes the "

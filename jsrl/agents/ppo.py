@@ -202,8 +202,7 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
         return new, UpdateOutput(metrics, scores)
 
     with_value = config.values == "acting"
-    act = ac.make_act(parts.network, parts.distribution, with_value=with_value)
-    return ac.for_agents(Agent(init, parts.network.initial_core, act, update), spec.num_agents)
+    return ac.acting_agent(parts.network, parts.distribution, init, update, spec.num_agents, with_value=with_value)
 
 
 def pack(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from jsrl.agents.distributions import categorical, named, squashed_gaussian
 from jsrl.agents.losses import entropy_excess
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.split import make_split
+from jsrl.agents.state_noise import noise_core, state_noise
 from jsrl.fields import (
     FiniteFloat,
     PositiveFinite,
@@ -39,7 +40,7 @@ from jsrl.fields import (
 )
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
-from jsrl.types import REPLAY, Array, Discrete, EnvSpec, Trajectory, Tree
+from jsrl.types import REPLAY, Array, Continuous, Discrete, EnvSpec, Trajectory, Tree
 
 
 @suggesting
@@ -118,6 +119,16 @@ class OptStates(NamedTuple):
     temperature: Tree
 
 
+class Choose(Protocol):
+    """How one kind of actions is chosen."""
+
+    def __call__(
+        self, weights: ActingWeights, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool
+    ) -> tuple[ActOutput, Tree]:
+        """Return the actions for normalised observations (action masks are not normalised), and the new core."""
+        ...
+
+
 def sac(config: SACConfig, spec: EnvSpec) -> Agent:
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
@@ -159,8 +170,14 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
         priorities = off.priorities(error, batch.mask, spec.num_agents)
         return state, UpdateOutput({**metrics, **reported}, priorities)
 
-    act = off.make_act(choose)
-    agent = Agent(init, off.no_core, act, update, split_sac(parts, spec.num_agents))
+    def act(
+        params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
+    ) -> tuple[ActOutput, Tree]:
+        return choose(params.weights, key, norm.normalize(params.moments, observation), is_first, core, greedy=greedy)
+
+    noisy = config.network.noise_period is not None and isinstance(spec.action, Continuous)
+    core = noise_core(jax.eval_shape(parts.policy.init, jax.random.key(0))) if noisy else off.no_core
+    agent = Agent(init, core, act, update, split_sac(parts, spec.num_agents), store_core=False)
     return ac.for_agents(agent, spec.num_agents)
 
 
@@ -282,12 +299,12 @@ def split_sac(parts: Components, num_agents: int | None) -> Split:
 # -- the two kinds of actions -----------------------------------------------------------------------------------------
 
 
-def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Choose]:
+def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, Choose]:
     """Return SAC's functions for bounded real actions, and the acting rule: a tanh-squashed Gaussian."""
     box, chosen = off.action_box(spec), squashed_gaussian()
     policy = policy_network(config.network, spec)
     critics = critic_network(config.network, spec, num_critics=config.num_critics)
-    num_dims = spec.action.array.shape[0]
+    num_dims, period = spec.action.array.shape[0], config.network.noise_period
 
     def predict(weights: Tree, observation: Tree, action: Array) -> Array:
         return critics.apply(weights, observation, box.to_unit(action))
@@ -304,19 +321,24 @@ def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.
         value = critics.apply(critic_weights, observation, unit)
         return jnp.min(value, axis=0), chosen.log_prob(outputs, raw)
 
-    def choose(weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
-        outputs = policy.apply(weights.network, observation)
+    def choose(
+        weights: ActingWeights, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool
+    ) -> tuple[ActOutput, Tree]:
+        outputs, features = policy.read(weights.network, observation)
         raw = chosen.mode(outputs) if greedy else chosen.sample(key, outputs)
+        if period is not None:
+            noise, core = state_noise(weights.network, features, core, key, is_first, period)
+            raw = raw if greedy else chosen.mode(outputs) + noise
         action, log_prob = box.from_raw(raw), chosen.log_prob(outputs, raw)
         if not greedy and config.random_start:
             action, log_prob = off.random_first(weights, key, box, action, log_prob)
-        return ActOutput(action, log_prob, distribution=named(outputs))
+        return ActOutput(action, log_prob, distribution=named(outputs)), core
 
     entropy = config.target_entropy if config.target_entropy is not None else -float(num_dims)
     return Components(config, policy, critics, predict, evaluate, entropy, _optimizer(config)), choose
 
 
-def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Choose]:
+def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, Choose]:
     """Return SAC's functions for discrete actions, and the acting rule; expectations over actions are exact."""
     assert isinstance(spec.action, Discrete)
     chosen = categorical()
@@ -337,13 +359,15 @@ def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Ch
         chances = p if acting is None else jnp.where(acting[:, None] > 0, p, jnp.arange(p.shape[-1]) == 0)
         return jnp.sum(chances * value, axis=-1), jnp.sum(p * log_p, axis=-1)
 
-    def choose(weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
+    def choose(
+        weights: ActingWeights, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool
+    ) -> tuple[ActOutput, Tree]:
         logits = policy.apply(weights.network, observation)
         if not greedy and config.random_start:
             logits = jnp.where(weights.updates > 0, logits, 0.0)
         logits = ac.mask_outputs(logits, observation)
         action = chosen.mode(logits) if greedy else chosen.sample(key, logits)
-        return ActOutput(action, chosen.log_prob(logits, action), distribution=named(logits))
+        return ActOutput(action, chosen.log_prob(logits, action), distribution=named(logits)), core
 
     entropy = 0.5 * math.log(spec.action.num_actions) if config.target_entropy is None else config.target_entropy
     return Components(config, policy, critics, predict, evaluate, entropy, _optimizer(config)), choose

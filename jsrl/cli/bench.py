@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import load
-from jsrl.cli.own_options import asked_of, execute, help_of
+from jsrl.cli.option_help import asked_of, execute, help_of
 from jsrl.fields import PositiveFinite, PositiveInt, option, suggesting
 from jsrl.tools.report.page import Table
 from jsrl.tools.tuning.space import Trial

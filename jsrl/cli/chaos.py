@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import user_path
-from jsrl.cli.own_options import asked_of, execute, help_of
+from jsrl.cli.main import user_path
+from jsrl.cli.option_help import asked_of, execute, help_of
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
 from jsrl.fields import NonNegativeFinite, option, suggesting

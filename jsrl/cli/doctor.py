@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jsrl
-from jsrl.cli.arguments import Parser
+from jsrl.cli.main import Parser
 from jsrl.errors import counted
 from jsrl.extras import EXTRAS, install_command, pip_command
 from jsrl.graph.compilation import cache_folder

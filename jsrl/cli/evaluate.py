@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jsrl.cli import command_line, play
-from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import use_working_directory
-from jsrl.cli.main import shown
+from jsrl.cli.main import Parser, show_error, shown, user_path
 from jsrl.cli.report import check_folder
 from jsrl.control.result import score
 from jsrl.envs.config import EnvConfig

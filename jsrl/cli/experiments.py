@@ -15,7 +15,7 @@ from types import ModuleType
 
 import jsrl
 import jsrl.experiment.configs
-from jsrl.cli.arguments import Parser
+from jsrl.cli.main import Parser
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.fields import InvalidValue

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import use_working_directory
-from jsrl.cli.main import shown
+from jsrl.cli.main import Parser, show_error, shown, user_path
 from jsrl.errors import JsrlError
 from jsrl.services.runs.runs import split_tag
 from jsrl.tools.policy import load_policy

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.arguments import Parser, show_error
+from jsrl.cli.main import Parser, show_error
 from jsrl.errors import JsrlError
 
 

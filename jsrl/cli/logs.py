@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jsrl.cli.arguments import show_error
-from jsrl.cli.main import run_parser
+from jsrl.cli.main import run_parser, show_error
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.services.runs.logs import CONTROLLER, LogReader, log_names, log_path
 from jsrl.services.runs.runs import RunFolder, named

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import difflib
 import importlib
 import io
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import jsrl
-from jsrl.cli.arguments import Parser
 from jsrl.interrupts import remembered, repeated
+from jsrl.services.runs.door import printable
 
 CHAPTERS = {
     "Train": {
@@ -67,9 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args[0] == "--version":
         print(f"jsrl {jsrl.__version__}")
         return 0
+    known = COMMANDS
+    if args[0] == "dev":
+        args, known = args[1:], DEV
+        if not args or args[0] in ("-h", "--help"):
+            lines = (f"  {name:<14} {text}" for name, text in DEV.items())
+            print("\n".join(["usage: jsrl dev COMMAND ...", "", *lines]))
+            return 0
     command = args[0]
-    if command not in COMMANDS:
-        print(f"ConfigError: there is no command {command!r}; {_hint(command)}", file=sys.stderr)
+    if command not in known:
+        hint = _hint(command) if known is COMMANDS else f"there are: {', '.join(DEV)}."
+        name = repr(command) if known is COMMANDS else f"dev {command!r}"
+        print(f"ConfigError: there is no command {name}; {hint}", file=sys.stderr)
         return 2
     try:
         os.getcwd()
@@ -143,6 +155,35 @@ def _hint(command: str) -> str:
         return f"it is jsrl dev {command}"
     near = difflib.get_close_matches(command, COMMANDS, n=1)
     return f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}."
+
+
+UNKNOWN = re.compile(r"unrecognized arguments: .*?(--[\w-]+)")
+
+
+def user_path(text: str) -> Path:
+    """Return a path of the user as an absolute one: an environment may change the working directory."""
+    return Path(text).expanduser().absolute()
+
+
+def show_error(error: Exception, status: int = 2) -> int:
+    """Print the error that ends a command; return its exit status. Texts of users cannot change the terminal."""
+    print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
+    return status
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser whose refusals are one sentence, without the usage, and suggest an option."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the sentence and exit with status 2."""
+        options = re.findall(r"--[\w-]+", self.format_usage())
+        unknown = UNKNOWN.match(message)
+        near = difflib.get_close_matches(unknown[1], options, n=1) if unknown else []
+        hint = f"did you mean {near[0]}?" if near else f"`{self.prog} --help` lists the options."
+        self.exit(2, f"{printable(f'{self.prog}: {message}; {hint}')}\n")
+
+    def add_runs_dir(self) -> None:
+        self.add_argument("--runs-dir", type=user_path, default="runs", help="folder of all runs (default: runs)")
 
 
 def run_parser(command: str, about: str | None) -> Parser:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from jsrl.cli.arguments import Parser, show_error
+from jsrl.cli.main import Parser, show_error
 from jsrl.errors import ConfigError
 
 NAME = "PROJECT"  # replaced by the project's name in copied files

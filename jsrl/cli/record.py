@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import use_working_directory
+from jsrl.cli.main import Parser, show_error, user_path
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.faults import endless_text
 from jsrl.envs.make import make

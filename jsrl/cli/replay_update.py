@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.cli.arguments import Parser, show_error
+from jsrl.cli.main import Parser, show_error
 from jsrl.errors import AgentFault, ConfigError, JsrlError, SnapshotError, own_traceback
 from jsrl.experiment import Experiment
 from jsrl.graph.graph_file import experiment_of

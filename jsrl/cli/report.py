@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.arguments import Parser, show_error, user_path
+from jsrl.cli.main import Parser, show_error, user_path
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.services.runs.groups import COMPARISON, find_group
 from jsrl.services.runs.runs import Run, load_runs

@@ -14,10 +14,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import show_error, user_path
 from jsrl.cli.command_line import check_needs
 from jsrl.cli.experiments import listing, load, summaries, take_name, use_working_directory
-from jsrl.cli.main import LOADING, shown
+from jsrl.cli.main import LOADING, show_error, shown, user_path
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from jsrl.graph.launcher import Launcher
 
 
-def usage() -> str:
-    return "usage: jsrl run NAME [--option value ...]"
+USAGE = "usage: jsrl run NAME [--option value ...]"
 
 
 def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
@@ -108,7 +106,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     if name is None and stored is None and not wants_help:
         if args:
             raise ConfigError(f"give the name of an experiment before {args[0]}; `jsrl list` shows the names.")
-        print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`jsrl run NAME --help` shows the options of one.")
+        print(f"{USAGE}\n\nexperiments:\n{listing()}\n\n`jsrl run NAME --help` shows the options of one.")
         return 0
     loading = f"loading {name or 'the run'} ..."
     settings = ""
@@ -122,7 +120,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
         from jsrl.cli.option_help import full_help, short_help
 
         every = "--help-all" in wants_help and (name is not None or stored is not None)
-        print(full_help(default) if every else short_help(default, usage(), summaries()))
+        print(full_help(default) if every else short_help(default, USAGE, summaries()))
         return 0
     with shown(loading):
         asked = cli.parse(args, default)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import load
-from jsrl.cli.own_options import asked_of, execute, help_of
+from jsrl.cli.option_help import asked_of, execute, help_of
 from jsrl.cli.slurm import need_sbatch, submitted
 from jsrl.cluster.engines.slurm import SlurmSearch, search_script
 from jsrl.errors import ConfigError, TrialsFailed, counted

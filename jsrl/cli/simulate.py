@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.own_options import asked_of, execute, help_of
+from jsrl.cli.option_help import asked_of, execute, help_of
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment

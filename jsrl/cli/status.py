@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.follow import follow_group, follow_run, moment
+from jsrl.cli.main import Parser, show_error
 from jsrl.cli.slurm_jobs import state_of, waiting_job
 from jsrl.control.result import INTENDED, is_intended, missing, score_lines
 from jsrl.errors import ConfigError, JsrlError, counted

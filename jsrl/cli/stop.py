@@ -13,8 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.arguments import show_error
-from jsrl.cli.main import run_parser
+from jsrl.cli.main import run_parser, show_error
 from jsrl.cli.slurm_jobs import ask, state_of, waiting_job
 from jsrl.cli.status import headline, progress, resume_command
 from jsrl.errors import ConfigError, JsrlError

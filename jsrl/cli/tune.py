@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.own_options import asked_of, execute, help_of
+from jsrl.cli.option_help import asked_of, execute, help_of
 from jsrl.cli.report import check_folder
 from jsrl.fields import option, suggesting
 from jsrl.tools.tuning.advice import Measurements, advise

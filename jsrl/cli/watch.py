@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.arguments import Parser, show_error
+from jsrl.cli.main import Parser, show_error
 from jsrl.errors import ConfigError
 from jsrl.tools.report.server import Server
 

@@ -100,6 +100,9 @@ class NetworkConfig:
     shared: bool | None = option(None, "share torso and core between policy and value. None: share them for images and "
         "recurrent networks. With a core and False each has its own core, and actors compute both.")
     log_std_init: FiniteFloat = option(0.0, "initial log standard deviation of continuous actions.")
+    noise_period: PositiveInt | None = option(None, "explore by noise that is a linear function of the features (gSDE), "
+        "drawn anew at the start of an episode and after so many rows, for continuous actions of feed-forward networks; "
+        "log_std_init is then that of the function's weights. None: independent noise in each row.")
     init: Literal["orthogonal", "uniform"] = option("orthogonal", "first weights: orthogonal, heads of policies small; "
         "or uniform in +-1/sqrt(inputs) in every layer, biases too, as PyTorch does.")
     precision: Precision = option("float32", "float32, or bfloat16: the torso's layers multiply in bfloat16 and sum in "
@@ -115,6 +118,8 @@ class NetworkConfig:
                 f"network precision={self.precision!r} is for the torsos of jsrl, and torso is {self.torso!r}; leave "
                 "precision out and set the precision inside that module"
             )
+        if self.noise_period is not None and self.core != "none":
+            raise ConfigError(f"noise_period={self.noise_period} is for feed-forward networks, got core={self.core!r}")
 
 
 class ActorCritic(NamedTuple):
@@ -130,6 +135,7 @@ class ActorCritic(NamedTuple):
         function where it has a core of its own.
       value_head: path in value_weights of the last linear layer (kernel [F, 1], bias [1]), which PopArt rescales.
       shared: whether policy and value share torso and core.
+      noise_period: that of the config; the policy's head is then a `StateNoiseHead`.
     """
 
     init: Callable[[Array], tuple[Tree, Tree]]
@@ -138,6 +144,7 @@ class ActorCritic(NamedTuple):
     value: Callable[[Tree, Tree, Array], Array]
     value_head: tuple[str, ...] = ("head",)
     shared: bool = False
+    noise_period: int | None = None
 
 
 class _Policy(nn.Module):
@@ -187,9 +194,10 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     recurrent = config.core != "none"
     shared = config.shared if config.shared is not None else recurrent or any(leaf.is_image for leaf in leaves)
     both = recurrent and not shared  # two cores: acting computes both
+    noise_period = config.noise_period if isinstance(spec.action, Continuous) else None
     policy = _Policy(
         make_torso(config, leaves),
-        *(make_core(config), policy_head(spec.action, config.log_std_init), make_core_norm(config)),
+        *(make_core(config), policy_head(spec.action, config), make_core_norm(config)),
         *((make_torso(config, leaves, value=True), make_core(config), make_core_norm(config)) if both else ()),
     )
     value = _Value(None if shared or recurrent else make_torso(config, leaves, value=True), value_head())
@@ -215,7 +223,7 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     def run_value(weights: Tree, observation: Tree, features: Array) -> Array:
         return value.apply({"params": weights}, observation, features)
 
-    return ActorCritic(init, initial_core, run_policy, run_value, ("head",), shared)
+    return ActorCritic(init, initial_core, run_policy, run_value, ("head",), shared, noise_period)
 
 
 def core_type(name: CoreName) -> Any:
@@ -373,14 +381,39 @@ class GaussianHead(nn.Module):
         return mean, jnp.broadcast_to(log_std, mean.shape)
 
 
-def policy_head(action: ActionSpec, log_std_init: float = 0.0) -> Any:
+class StateNoiseHead(nn.Module):
+    """(mean, log_std) [..., A] of actions with noise that is a linear function of the features: features @ W.
+
+    W [F, A] is drawn from N(0, exp(log_std)^2), with log_std [F, A] a parameter; so the deviation of a row depends on its
+    features. learn_features: whether it trains them. max_mean: the mean is clipped to its negative and to it.
+
+    Source: Raffin et al., 2020, arXiv 2005.05719, as in StateDependentNoiseDistribution of Stable-Baselines3.
+    """
+
+    num_dims: int
+    log_std_init: float = 0.0
+    learn_features: bool = False
+    max_mean: float = math.inf
+
+    @nn.compact
+    def __call__(self, features: Array) -> tuple[Array, Array]:
+        mean = dense(self.num_dims, POLICY_GAIN, "mean")(features)
+        shape = (features.shape[-1], self.num_dims)
+        log_std = self.param("log_std", nn.initializers.constant(self.log_std_init), shape, jnp.float32)
+        read = features if self.learn_features else jax.lax.stop_gradient(features)
+        variance = jnp.square(read) @ jnp.exp(2.0 * log_std)
+        return jnp.clip(mean, -self.max_mean, self.max_mean), 0.5 * jnp.log(variance + 1e-6)
+
+
+def policy_head(action: ActionSpec, config: NetworkConfig) -> Any:
     match action:
         case Discrete(num_actions=num_actions):
             return LogitsHead(num_actions)
         case MultiDiscrete(nums=nums):
             return LogitsHead(sum(nums))
         case Continuous(low=low):
-            return GaussianHead(len(low), log_std_init)
+            head = GaussianHead if config.noise_period is None else StateNoiseHead
+            return head(len(low), config.log_std_init)
     raise TypeError(f"no head for the action spec {action!r}; expected Discrete, MultiDiscrete or Continuous")
 
 

@@ -21,6 +21,7 @@ from jsrl.networks.model import (
     VALUE_GAIN,
     LogitsHead,
     NetworkConfig,
+    StateNoiseHead,
     check_features,
     core_type,
     first_weights,
@@ -39,10 +40,14 @@ LOG_STD_RANGE = (-20.0, 2.0)
 
 
 class Network(NamedTuple):
-    """A feed-forward network. init: (key) -> weights. apply: (weights, observation [..., *shape], ...) -> outputs."""
+    """A feed-forward network. init: (key) -> weights. apply: (weights, observation [..., *shape], ...) -> outputs.
+
+    read: as apply, but returns (outputs, features [..., F] that the head reads).
+    """
 
     init: Callable[[Array], Tree]
     apply: Callable[..., Any]
+    read: Callable[..., Any]
 
 
 class ValueNetwork(NamedTuple):
@@ -138,10 +143,12 @@ class _Joint(nn.Module):
     head: nn.Module
 
     @nn.compact
-    def __call__(self, observation: Tree, *others: Array) -> Any:
+    def __call__(self, observation: Tree, *others: Array) -> tuple[Any, Array]:
+        """Return the head's outputs, and the features that it reads."""
         features = [self.torso(observation), *others]
         joined = features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)
-        return self.head(MLP(self.hidden, self.activation, self.precision)(joined))
+        joined = MLP(self.hidden, self.activation, self.precision)(joined)
+        return self.head(joined), joined
 
 
 def _joint(config: NetworkConfig, spec: EnvSpec, head: nn.Module) -> nn.Module:
@@ -166,7 +173,13 @@ def policy_network(config: NetworkConfig, spec: EnvSpec, *, deterministic: bool 
         case Discrete(num_actions=num_actions):
             head: nn.Module = LogitsHead(num_actions)
         case Continuous(low=low):
-            head = TanhHead(len(low)) if deterministic else ConditionalGaussianHead(len(low), config.log_std_init)
+            options: Any = {"num_dims": len(low), "log_std_init": config.log_std_init}
+            if deterministic:
+                head = TanhHead(len(low))
+            elif config.noise_period is None:
+                head = ConditionalGaussianHead(**options)
+            else:
+                head = StateNoiseHead(**options, learn_features=True, max_mean=2.0)
         case _:
             raise ConfigError(f"{spec.name} has actions {spec.action!r}; expected Discrete or Continuous ones")
     module = _joint(config, spec, head)
@@ -175,7 +188,10 @@ def policy_network(config: NetworkConfig, spec: EnvSpec, *, deterministic: bool 
     def init(key: Array) -> Tree:
         return first_weights(config, weights_of(module.init(key, _blank(spec, 1))), key)
 
-    return Network(init, lambda weights, observation: module.apply({"params": weights}, observation))
+    def read(weights: Tree, observation: Tree) -> Any:
+        return module.apply({"params": weights}, observation)
+
+    return Network(init, lambda weights, observation: read(weights, observation)[0], read)
 
 
 def critic_network(config: NetworkConfig, spec: EnvSpec, *, num_critics: int) -> Network:
@@ -196,10 +212,10 @@ def critic_network(config: NetworkConfig, spec: EnvSpec, *, num_critics: int) ->
 
         return jax.vmap(one)(jax.random.split(key, num_critics))
 
-    def apply(weights: Tree, *inputs: Any) -> Array:
+    def read(weights: Tree, *inputs: Any) -> Any:
         return jax.vmap(lambda w: module.apply({"params": w}, *inputs))(weights)
 
-    return Network(init, apply)
+    return Network(init, lambda weights, *inputs: read(weights, *inputs)[0], read)
 
 
 class _Values(nn.Module):

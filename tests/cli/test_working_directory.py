@@ -11,7 +11,7 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import main
-from jsrl.cli.arguments import Parser
+from jsrl.cli.main import Parser
 from jsrl.control.run import run, with_paths
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment

@@ -18,7 +18,7 @@ from jsrl.cli import command_line
 from jsrl.cli import search as command
 from jsrl.cli.experiments import load
 from jsrl.cli.main import main
-from jsrl.cli.own_options import help_of
+from jsrl.cli.option_help import help_of
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of

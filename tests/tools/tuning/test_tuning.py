@@ -718,7 +718,7 @@ def test_an_interrupted_tuning_keeps_the_profile_of_more_trials_and_exits_130(ke
         return [Trial(space.default, "explore", 50.0)] * made[-1], 1.0, True
 
     monkeypatch.setattr(sys.modules["jsrl.tools.tuning.tune"], "run_search", search)
-    monkeypatch.setattr("jsrl.cli.own_options.load", lambda name: PPO)
+    monkeypatch.setattr("jsrl.cli.option_help.load", lambda name: PPO)
     for trials_, stays in ((7, True), (8, False)):
         made.append(trials_)
         assert tune_command.main(["ppo"]) == 130
