@@ -95,6 +95,9 @@ class OwnUpdate(Updater):
         """Return the failed update; `before` must not be donated."""
         return Failed(before, {"state": self.fetch(before), "batch": batch}, {"devices": self._spread.num_devices})
 
+    def close(self) -> None:
+        """Do nothing: it has no threads."""
+
 
 class RingUpdate(OwnUpdate):
     """The update of an agent that was combined with a ring of rows; a snapshot may leave the rows out."""
