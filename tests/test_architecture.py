@@ -109,7 +109,7 @@ from jsrl.transport.transports import bind_inference
 from jsrl.transport.transports import bind_samples
 from jsrl.transport.stream import End, Peer, Stream
 from jsrl.types import ArraySpec, make_trajectory_spec
-from jsrl.workers.jobs import Job, Schemas
+from jsrl.workers.jobs import Job, JobPlace, Schemas
 from jsrl.workers.kinds import build_worker
 
 folder = sys.argv[1]
@@ -122,7 +122,7 @@ ends = (
     ("samples", End(samples, (0, 1), peers=(Peer("learner", (0, 1)),))),
     ("inference", End(inference, (0, 1), peers=(Peer("inference-0", (0, 1)),))),
 )
-job = Job("actor", "actor-0", 0, e, Schemas(spec, act, trajectory, 0, 0), ends, folder, folder + "/names")
+job = Job("actor", "actor-0", 0, e, Schemas(spec, act, trajectory, 0, 0), ends, JobPlace(folder, folder + "/names"))
 job = from_json(json.loads(json.dumps(to_json(job))))  # as it travels
 consumer = bind_samples(f"shm:{{folder}}/samples", trajectory)
 server = bind_inference(f"shm:{{folder}}/inference", act)

@@ -124,7 +124,7 @@ def main() -> int:
     from jsrl.cli.command_line import parse
     from jsrl.cli.experiments import experiments, use_working_directory
     from jsrl.errors import JsrlError
-    from jsrl.graph.compilation import keep_compiled_here
+    from jsrl.graph.machine import keep_compiled_here
 
     use_working_directory()
     sys.path.insert(0, str(ROOT))  # a folder `benchmarks` of the user's must not hide ours

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from jsrl.cli.run import main
-from jsrl.control.run_log import OutputToFolder
+from jsrl.control.hooks import OutputToFolder
 from jsrl.linux import die_with_parent
 from jsrl.services.runs.provenance import record_command
 

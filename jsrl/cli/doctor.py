@@ -18,7 +18,7 @@ import jsrl
 from jsrl.cli.main import Parser
 from jsrl.errors import counted
 from jsrl.extras import EXTRAS, install_command, pip_command
-from jsrl.graph.compilation import cache_folder
+from jsrl.graph.machine import cache_folder
 from jsrl.linux import SHM
 from jsrl.services.runs.provenance import hardware_facts
 from jsrl.transport.memory.locks import is_living

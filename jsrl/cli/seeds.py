@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jsrl.cli import command_line as cli
+from jsrl.control.hooks import RunLog, redirect
 from jsrl.control.result import is_finished, missing
 from jsrl.control.resume import claimed, with_paths
-from jsrl.control.run_log import RunLog, redirect
 from jsrl.control.start_points import check_kept
 from jsrl.errors import ConfigError
 from jsrl.interrupts import interrupts

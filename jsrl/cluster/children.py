@@ -15,9 +15,8 @@ from jsrl.cluster.agent import Ended
 from jsrl.cluster.messages import MAX_TAIL_CHARS, MOST_LOG_BYTES, Begin, Usage
 from jsrl.control.processes.launcher import Local, write_job
 from jsrl.control.processes.processes import LocalHandle, size_of
-from jsrl.graph.compilation import cache_variables
 from jsrl.graph.launcher import Start
-from jsrl.graph.machine import accelerators
+from jsrl.graph.machine import accelerators, cache_variables
 from jsrl.rate_limit import is_reported
 from jsrl.references.importing import SpawnEnvironment, own_paths
 from jsrl.services.runs.control import identity_of

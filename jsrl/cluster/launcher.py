@@ -31,7 +31,7 @@ from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.meeting.keys import admit_hosts, hex_of, make_host_keys
 from jsrl.transport.params.relay import ancestors
 from jsrl.transport.stream import epoch_at, name_at
-from jsrl.workers.jobs import Job, kind_of
+from jsrl.workers.jobs import Job, JobPlace, kind_of
 from jsrl.workers.kinds import find_kind, value_of
 
 JOIN_S = 600.0
@@ -200,7 +200,9 @@ class JoinedHosts:
             self._at[job.name] = self._own.name
             return self._start_here(job, start)
         if not self._serves:
-            self._port.serve(start.control, Path(job.registry), Path(job.folder), self._admitted_keys, self._parents)
+            self._port.serve(
+                start.control, Path(job.place.registry), Path(job.folder), self._admitted_keys, self._parents
+            )
             self._serves = True
         with self._port.changed:
             host = self._host_for(job.name)
@@ -376,10 +378,7 @@ def moved(job: Job, folder: str, address: str) -> Job:
         start = dataclasses.replace(start, restore=f"{folder}/{own}")
     return dataclasses.replace(
         job,
-        folder=folder,
-        away=True,
-        registry=f"{folder}/names",
-        keys=f"{folder}/{KEYS}",
+        place=JobPlace(folder, f"{folder}/names", f"{folder}/{KEYS}", away=True),
         start_point=dataclasses.replace(start, journal_epoch=None),
         others=tuple(moved(other, folder, address) for other in job.others),
     )

@@ -15,8 +15,9 @@ from typing import Any
 
 from jsrl.control.ending import BeginTask, EndAction, Ending, Files, Interrupted, LookAtFiles, Rescue, ShowLate
 from jsrl.control.result import Result
-from jsrl.control.rules import ending_of, kept_files, lost_text, replacement_job, supervision_of
+from jsrl.control.rules import ending_of, kept_files, supervision_of
 from jsrl.control.session import Forwards, Session
+from jsrl.control.start_points import lost_text, replacement_job
 from jsrl.control.status_writer import Usage
 from jsrl.control.supervised import SupervisedWorker, death_notice, last_seen, loss_notice
 from jsrl.control.supervision import (

@@ -1,9 +1,11 @@
-"""Hooks: user code that the launching process calls during a run, in a separate thread."""
+"""Hooks: user code that the launching process calls during a run, in a separate thread. Also the files of its output."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
+import sys
 import time
 import traceback
 from collections import deque
@@ -14,13 +16,13 @@ from typing import Any, NamedTuple
 
 from jsrl.control.progress import RunState
 from jsrl.control.result import STOPPED, Result
-from jsrl.control.run_log import OutputToFolder
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.references.importing import import_target, nearest
 from jsrl.services.metrics.call_thread import CallThread
 from jsrl.services.runs.runs import RunFolder
 
+LOG, OUTPUT = "controller.log", "output.log"  # the controller's log; what a run in the background prints
 STOP = "stop"  # return value of on_metrics, on_evaluation and on_snapshot that ends the run
 METHODS = {
     "on_start": ("run",),
@@ -246,3 +248,41 @@ def made_by(what: str, reference: str, methods: Sequence[str]) -> list[Any]:
 
 def has_any(value: Any, methods: Iterable[str]) -> bool:
     return any(callable(getattr(value, name, None)) for name in methods)
+
+
+# -- files of output ---------------------------------------------------------------------------------------------------
+
+
+class RunLog:
+    """The controller's log: every line for the display, shown or not, with the time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, line: str) -> None:
+        """Append a line; the run continues without its log if the disk fails."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        except OSError:
+            return
+
+
+class OutputToFolder:
+    """A hook that redirects this process's output to the folder of its run once it begins."""
+
+    name = "output"
+
+    def on_start(self, run: LiveRun) -> None:
+        """Redirect standard output and standard error."""
+        redirect(run.folder / "logs" / OUTPUT)
+
+
+def redirect(path: Path) -> None:
+    """Redirect the output of this process and its children to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -13,12 +13,10 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.options import differences
 from jsrl.graph.graph_file import saved_experiment
 from jsrl.graph.machine import threads_obstacle
-from jsrl.graph.policies import PolicyPart
 from jsrl.services.runs.runs import RunFolder, in_command, split_tag
 from jsrl.services.runs.state import RUNNING, read_identity, write_identity
 from jsrl.services.snapshots.format import remove_incomplete, version_damage
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.transport.memory.locks import lock_file
 from jsrl.types import version_updates
@@ -35,7 +33,7 @@ MAY_CHANGE = (
 MAY_CHANGE_OF_POLICY = ("placement", "stop-at-return", "against")
 MAY_CHANGE_GROUPS = ("actor.", "inference.", "evaluator.", "video.", "snapshots.", "deadlines.", "supervision.", "env.")
 MAY_CHANGE_OF_REPLAY = (
-    "capacity", "batch-size", "min-size", "samples-per-insert", "updates-per-call", "tolerance", "prioritised", "alpha",
+    "capacity", "batch-size", "min-size", "updates-per-env-step", "updates-per-call", "tolerance", "prioritised", "alpha",
     "beta", "beta-end", "epsilon", "num-replays", "threads",
 )  # fmt: skip
 
@@ -114,27 +112,49 @@ def remove_incomplete_snapshots(folder: RunFolder) -> None:
 def next_start_point(
     folder: RunFolder, policy: str = "", ledger: Path | None = None, updates: int | None = None
 ) -> tuple[StartPoint, list[str]]:
-    """Return a policy's next start point (its newest good snapshot, in a new epoch), and messages.
+    """Return where a policy starts when its run is resumed, and messages; without snapshots the first one cannot.
 
     Args:
       folder: the run's. policy: its folder under that of the snapshots. ledger: the page of its learner's counts (default:
         the first learner's). updates: at which it must have its snapshot (None: the newest).
     """
-    store = SnapshotStore(folder.snapshots / policy / "state")
+    store, begun = SnapshotStore(folder.snapshots / policy / "state"), StartPoint(-1) if policy else None
     try:
-        version, broken = newest_good(store, updates)
-        latest = store.meta(version)
-        epoch, made, env_steps = int(latest["epoch"]), int(latest["updates"]), int(latest.get("env_steps", 0))
+        start, broken = start_after(store, ledger or folder.path / LEDGER, begun, updates)
     except SnapshotError as error:
         begin = "" if store.versions() else " It ended before its first snapshot; start it again as a new run."
         raise ConfigError(f"{folder.name} cannot be resumed: {error}{begin}") from error
+    if start.restore is None:
+        return start, [f"policy {policy} has no snapshot, so that it starts over"]
+    version = start.restore.rpartition("@")[2]
+    messages = [*broken, f"continuing from snapshot {version} instead, of update {start.made}"] if broken else []
+    return start, messages
+
+
+def start_after(
+    store: SnapshotStore, ledger: Path, begun: StartPoint | None, updates: int | None = None
+) -> tuple[StartPoint, list[str]]:
+    """Return where a learner starts next, in a new epoch, and what is wrong with its newer snapshots.
+
+    Args:
+      store: of its states. ledger: the page of its counts. updates: see newest_good.
+      begun: its last start, which is repeated if it has no snapshot yet; None: it must have one.
+
+    Raises:
+      SnapshotError: it has snapshots, and all are damaged: from the start it would replace them.
+    """
+    content, last = read_page(ledger), -1 if begun is None else begun.epoch
+    epoch = max(last, content.epoch if content is not None else last) + 1
+    if begun is not None and not store.versions():
+        return dataclasses.replace(begun, epoch=epoch), []
+    version, broken = newest_good(store, updates)
+    meta = store.meta(version)
+    try:
+        made, epoch, env_steps = int(meta["updates"]), max(epoch, int(meta["epoch"]) + 1), int(meta.get("env_steps", 0))
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{folder.name} cannot be resumed: its snapshot {version} is not a learner's.") from None
-    content = read_page(ledger or folder.path / LEDGER)
-    epoch = max(epoch, content.epoch if content else 0) + 1
-    messages = [*broken, f"continuing from snapshot {version} instead, of update {made}"] if broken else []
+        raise SnapshotError(f"its snapshot {version} is not a learner's.") from None
     number, restore = version_updates(version), f"{store.folder}@{version}"
-    return StartPoint(epoch, number, restore, env_steps=env_steps, unmade=number - made), messages
+    return StartPoint(epoch, number, restore, env_steps=env_steps, unmade=number - made), broken
 
 
 def common_batches(folder: RunFolder, policies: Mapping[str, int]) -> int | None:
@@ -175,23 +195,6 @@ def newest_good(store: SnapshotStore, updates: int | None = None) -> tuple[int, 
             return version, broken
         broken.append(damage)
     raise SnapshotError(" ".join(broken))
-
-
-def start_point_of(
-    folder: RunFolder, policy: PolicyPart, hop: str, updates: int | None = None
-) -> tuple[StartPoint, list[str]]:
-    """Return the next start point of a policy other than the first, and messages; without snapshots it starts over.
-
-    Args:
-      hop: with its learner's ledger. updates: see next_start_point.
-    """
-    ledger = ledger_path(folder.path, hop)
-    if SnapshotStore(folder.snapshots / policy.folder / "state").versions():
-        return next_start_point(folder, policy.folder, ledger, updates)
-    content = read_page(ledger)
-    return StartPoint(content.epoch + 1 if content else 0), [
-        f"policy {policy.name} has no snapshot, so that it starts over"
-    ]
 
 
 def may_be_exact(experiment: Experiment) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from jsrl.control.hooks import Hooks, load_hooks, load_values
+from jsrl.control.hooks import LOG, Hooks, RunLog, load_hooks, load_values
 from jsrl.control.memory_folder import check_memory, check_shared_memory, own_memory_folder
 from jsrl.control.progress import Progress
 from jsrl.control.result import Result
@@ -23,13 +23,11 @@ from jsrl.control.resume import (
     allowed_changes,
     claimed,
 )
-from jsrl.control.run_log import LOG, RunLog
 from jsrl.control.session import Session
 from jsrl.control.start_points import (
     begin_policies,
-    check_initial_params,
     check_kept,
-    check_kept_state,
+    check_snapshots,
     find_start_points,
 )
 from jsrl.envs.spaces import spec_notes
@@ -321,8 +319,7 @@ def ready_plan(
     for note in dict.fromkeys(note for schemas in plan.schemas_of.values() for note in spec_notes(schemas.env)):
         show(note)
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
-    check_initial_params(plan)
-    check_kept_state(plan)
+    check_snapshots(plan)
     check_devices(plan, accelerators())
     check_memory(plan)
     check_shared_memory(plan)

@@ -18,7 +18,7 @@ from jsrl.control.session import Forwards, Session
 from jsrl.control.supervised import loss_notice
 from jsrl.control.supervision import Standstill
 from jsrl.control.watchdog import Watchdog
-from jsrl.graph.compilation import keep_compiled_here
+from jsrl.graph.machine import keep_compiled_here
 from jsrl.graph.plan import Plan
 from jsrl.interrupts import interrupts, requests
 from jsrl.services.runs.control_bodies import Command, Crash, Event, Report

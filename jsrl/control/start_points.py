@@ -1,4 +1,4 @@
-"""Where each policy of a run starts: with new params, those of another run, or its snapshot in a resumed run."""
+"""Where a policy of a run or a replaced learner starts: with new params, those of another run, or its newest snapshot."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from jsrl.control.resume import (
     common_batches,
@@ -15,9 +16,9 @@ from jsrl.control.resume import (
     may_be_exact,
     next_start_point,
     remove_incomplete_snapshots,
-    start_point_of,
+    start_after,
 )
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.graph.graph_file import saved_experiment
@@ -27,8 +28,10 @@ from jsrl.graph.policies import PolicyPart
 from jsrl.graph.schemas import trace_agent
 from jsrl.services.runs.runs import RunFolder, in_command, last_values
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.types import changed_leaves, named_leaves, spec_of
-from jsrl.workers.jobs import StartPoint, check_params
+from jsrl.transport.ledger.hops import ledger_path
+from jsrl.types import ArraySpec, changed_leaves, named_leaves, spec_of
+from jsrl.workers.jobs import Job, StartPoint, check_params
+from jsrl.workers.kinds import find_kind
 
 REPLAY_ROWS = "replay/*/rows"  # of a run: the saved rows of its replay workers
 PARTS = ("params", "learner_params", "opt_state")  # of a state; a replay and a director add to the rest
@@ -89,7 +92,8 @@ def begin_policies(
             starts = {**starts, "": next_start_point(folder, updates=updates)[0]}
         start_point = starts.get("" if is_first else policy.name, StartPoint())
         if resumed and not is_first:
-            start_point, messages = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner), updates)
+            page = ledger_path(folder.path, learner_hop(plan.graph, policy.learner))
+            start_point, messages = next_start_point(folder, policy.folder, page, updates)
         if resumed and start_point.restore is not None and (updates is not None or not together):
             start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups, obstacle)
             messages += [line] if line else []
@@ -141,41 +145,59 @@ def what_is_lost(folder: RunFolder, policy: PolicyPart, start: StartPoint) -> li
     return lines
 
 
-def check_kept_state(plan: Plan) -> None:
-    """Check, before workers start, that the states of a resumed run fit its agents, from the shapes in the snapshots."""
+def check_snapshots(plan: Plan) -> None:
+    """Check, before workers start, that the snapshots that the policies begin with fit their agents, by their shapes."""
     for policy in plan.policies.values():
-        start, schemas = plan.job(policy.learner).start_point, plan.schemas_of[policy.name]
-        if start.restore is None or start.params_only:
+        start, env = plan.job(policy.learner).start_point, plan.schemas_of[policy.name].env
+        if start.restore is None:
             continue
         folder, _, selector = start.restore.rpartition("@")
-        saved = SnapshotStore(folder).specs(selector)
-        agent = build_agent(resolved_agent(policy.experiment), schemas.env)
-        state, _ = trace_agent(agent, schemas.env)
-        wanted = {
-            f"state/{part}/{name}": spec for part in PARTS for name, spec in named_leaves(spec_of(getattr(state, part)))
+        given = SnapshotStore(folder).specs(selector)
+        state, _ = trace_agent(build_agent(resolved_agent(policy.experiment), env), env)
+        if start.params_only:
+            check_params(start, _specs("", state.params), _below("params/", given) or _below("state/params/", given))
+            continue
+        wanted = {name: spec for part in PARTS for name, spec in _specs(f"state/{part}/", getattr(state, part)).items()}
+        kept = {
+            name: spec for name, spec in given.items() if name.startswith(tuple(f"state/{part}/" for part in PARTS))
         }
-        given = {
-            name: spec for name, spec in saved.items() if name.startswith(tuple(f"state/{part}/" for part in PARTS))
-        }
-        if changed := changed_leaves(given, wanted):
+        if changed := changed_leaves(kept, wanted):
             raise ConfigError(
                 f"the state in {start.restore} does not fit: {changed}. The environment's spaces, the agent's options or its "
                 "code have changed; put them back, or begin a new run with --init-from."
             )
 
 
-def check_initial_params(plan: Plan) -> None:
-    """Check, before workers start, that the params of --init-from fit the agents, from the shapes in the snapshots."""
-    for policy in plan.policies.values():
-        start, schemas = plan.job(policy.learner).start_point, plan.schemas_of[policy.name]
-        if not start.params_only:
-            continue
-        folder, _, selector = str(start.restore).rpartition("@")
-        specs = SnapshotStore(folder).specs(selector)
-        prefix = "params/" if any(name.startswith("params/") for name in specs) else "state/params/"
-        given = {name.removeprefix(prefix): spec for name, spec in specs.items() if name.startswith(prefix)}
-        state, _ = trace_agent(build_agent(resolved_agent(policy.experiment), schemas.env), schemas.env)
-        check_params(start, dict(named_leaves(spec_of(state.params))), given)
+def _specs(prefix: str, tree: Any) -> dict[str, ArraySpec]:
+    return {f"{prefix}{name}": spec for name, spec in named_leaves(spec_of(tree))}
+
+
+def _below(prefix: str, specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+    return {name.removeprefix(prefix): spec for name, spec in specs.items() if name.startswith(prefix)}
+
+
+def replacement_job(job: Job, incarnation: int, folder: Path) -> tuple[Job, list[str]]:
+    """Return the job that replaces a dead worker, and warnings; its state is the last good snapshot, or the run's start."""
+    job = dataclasses.replace(job, incarnation=incarnation)
+    if find_kind(job.kind).lifecycle.state != "snapshot":
+        return job, []
+    store = SnapshotStore(job.snapshots / "state")
+    start, broken = start_after(store, ledger_path(folder, job.input_hop), job.start_point)
+    used = [f"{job.name} continues from update {start.made:,} instead"] if broken else []
+    return dataclasses.replace(job, start_point=start), broken + used
+
+
+def lost_text(job: Job, updates: int) -> str:
+    """Return how many updates a learner's replacement makes again, as text; empty: none.
+
+    Args:
+      job: of the replacement. updates: of the dead learner, when it last reported them.
+    """
+    start, lost = job.start_point.made, updates - job.start_point.made
+    if not find_kind(job.kind).lifecycle.must_finish or lost <= 0:
+        return ""
+    why = "" if job.start_point.restore and not job.start_point.params_only else ", as there is no snapshot yet"
+    return f"{job.name} continues from update {start:,}{why}; at least {counted(lost, 'update')} are lost"
 
 
 def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint]) -> None:

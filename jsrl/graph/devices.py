@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable
 
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
-from jsrl.graph.compilation import cache_variables
 from jsrl.graph.graph import RANKS, WorkerNode
-from jsrl.graph.machine import THREADS, accelerators
+from jsrl.graph.machine import THREADS, accelerators, cache_variables
 from jsrl.graph.plan import Plan
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind, value_of
@@ -47,9 +46,9 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
         share = (0.9 - e.learner.memory_share) / len(serving)
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(share, 0.05):.2f}"
     elif set(own) & set(serving.values()):
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{e.learner.memory_share / len(job.policies):.2f}"
-    elif len(job.policies) > 1:  # several learners share the devices
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / len(job.policies):.2f}"
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{e.learner.memory_share / len(job.run.policies):.2f}"
+    elif len(job.run.policies) > 1:  # several learners share the devices
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / len(job.run.policies):.2f}"
     return variables
 
 

@@ -54,7 +54,7 @@ def _stays(kind: Kind, job: Job, e: Experiment) -> str:
     """Return why a worker may not run on a host without the run folder; empty: it may."""
     if why := value_of(kind.travel.needs_folder, e):
         return str(why)
-    if kind.lifecycle.must_finish and job.keeps_initial:
+    if kind.lifecycle.must_finish and job.run.keeps_initial:
         return "it keeps its first params there"
     counted_there = job.has(RANKS) or value_of(kind.travel.keeps_files, job)  # their hosts' agents send the counts
     if kind.reads_samples and not counted_there:

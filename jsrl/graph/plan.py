@@ -26,7 +26,7 @@ from jsrl.graph.policies import PolicyPart, learners_of, policies_at, policies_o
 from jsrl.graph.schemas import find_spec, make_schemas
 from jsrl.references.importing import import_target
 from jsrl.types import EnvSpec, GameSpec, leaves, spec_for_one
-from jsrl.workers.jobs import Job, Schemas, Sides, StartPoint, sides_of
+from jsrl.workers.jobs import Job, JobPart, JobPlace, RunFacts, Schemas, Sides, StartPoint, sides_of
 from jsrl.workers.kinds import Kind, find_kind, own_kinds, value_of
 from jsrl.workers.memory import replay_stream_bytes
 
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def registry(self) -> str:
-        return self.jobs[0].registry
+        return self.jobs[0].place.registry
 
     @property
     def forked(self) -> frozenset[str]:
@@ -151,13 +151,17 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
     graph, experiment, hosts = plan.graph, plan.experiment, plan.hosts
     addresses = bind_addresses(graph, experiment, plan.memory_folder, hosts)
     keys = keys_folder(experiment, folder, hosts)
-    places = counts_within(worker.kind for worker in graph.workers)
+    numbers = counts_within(worker.kind for worker in graph.workers)
     against = [name for policy in plan.policies.values() for name in policy.experiment.evaluator.against]
     keeps_initial = bool(against) and import_target("jsrl.graph.opponents:plays_initial")(against)
     explored = first_hyperparameters(experiment.director, next(iter(plan.policies.values())).experiment.seed)
 
+    place = JobPlace(folder, str((Path(folder) if hosts.of else plan.memory_folder) / "names"), keys)
+    several = len(experiment.policies) > 1
+    run = RunFacts(len(graph.workers), tuple(plan.policies), several, keeps_initial, sides)
+
     def job_of(worker: WorkerNode, index: int, name: str) -> Job:
-        policy = plan.policies[name]
+        policy, seat_group = plan.policies[name], next(first for first in seats if seats[first] == seats[name])
         job = Job(
             kind=worker.kind,
             name=worker.name,
@@ -165,28 +169,17 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
             experiment=policy.experiment,
             schemas=plan.schemas_of[name],
             ends=ends_of(graph, worker, addresses, name),
-            folder=folder,
-            registry=str((Path(folder) if hosts.of else plan.memory_folder) / "names"),
-            keys=keys,
+            place=place,
+            part=JobPart(name, policy.folder, seats[name], seat_group, explored.get(name, {})),
+            run=run,
             settings=worker.settings,
-            workers=len(graph.workers),
-            restart=worker.restart,
-            policy=name,
-            policy_folder=policy.folder,
-            policies=tuple(plan.policies),
-            seats=seats[name],
-            seat_group=next(first for first in seats if seats[first] == seats[name]),
-            hyperparameters=explored.get(name, {}),
-            plays_along=len(experiment.policies) > 1,
-            keeps_initial=keeps_initial,
-            sides=sides,
         )
         if value_of(find_kind(worker.kind).loads_jax, job):
             return job
         return dataclasses.replace(job, experiment=dataclasses.replace(policy.experiment, agent=None))
 
     jobs = []
-    for worker, index in zip(graph.workers, places, strict=True):
+    for worker, index in zip(graph.workers, numbers, strict=True):
         first, *others = (job_of(worker, index, name) for name in policies_at(graph, worker))
         jobs.append(dataclasses.replace(first, others=tuple(others)))
     return dataclasses.replace(plan, jobs=tuple(jobs), keys=keys)

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import jsrl.errors
-from jsrl.control.hooks import LiveRun
+from jsrl.control.hooks import OUTPUT, LiveRun, OutputToFolder
 from jsrl.control.result import Result, RunData
 from jsrl.control.run import run, sent
-from jsrl.control.run_log import OUTPUT, OutputToFolder
 from jsrl.errors import AgentFault, EnvironmentFault, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.graph.graph_file import Edit

@@ -159,8 +159,8 @@ class FrozenParams:
 
 def players_of(job: Job) -> PlayerStore:
     """Return the frozen players of a job's policy."""
-    kind = SentPlayers if job.away else PlayerStore
-    return kind(Path(job.folder, PLAYERS_FOLDER, job.policy_folder))
+    kind = SentPlayers if job.place.away else PlayerStore
+    return kind(Path(job.folder, PLAYERS_FOLDER, job.part.folder))
 
 
 def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams]:

@@ -182,27 +182,67 @@ def sides_of(spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -
 
 
 @dataclass(frozen=True)
+class JobPlace:
+    """Where a worker finds its files and the other workers.
+
+    Attributes:
+      folder: the run's, or one of its host's agent. registry: folder of the names under which workers find each other.
+      keys: folder of the keys that encrypt ZeroMQ traffic; None: no encryption.
+      away: its host does not see the run's folder, so `folder` is one of the host's agent.
+    """
+
+    folder: str
+    registry: str
+    keys: str | None = None
+    away: bool = False
+
+
+@dataclass(frozen=True)
+class JobPart:
+    """The policy that a worker trains, acts with or evaluates.
+
+    Attributes:
+      name: of the policy. folder: under folders of the run; empty for the first one: the folder itself.
+      seats: that it plays: name -> place in the order of all; empty: the environment has one agent.
+      seat_group: the environments' name for these seats: the first policy that plays them.
+      hyperparameters: that a director changes: name of a field of the agent's config -> its first value.
+    """
+
+    name: str = POLICY
+    folder: str = ""
+    seats: Mapping[str, int] = field(default_factory=dict)
+    seat_group: str = ""
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What all jobs of a run have in common.
+
+    Attributes:
+      workers: their number. policies: names of the policies, in the order of their numbers.
+      shares_environments: several policies play in the same environments, and may be trained for different times.
+      keeps_initial: evaluations play against the first params of the policies.
+      sides: of the environment, in runs with a director.
+    """
+
+    workers: int = 1
+    policies: tuple[str, ...] = (POLICY,)
+    shares_environments: bool = False
+    keeps_initial: bool = False
+    sides: Sides | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """One worker of one run.
 
     Attributes:
-      kind: as in the graph. index: among the workers of its kind. ends: (port, its end of the stream) pairs.
-      experiment: the whole experiment; without its agent for workers that must not load jax. folder: the run's.
-      registry: folder of the names under which workers find each other. keys: folder of the keys that encrypt ZeroMQ
-        traffic, None: no encryption. settings: of a user's kind.
-      incarnation: number of restarts of this worker. workers: number in the run.
-      restart: how often it may be replaced; None: as the experiment says.
-      policy: that it trains, acts with or evaluates. policy_folder: of that policy, under folders of the run; empty: the
-        folder itself. policies: the names of all policies of the run, in the order of their numbers.
-      seats: of the policy: name -> place in the order of all; empty: the environment has one agent.
-      seat_group: the environments' name for these seats: the first policy that plays them.
+      kind, name, settings: as in the graph. index: among the workers of its kind. ends: (port, its end of the stream) pairs.
+      experiment: of its policy; without the agent for workers that must not load jax.
+      incarnation: number of restarts of this worker.
       others: jobs for further policies that play in the worker's environments; they differ in the policy and in what follows
         from it.
-      hyperparameters: that a director changes: name of a field of the agent's config -> its first value.
-      keeps_initial: evaluations play against the first params of the run's policies.
-      away: it runs on a host that does not see the run's folder; `folder` is then a folder of that host's agent.
-      sides: of the environment, in runs with a director.
-      plays_along: further policies play in the environments of this policy's rows, and may be trained for longer.
     """
 
     kind: str
@@ -211,25 +251,13 @@ class Job:
     experiment: Experiment
     schemas: Schemas
     ends: tuple[tuple[str, End], ...]
-    folder: str
-    registry: str
-    keys: str | None = None
+    place: JobPlace
+    part: JobPart = JobPart()
+    run: RunFacts = RunFacts()
     settings: Any = None
-    start_point: StartPoint = field(default_factory=StartPoint)
+    start_point: StartPoint = StartPoint()
     incarnation: int = 0
-    workers: int = 1
-    restart: int | None = None
-    policy: str = POLICY
-    policy_folder: str = ""
-    policies: tuple[str, ...] = (POLICY,)
-    seats: Mapping[str, int] = field(default_factory=dict)
-    seat_group: str = ""
     others: tuple[Job, ...] = ()
-    hyperparameters: Mapping[str, float] = field(default_factory=dict)
-    plays_along: bool = False
-    keeps_initial: bool = False
-    away: bool = False
-    sides: Sides | None = None
 
     @property
     def by_policy(self) -> tuple[Job, ...]:
@@ -239,11 +267,23 @@ class Job:
     @property
     def seat_groups(self) -> dict[str, tuple[str, ...]]:
         """Return group -> the names of its seats, for jsrl.envs.make.make; empty where the environment has one agent."""
-        return {job.seat_group: tuple(job.seats) for job in (self, *self.others) if job.seats}
+        return {part.seat_group: tuple(part.seats) for part in (job.part for job in (self, *self.others)) if part.seats}
 
     @property
     def view(self) -> SeatView | None:
-        return view_of(self.seat_group, tuple(self.seats.values()))
+        return view_of(self.part.seat_group, tuple(self.part.seats.values()))
+
+    @property
+    def policy(self) -> str:
+        return self.part.name
+
+    @property
+    def folder(self) -> str:
+        return self.place.folder
+
+    @property
+    def keys(self) -> str | None:
+        return self.place.keys
 
     def end(self, port: str) -> End:
         for name, end in self.ends:
@@ -254,33 +294,33 @@ class Job:
     @property
     def input_hop(self) -> str:
         """Return the name under which a learner's input trajectories are counted; one that reads a recording has no stream."""
-        return self.end("samples").hop if self.has("samples") else recorded_hop(self.policy_folder)
+        return self.end("samples").hop if self.has("samples") else recorded_hop(self.part.folder)
 
     def has(self, port: str) -> bool:
         return any(name == port for name, _ in self.ends)
 
     @property
     def snapshots(self) -> Path:
-        return Path(self.folder, "snapshots", self.policy_folder)
+        return Path(self.folder, "snapshots", self.part.folder)
 
     @property
     def failed_update(self) -> Path:
         """Return the folder of this policy's update that was not finite."""
-        return Path(self.folder, FAILED_UPDATE, self.policy_folder)
+        return Path(self.folder, FAILED_UPDATE, self.part.folder)
 
     @property
     def begins_with(self) -> Path:
         """Return the folder of the snapshot of another run that this policy begins with, if its host does not see that run."""
-        return Path(self.folder, BEGINS_WITH, self.policy_folder)
+        return Path(self.folder, BEGINS_WITH, self.part.folder)
 
     @property
     def snapshots_of(self) -> dict[str, Path]:
-        first, *others = self.policies
+        first, *others = self.run.policies
         return {first: Path(self.folder, "snapshots")} | {name: Path(self.folder, "snapshots", name) for name in others}
 
     @property
     def policy_number(self) -> int:
-        return self.policies.index(self.policy)
+        return self.run.policies.index(self.policy)
 
     @property
     def in_process(self) -> bool:
@@ -312,7 +352,7 @@ class Job:
 
     @property
     def names(self) -> FileNames:
-        return FileNames(self.registry)
+        return FileNames(self.place.registry)
 
     def announce(self, name: str, address: str) -> None:
         """Register the address of a stream that this worker bound."""

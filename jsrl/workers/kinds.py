@@ -380,7 +380,7 @@ def build_worker(job: Job, reporter: Any) -> Any:
 def make_meter(worker_job: WorkerJob) -> Meter:
     """Return the meter of a worker; it also keeps spans if the experiment asks for a trace."""
     job, e = whole(worker_job), worker_job.experiment
-    spans = max(MIN_SPANS, TRACE_SPANS // (job.workers + 1))
+    spans = max(MIN_SPANS, TRACE_SPANS // (job.run.workers + 1))
     tracer = import_target(TRACER)(job.folder, job.name, job.incarnation, spans) if e.trace else None
     return Meter(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)
 

@@ -18,7 +18,7 @@ def played_policies(job: Job) -> list[PlayedPolicy]:
     """Return the policies that a player plays: its own first, then one for each group of other seats."""
     of_group: dict[str, Job] = {}
     for part in job.by_policy:
-        of_group.setdefault(part.seat_group, part)
+        of_group.setdefault(part.part.seat_group, part)
     return [
         PlayedPolicy(
             make_agent(part),

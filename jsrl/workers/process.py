@@ -67,10 +67,10 @@ def work(
             job = from_json(json.loads(job_path.read_text()))
         kind = find_kind(job.kind)
         control.stuck_s = job.experiment.deadlines.stuck_s
-        control.slowness = slowness(kind, job.workers, job.experiment.deadlines.silence_s)
-        if job.away:
+        control.slowness = slowness(kind, job.run.workers, job.experiment.deadlines.silence_s)
+        if job.place.away:
             control.lease = Lease(Path(job.folder))
-        if kind.lifecycle.saves and not job.away:  # else nobody would get the snapshot
+        if kind.lifecycle.saves and not job.place.away:  # else nobody would get the snapshot
             control.outlives_s = job.experiment.deadlines.snapshot_s
             control.holds_run = functools.partial(share_lock, Path(job.folder, RUNNING))
         with no_collections():

@@ -392,7 +392,7 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
     monkeypatch.setattr(host_launcher, "modules_named", lambda tree: {"edited_later"})
     e = Experiment(agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=4, placement="served")
     job = make_plan(e, str(tmp_path / "run"), tmp_path / "memory").job("actor-0")
-    job = dataclasses.replace(job, keys=str(make_keys(tmp_path / "keys")))
+    job = dataclasses.replace(job, place=dataclasses.replace(job.place, keys=str(make_keys(tmp_path / "keys"))))
     digest, content = archive({"edited_later"})
     told = list[Message]()
     launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)

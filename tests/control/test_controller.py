@@ -20,7 +20,7 @@ from jsrl.errors import WorkerDied
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.services.runs.control_bodies import Crash, Heartbeat
 from jsrl.services.runs.values import Exit
-from jsrl.workers.jobs import Job
+from jsrl.workers.jobs import Job, JobPlace
 from jsrl.workers.kinds import find_kind
 
 KILLED = Exit(-9, "killed")
@@ -29,7 +29,7 @@ KILLED = Exit(-9, "killed")
 def dead(kind: str, exit: Exit = KILLED, **changes: Any) -> SupervisedWorker:
     """Return a ready worker whose process has ended."""
     experiment = dataclasses.replace(Experiment(AgentReference("m:f"), EnvConfig()), **changes)
-    job = Job(kind, kind, 0, experiment, None, (), "", "")  # type: ignore[arg-type]
+    job = Job(kind, kind, 0, experiment, None, (), JobPlace("", ""))  # type: ignore[arg-type]
     handle = SimpleNamespace(alive=False, exit=exit, log="its log", tail=lambda _: "", kill=lambda: None)
     return SupervisedWorker(job, handle, Life(kind, stage="ready", exit=exit))  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ def test_a_fault_names_its_worker_once() -> None:
 
 def test_files_that_travel_grow_if_a_name_or_a_size_is_new(tmp_path: Path) -> None:
     worker, told = dead("learner"), list[Files]()
-    worker.job = dataclasses.replace(worker.job, folder=str(tmp_path))
+    worker.job = dataclasses.replace(worker.job, place=JobPlace(str(tmp_path), ""))
     made = controller(worker)
     made._folder, made._tell = tmp_path, told.append
     state = tmp_path / "snapshots" / "state"

@@ -12,9 +12,8 @@ import time
 import pytest
 
 from jsrl.cli import run as run_command
-from jsrl.control.hooks import METHODS, STOP, Hooks, SavedSnapshot, load_hooks
+from jsrl.control.hooks import METHODS, STOP, Hooks, OutputToFolder, SavedSnapshot, load_hooks
 from jsrl.control.run import run
-from jsrl.control.run_log import OutputToFolder
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment

@@ -14,7 +14,7 @@ from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.sac import SACConfig
 from jsrl.control.resume import allowed_changes, environment_obstacle
-from jsrl.control.start_points import check_kept_state, what_is_lost
+from jsrl.control.start_points import check_snapshots, what_is_lost
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig, ReplayConfig
@@ -29,7 +29,7 @@ from jsrl.workers.jobs import StartPoint
 from tests.marks import slow
 
 PPO = Experiment(PPOConfig(), EnvConfig("CartPole-v1"), placement="serial")
-REPLAY = ReplayConfig(min_size=64, capacity=1000, batch_size=32, samples_per_insert=1.0)
+REPLAY = ReplayConfig(min_size=64, capacity=1000, batch_size=32, updates_per_env_step=0.03125)
 SAC = Experiment(SACConfig(), EnvConfig("Pendulum-v1"), replay=REPLAY, max_policy_lag=None, placement="serial")
 
 
@@ -68,7 +68,7 @@ def test_the_coefficients_of_each_policy_may_change() -> None:
         (PPO, with_part(PPO, "agent", num_epochs=9), "--agent.num-epochs cannot"),
         (PPO, with_part(PPO, "env", id="Acrobot-v1"), "--env.id cannot"),
         (PPO, dataclasses.replace(PPO, num_envs=32), "its optimizer and what else its learner has learned"),
-        (SAC, with_part(SAC, "replay", samples_per_insert=4.0), "because the run counts its updates per env step"),
+        (SAC, with_part(SAC, "replay", updates_per_env_step=0.125), "because the run counts its updates per env step"),
         (
             with_part(SAC, "replay", save=True),
             with_part(SAC, "replay", save=True, capacity=2000),
@@ -121,9 +121,9 @@ def test_a_state_that_does_not_fit_is_refused_before_the_start(tmp_path: Path, e
         made = make_plan(changed, str(tmp_path), tmp_path)
         return made.begun_at(dict.fromkeys(made.policies, start))
 
-    check_kept_state(begun(experiment))
+    check_snapshots(begun(experiment))
     with pytest.raises(
         ConfigError, match=r"does not fit: state/params/.* was .* and is .* now .*\. The environment's spaces"
     ):
-        check_kept_state(begun(with_part(experiment, "agent", network=NetworkConfig(hidden=(9,)))))
+        check_snapshots(begun(with_part(experiment, "agent", network=NetworkConfig(hidden=(9,)))))
     assert store.close()

@@ -31,7 +31,7 @@ from jsrl.references.reference import from_json, to_json
 from jsrl.services.runs.control_bodies import Crash, Report, Stacks
 from jsrl.services.runs.process import all_stacks
 from jsrl.services.runs.values import Exit
-from jsrl.workers.jobs import Job
+from jsrl.workers.jobs import Job, JobPlace
 from jsrl.workers.kinds import find_kind, value_of
 from tests.patience import stretched
 
@@ -65,7 +65,7 @@ def session_in(folder: Path) -> SimpleNamespace:
 
 def job(name: str, kind: str = "actor", **env) -> Job:
     experiment = Experiment(AgentReference("m:f"), EnvConfig(**env), restart=2)
-    return Job(kind, name, 0, experiment, None, (), "", "")  # type: ignore[arg-type]
+    return Job(kind, name, 0, experiment, None, (), JobPlace("", ""))  # type: ignore[arg-type]
 
 
 @pytest.fixture

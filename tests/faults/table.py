@@ -351,8 +351,8 @@ FAULTS = (
     ),
     Fault(
         "a restarted learner keeps its epoch",
-        "    epoch = max(start_point.epoch, content.epoch if content is not None else 0) + 1\n",
-        "    epoch = max(start_point.epoch, content.epoch if content is not None else 0)\n",
+        "    epoch = max(last, content.epoch if content is not None else last) + 1\n",
+        "    epoch = max(last, content.epoch if content is not None else last)\n",
         (RESTARTS,),
     ),
 )

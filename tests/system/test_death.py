@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from jsrl.control import ending
-from jsrl.control.hooks import STOP, LiveRun
+from jsrl.control.hooks import LOG, STOP, LiveRun
 from jsrl.control.run import run as run_experiment
-from jsrl.control.run_log import LOG
 from jsrl.errors import WorkerDied
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig
 from tests.patience import stretched

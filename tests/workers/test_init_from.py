@@ -27,7 +27,7 @@ from jsrl.services.runs.runs import RunFolder
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from jsrl.workers.base import NullReporter
-from jsrl.workers.jobs import Job, StartPoint
+from jsrl.workers.jobs import Job, JobPlace, StartPoint
 from jsrl.workers.learner.build import restore_state
 from jsrl.workers.relay.worker import ParameterServer
 from tests.marks import marked, slow
@@ -186,7 +186,7 @@ def test_a_run_is_not_deleted_before_the_new_ones_environment_was_made(tmp_path:
 
 
 def test_parameter_server_leaves_the_tags_to_the_learner(tmp_path: Path) -> None:
-    job = Job("parameter-server", "parameter-server", 0, Experiment(AgentReference("m:f")), None, (), "", "")  # type: ignore[arg-type]
+    job = Job("parameter-server", "parameter-server", 0, Experiment(AgentReference("m:f")), None, (), JobPlace("", ""))  # type: ignore[arg-type]
     store = SnapshotStore(tmp_path / "params")
     server: Any = ParameterServer(job, store, NullReporter())
     server._latest, server._structure = (7, [np.zeros(1)]), jax.tree.structure(0)

@@ -300,7 +300,7 @@ def side_returns(sides: Sequence[int], returns: Sequence[float]) -> list[float]:
 
 
 def assignments_of(job: Job, reporter: Reporter) -> Assignments:
-    policies = [(part.policy_number, tuple(part.seats.values())) for part in job.by_policy]
+    policies = [(one.policy_number, tuple(one.part.seats.values())) for one in job.by_policy]
     cores = [bool(leaves(part.schemas.act.core)) for part in job.by_policy]
     return Assignments(
         policies,

@@ -243,7 +243,7 @@ def director_gate(job: Job, start: LearnerStart, updater: Updater, reporter: Rep
         Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key)),
         scores,
         reporter,
-        freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
+        freezes=e.director is not None or (job.run.keeps_initial and not job.start_point.updates),
         on_policy=e.buffer is None,
         meta=start.meta,
     )

@@ -17,15 +17,15 @@ from jsrl.workers.kinds import make_meter
 
 def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
     e, start = job.experiment, job.start_point
-    first = job.policies[0]
+    first = job.run.policies[0]
     players = {
         policy: PlayerStore(Path(job.folder, PLAYERS_FOLDER, "" if policy == first else policy))
-        for policy in job.policies
+        for policy in job.run.policies
     }
     resumes = start.restore is not None and not start.params_only and not job.incarnation
     warn = functools.partial(reporter.event, "warning", once="director")
     states = StateFile(Path(job.folder, FOLDER), start.updates if resumes else None, warn)
-    assert job.sides is not None
+    assert job.run.sides is not None
     return DirectorWorker(
         job.name,
         e.director,
@@ -37,7 +37,7 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
         session=job.incarnation + SESSIONS_PER_EPOCH * start.epoch,
         exact=resumes and start.journal_epoch is not None,
         poll_s=job.poll_s,
-        check=job.sides.check,
+        check=job.run.sides.check,
         order=_order(job) if e.is_deterministic else None,
     )
 
@@ -46,7 +46,7 @@ def _order(job: Job) -> OrderSettings:
     e = job.experiment
     return OrderSettings(
         groups=e.groups,
-        learners=len(job.policies) if wants_scores(e.director) else 0,
+        learners=len(job.run.policies) if wants_scores(e.director) else 0,
         rows=e.rollout_length,
         begun=job.start_point.updates // e.updates_per_batch,
         updates=e.updates_per_batch,

@@ -195,7 +195,7 @@ def _seat_policy(policy: Seated, slots: int) -> SeatPolicy:
 def make_opponents(job: Job) -> list[Opponent]:
     of_group: dict[str, Job] = {}
     for part in job.by_policy:
-        of_group.setdefault(part.seat_group, part)
+        of_group.setdefault(part.part.seat_group, part)
     found: list[Opponent] = []
     for number, name in enumerate(job.experiment.evaluator.against):
         if "@" in name:

@@ -74,7 +74,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     else:
         start, lifecycle = begin_counting(job), Lifecycle()
     e, meter, key = job.experiment, make_meter(job), stream_key(job.experiment.seed, INIT_STREAM)
-    agent = trained_agent(with_total(job), job.schemas.env, job.hyperparameters)
+    agent = trained_agent(with_total(job), job.schemas.env, job.part.hyperparameters)
     updater, devices = make_updater(agent, job)
     outlet, gates = Outlet(meter), [CountsItself(e.updates_per_call)]  # type: Outlet, list[Gate]
     if lifecycle.leads:
@@ -104,33 +104,30 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         calls_per_batch=e.learner.reuse,
         snapshot_period_s=e.snapshots.period_s,
         poll_s=job.poll_s,
-        shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
+        shares_rows=job.run.shares_environments
+        or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
         ages="window_age" if e.has_replay_workers else "policy_lag",
-        drains=job.plays_along and e.is_deterministic and not job.has("ranks"),
+        drains=job.run.shares_environments and e.is_deterministic and not job.has("ranks"),
     )
     return Learner(updater, begin, connect, outlet, settings, reporter, gates, lifecycle)
 
 
 def with_total(job: Job) -> Any:
-    """Return the experiment of a job, whose agent knows the updates of the whole run."""
+    """Return the experiment of a job, whose agent knows the updates of the whole run, earlier starts included."""
     e = job.experiment
     if getattr(e.agent, "total_updates", None) != e.total_updates:
         return e
-    return dataclasses.replace(
-        e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates)
-    )  # of a resume too
+    return dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
 
 
 def gates_of(job: Job, start: LearnerStart, updater: Any, reporter: Reporter) -> list[Gate]:
     e, gates = job.experiment, list[Gate]()
-    if e.director is not None or job.keeps_initial:
+    if e.director is not None or job.run.keeps_initial:
         gates.append(import_target(DIRECTED)(job, start, updater, reporter))
     if e.learner.check_finite and e.learner.split == "none":  # else each side checks its own updates
         ranks = e.learner.num_ranks > 1
-        gates.append(
-            import_target(ONLY_FINITE)() if ranks else FiniteCheck(updater, Path(job.folder), job.policy_folder)
-        )
+        gates.append(import_target(ONLY_FINITE)() if ranks else FiniteCheck(updater, Path(job.folder), job.part.folder))
     return gates
 
 

@@ -308,7 +308,7 @@ def build_video_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
         return make_rendered(e.filmed_env, (seed, FILMED), job.seat_groups or None)
 
     def open_shelf() -> VideoShelf:
-        return VideoShelf(Path(job.folder, VIDEOS, job.policy_folder), e.video.keep_newest)
+        return VideoShelf(Path(job.folder, VIDEOS, job.part.folder), e.video.keep_newest)
 
     return VideoRecorder(played_policies(job), settings, make_env, open_shelf, reporter, make_meter(job))
 

@@ -7,7 +7,7 @@ import time
 import zlib
 from pathlib import Path
 
-from jsrl.graph.compilation import CHECKED, WRITTEN_S, remove_broken
+from jsrl.graph.machine import CHECKED, WRITTEN_S, remove_broken
 
 WHOLE = zlib.compress(os.urandom(5_000))
 
