@@ -16,7 +16,7 @@ import zmq
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed
 from jsrl.transport.base import ProducerId
-from jsrl.transport.door import admission
+from jsrl.transport.door import hello
 from jsrl.transport.door.hello import MOST_NAMES, Admission, HelloChecker, HelloMessage, JoinRules
 from jsrl.transport.network import call
 from jsrl.transport.shared import inference as inference_shared
@@ -64,7 +64,7 @@ def refuse_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(inference_shared, "AreaLayout", work)
     patch.setattr(call, "_Client", work)
     for name in ("compare_schemas", "decode_schema"):
-        patch.setattr(admission, name, work)
+        patch.setattr(hello, name, work)
     patch.setattr(samples_shared.ProducerPages, "create", work)
 
 
