@@ -44,10 +44,10 @@ _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 # (stream type, scheme) -> what makes the ends that bind and connect, below jsrl.transport; imported at the first use.
 ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
     ("samples", "local"): ("local.samples:LocalSampleConsumer", "local.samples:connect_local"),
-    ("samples", "shm"): ("shared.samples:SharedSampleConsumer", "shared.samples_producer:SharedSampleProducer"),
+    ("samples", "shm"): ("shared.samples:SharedSampleConsumer", "shared.samples:SharedSampleProducer"),
     ("samples", "zmq"): ("network.reliable:ZmqSampleConsumer", "network.reliable:ZmqSampleProducer"),
     ("inference", "local"): ("local.inference:LocalInferenceServer", "local.inference:connect_local"),
-    ("inference", "shm"): ("shared.inference:SharedInferenceServer", "shared.inference_client:SharedInferenceClient"),
+    ("inference", "shm"): ("shared.inference:SharedInferenceServer", "shared.inference:SharedInferenceClient"),
     ("inference", "zmq"): ("network.call:ZmqInferenceServer", "network.call:ZmqInferenceClient"),
     ("params", "local"): ("local.params:LocalParamsPublisher", "local.params:LocalParamsSubscriber"),
     ("params", "shm"): ("shared.params:SharedParamsPublisher", "shared.params:SharedParamsSubscriber"),
