@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 
 from jsrl.errors import CodecError
 
@@ -78,33 +77,24 @@ def cut(frames: Sequence[Any]) -> list[Any]:
     return pieces
 
 
-def join(pieces: Sequence[Any], most_bytes: int) -> list[Any]:
+def join(pieces: Sequence[Any], max_bytes: int) -> list[Any]:
     """Return the frames that `cut` made these pieces of; large ones are copied into new memory.
 
     Args:
-      pieces: bytes or memoryviews. most_bytes: of the whole message.
+      pieces: bytes or memoryviews. max_bytes: of the whole message.
     """
     views = [memoryview(piece) for piece in pieces]
     total_bytes = sum(view.nbytes for view in views)
-    if total_bytes > most_bytes:
-        raise CodecError(f"a message of {total_bytes} bytes in {len(views)} pieces, expected at most {most_bytes}.")
+    if total_bytes > max_bytes:
+        raise CodecError(f"a message of {total_bytes} bytes in {len(views)} pieces, expected at most {max_bytes}.")
     frames: list[Any] = []
     parts: list[memoryview] = []
     for view in views:
         parts.append(view)
         if view.nbytes == PIECE_BYTES:
             continue
-        frames.append(view if len(parts) == 1 else _whole(parts))
+        frames.append(view if len(parts) == 1 else memoryview(b"".join(parts)))
         parts = []
     if parts:
         raise CodecError(f"a message in {len(views)} pieces whose last frame has no end.")
     return frames
-
-
-def _whole(parts: Sequence[memoryview]) -> memoryview:
-    frame = np.empty(sum(part.nbytes for part in parts), np.uint8)
-    start = 0
-    for part in parts:
-        frame[start : start + part.nbytes] = part
-        start += part.nbytes
-    return frame.data
