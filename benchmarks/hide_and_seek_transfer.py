@@ -26,9 +26,9 @@ import jax
 import numpy as np
 
 from jsrl.control.run import run
+from jsrl.envs.check import random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_actions
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.configs.hide_and_seek_league import config
 from jsrl.games.hide_and_seek.game import TASKS, HideAndSeek

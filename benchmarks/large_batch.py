@@ -53,7 +53,7 @@ class Scaling(NamedTuple):
         """Return the arguments for run.py."""
         words = {
             "replay.batch-size": self.batch,
-            "replay.samples-per-insert": self.batch * self.updates / ENV_STEPS_PER_CALL,
+            "replay.updates-per-env-step": self.updates / ENV_STEPS_PER_CALL,
             "agent.learning-rate": self.learning_rate,
             "agent.tau": self.tau,
         }

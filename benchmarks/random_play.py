@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from jsrl.envs.check import random_actions
 from jsrl.envs.make import make
-from jsrl.envs.random_play import random_actions
 
 
 def play(name: str, episodes: int, num_envs: int, seed: int) -> dict[str, Any]:

@@ -47,8 +47,8 @@ class CrossQConfig:
     learns_from: ClassVar[str] = "replay"
     usual_replay: ClassVar[dict] = {
         "min_size": 1_000,
-        "samples_per_insert": 256.0,
-    }  # batches of 256: an update per env step
+        "updates_per_env_step": 1.0,
+    }
 
 
 class BatchRenorm(nn.Module):

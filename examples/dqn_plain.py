@@ -44,7 +44,7 @@ class Args:
     capacity: int = 100_000  # rows, of all environments
     min_size: int = 1_000  # rows before the first update
     batch_size: int = 64
-    samples_per_insert: float = 32.0  # how often each row is drawn
+    updates_per_env_step: float = 0.5
     n_step: int = 3
     learning_rate: float = 1e-3
     max_grad_norm: float = 10.0
@@ -245,8 +245,7 @@ def train(args):
     state = init_state(args, jax.random.key(args.seed), observation, num_actions)
     replay = Replay(args, envs.single_observation_space.shape)
     updates, due, score = 0, 0.0, -np.inf
-    updates_per_step = args.samples_per_insert / args.batch_size
-    exploration_updates = args.exploration_fraction * args.total_env_steps * updates_per_step
+    exploration_updates = args.exploration_fraction * args.total_env_steps * args.updates_per_env_step
 
     for env_steps in range(num_envs, args.total_env_steps + 1, num_envs):
         epsilon = 1.0 + (args.epsilon - 1.0) * min(1.0, updates / exploration_updates)
@@ -259,7 +258,7 @@ def train(args):
         observation, is_first, is_last = following, is_last, terminated | truncated
 
         if env_steps >= args.min_size:
-            due += num_envs * updates_per_step
+            due += num_envs * args.updates_per_env_step
         while due >= 1.0:
             windows = replay.sample(rng, args.batch_size, args.n_step + 1)
             state, value = update(args, state, windows)

@@ -44,7 +44,7 @@ class Args:
     capacity: int = 20_000  # rows, of all environments
     min_size: int = 1_000  # rows before the first update
     batch_size: int = 128
-    samples_per_insert: float = 128.0  # how often each row is drawn
+    updates_per_env_step: float = 1.0
     learning_rate: float = 1e-3
     gamma: float = 0.98
     tau: float = 0.01  # how far the target critics move in each update
@@ -278,7 +278,7 @@ def train(args):
         observation, is_first, is_last = following, is_last, terminated | truncated
 
         if env_steps >= args.min_size:
-            due += num_envs * args.samples_per_insert / args.batch_size
+            due += num_envs * args.updates_per_env_step
         while due >= 1.0:
             windows = replay.sample(rng, args.batch_size)
             state, losses = update(args, state, windows, jax.random.fold_in(key, updates))

@@ -297,7 +297,13 @@ def test_plain_ppo_runs():
 def test_a_plain_file_with_replay_runs(name, least):
     plain = importlib.import_module(name)
     args = plain.Args(
-        total_env_steps=160, eval_every=160, eval_episodes=2, min_size=80, samples_per_insert=16, capacity=96, hidden=8
+        total_env_steps=160,
+        eval_every=160,
+        eval_episodes=2,
+        min_size=80,
+        updates_per_env_step=0.25,
+        capacity=96,
+        hidden=8,
     )
     assert plain.train(args) > least
 

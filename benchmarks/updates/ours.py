@@ -50,7 +50,7 @@ def make_update(request: dict[str, Any]) -> tuple[Callable[[], None], int]:
         min_size=request["rows"] // 2,
         batch_size=request["batch"],
         updates_per_call=request["updates_per_call"],
-        samples_per_insert=None,
+        updates_per_env_step=None,
     )
     agent_config = dataclasses.replace(experiment.agent, learning_rate=request["learning_rate"])
     experiment = dataclasses.replace(

@@ -180,7 +180,7 @@ def whole_run(work: ReplayWork, placement: str, given: argparse.Namespace, furth
         "replay.capacity": work.rows,
         "replay.batch-size": work.batch,
         "replay.min-size": work.learning_starts,
-        "replay.samples-per-insert": float(work.batch * work.updates_per_step),
+        "replay.updates-per-env-step": float(work.updates_per_step),
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return dict(end_to_end(given.name, placement, given.seconds, given.warm_up_s, [*words, *further]))

@@ -50,7 +50,7 @@ class DQNConfig:
     factory: ClassVar[str] = "jsrl.agents.dqn:dqn"
     learns_from: ClassVar[str] = REPLAY
     usual_replay: ClassVar[dict[str, Any]] = {
-        "capacity": 100_000, "batch_size": 32, "window": 3, "min_size": 5_000, "samples_per_insert": 8.0
+        "capacity": 100_000, "batch_size": 32, "window": 3, "min_size": 5_000, "updates_per_env_step": 0.25
     }  # fmt: skip
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
@@ -65,6 +65,8 @@ class DQNConfig:
     tau: PositiveUnitFloat = option(1.0, "share of the online network in each step of the target network; 1 replaces "
         "it.")
     target_period: PositiveInt = option(1000, "updates between steps of the target network.")
+    target_env_steps: PositiveInt | None = option(None, "env steps between steps of the target network, in place of "
+        "target_period, which an Experiment fills in.")
     double: bool = option(True, "double Q-learning: the online network chooses the action that the target network "
         "values.")
     dueling: bool = option(True, "separate streams for state value and advantages.")

@@ -23,7 +23,7 @@ from jsrl.errors import ConfigError
 from jsrl.networks.off_policy import Network
 from jsrl.types import Array, Continuous, Discrete, EnvSpec, Trajectory, Tree
 
-USUAL_REPLAY = {"capacity": 1_000_000, "batch_size": 256, "min_size": 1_000, "samples_per_insert": 256.0}
+USUAL_REPLAY = {"capacity": 1_000_000, "batch_size": 256, "min_size": 1_000, "updates_per_env_step": 1.0}
 NORMALIZE_HELP = "normalise observations, except images and flags, by running moments of the sampled rows."
 MOST_TOO_SHORT = 0.1  # largest share of windows that may end before the agent's next row
 CHUNK = 512  # columns whose intermediate values (256 units wide) stay in a core's cache

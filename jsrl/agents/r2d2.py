@@ -86,7 +86,7 @@ class R2D2Config:
         """Return the settings of replay: 20 rows of each window are trained on."""
         return {
             "capacity": 100_000, "batch_size": 32, "window": self.burn_in + 20, "min_size": 5_000,
-            "samples_per_insert": 0.2, "prioritised": True, "alpha": 0.9,
+            "updates_per_env_step": 0.00625, "prioritised": True, "alpha": 0.9,
         }  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ class VDNConfig(DQNConfig):
 
     factory: ClassVar[str] = "jsrl.agents.vdn:vdn"
     usual_replay: ClassVar[dict[str, Any]] = {
-        "capacity": 200_000, "batch_size": 128, "window": 3, "min_size": 5_000, "samples_per_insert": 4.0
+        "capacity": 200_000, "batch_size": 128, "window": 3, "min_size": 5_000, "updates_per_env_step": 0.03125
     }  # fmt: skip
     rewards: ClassVar[str] = "team"  # it learns from the mean reward of its seats
 
@@ -73,7 +73,7 @@ class RecurrentVDNConfig(R2D2Config):
         """Return the settings of replay: 20 rows of each window are trained on."""
         return {
             "capacity": 200_000, "batch_size": 32, "window": self.burn_in + 20, "min_size": 5_000,
-            "samples_per_insert": 0.2,
+            "updates_per_env_step": 0.00625,
         }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ INDENT = " " * 8  # of an option's text
 COMMON = (
     ("how long", ("total-env-steps", "max-minutes", "stop-at-return", "seed", "seeds")),
     ("what", ("env.id", "env.kwargs.KEY", "num-envs", "rollout-length", "batch-envs", "max-policy-lag",
-              "replay.capacity", "replay.batch-size", "replay.samples-per-insert")),
+              "replay.capacity", "replay.batch-size", "replay.updates-per-env-step")),
     (
         "algorithm",
         ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.entropy-coef",

@@ -147,8 +147,8 @@ def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
     if e.is_free_running:
         ratio = "free-running"
     else:
-        made = r.samples_per_insert if e.has_replay_workers else e.windows_per_env_step
-        ratio = f"{made:g} windows per env step"
+        made = r.updates_per_env_step if e.has_replay_workers else e.updates_per_env_step
+        ratio = f"{made:g} updates per env step"
     per_row = row_bytes(e, schemas)
     kept = (
         f"replay ({r.kind}): {r.capacity:,} env steps of {per_row:,.0f} B = {r.capacity * per_row / 2**20:,.0f} MiB; {how}; "

@@ -27,13 +27,14 @@ from jsrl.cluster.engines.slurm import SlurmSearch, search_script
 from jsrl.errors import ConfigError, TrialsFailed, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import Option, SlurmOptions, options_of
+from jsrl.extras import require_extra
 from jsrl.fields import option, suggesting
 from jsrl.services.metrics.display_state import clock
 from jsrl.services.runs.files import write_json
 from jsrl.tools.tuning.child import Lines
 from jsrl.tools.tuning.page import best_first, page, trials_table
 from jsrl.tools.tuning.ranges import Range, parse_space
-from jsrl.tools.tuning.study import RUNS, Search, SearchOptions, Setup, held, require_optuna
+from jsrl.tools.tuning.study import RUNS, Search, SearchOptions, Setup, held
 
 MOST_TRIALS = 20  # in the table
 FILE, PAGE = "search.json", "search.html"  # in the folder of a search
@@ -152,7 +153,7 @@ def begun(args: list[str]) -> ParsedSearch:
             f"--{wrong[0]} is for a search that exists, with its experiment; leave the experiment's name out."
         )
     _check_launcher(asked)
-    require_optuna()
+    require_extra("search", "a search")
     ranges = checked_space(asked, load(name))
     cli.spelled(asked.experiment, load(name))
     folder = make_folder(Path(options.searches_dir), asked.experiment.name, options.search_name)
@@ -180,7 +181,7 @@ def resumed(args: list[str]) -> ParsedSearch | None:
     if more := sorted(name for name in asked.given - ON_RESUME if not name.startswith("slurm.")):
         raise ConfigError(f"--{more[0]} cannot change when a search is continued; only --trials and --parallel can.")
     _check_launcher(asked)
-    require_optuna()
+    require_extra("search", "a search")
     now = {name: getattr(asked.run, name) for name in (*(asked.given & ON_RESUME), "slurm")}
     options = SearchCommand(**stored["options"] | now)
     experiment = cli.parse(stored["words"], default).experiment

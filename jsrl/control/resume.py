@@ -33,7 +33,7 @@ MAY_CHANGE = (
 MAY_CHANGE_OF_POLICY = ("placement", "stop-at-return", "against")
 MAY_CHANGE_GROUPS = ("actor.", "inference.", "evaluator.", "video.", "snapshots.", "deadlines.", "supervision.", "env.")
 MAY_CHANGE_OF_REPLAY = (
-    "capacity", "batch-size", "min-size", "samples-per-insert", "updates-per-call", "tolerance", "prioritised", "alpha",
+    "capacity", "batch-size", "min-size", "updates-per-env-step", "updates-per-call", "tolerance", "prioritised", "alpha",
     "beta", "beta-end", "epsilon", "num-replays", "threads",
 )  # fmt: skip
 

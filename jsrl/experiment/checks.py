@@ -287,10 +287,10 @@ def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:
         raise ConfigError(
             f"replay.num_replays={r.num_replays} needs replay.kind=host; on the device there is one replay."
         )
-    if r.samples_per_insert is not None and r.updates_per_call is not None:
-        asked = r.samples_per_insert * e.rows_per_update / r.batch_size
+    if r.updates_per_env_step is not None and r.updates_per_call is not None:
+        asked = r.updates_per_env_step * e.rows_per_update
         if round(asked) != r.updates_per_call:
             raise NumbersDisagree(
-                f"replay.updates_per_call={r.updates_per_call}, but samples_per_insert={r.samples_per_insert:g} asks for "
+                f"replay.updates_per_call={r.updates_per_call}, but updates_per_env_step={r.updates_per_env_step:g} asks for "
                 f"{asked:g} updates per batch of {e.rows_per_update} env steps; leave one of them out."
             )

@@ -180,8 +180,8 @@ class Experiment:
         Free-running replay workers follow no ratio; then it is the env steps in one trajectory of every environment.
         """
         replay = self.buffer
-        if replay is not None and self.has_replay_workers and replay.samples_per_insert is not None:
-            return self.updates_per_call * replay.batch_size / replay.samples_per_insert
+        if replay is not None and self.has_replay_workers and replay.updates_per_env_step is not None:
+            return self.updates_per_call / replay.updates_per_env_step
         return self.batch_columns * self.rollout_length
 
     @property
@@ -212,7 +212,7 @@ class Experiment:
     @property
     def is_free_running(self) -> bool:
         """Return whether there are replay workers without a ratio of updates to env steps."""
-        return self.has_replay_workers and self.buffer is not None and self.buffer.samples_per_insert is None
+        return self.has_replay_workers and self.buffer is not None and self.buffer.updates_per_env_step is None
 
     @property
     def updates_per_call(self) -> int:
@@ -220,14 +220,14 @@ class Experiment:
         replay = self.buffer
         if replay is None or replay.updates_per_call is not None:
             return 1 if replay is None else replay.updates_per_call or 1
-        if replay.kind == "host" or replay.samples_per_insert is None:
+        if replay.kind == "host" or replay.updates_per_env_step is None:
             return 1
-        return max(1, round(replay.samples_per_insert * self.rows_per_update / replay.batch_size))
+        return max(1, round(replay.updates_per_env_step * self.rows_per_update))
 
     @property
-    def windows_per_env_step(self) -> float:
-        """Return the windows per env step of a replay on the device; may differ from the option, as K is a whole number."""
-        return self.updates_per_call * self.buffer.batch_size / self.rows_per_update if self.buffer is not None else 0.0
+    def updates_per_env_step(self) -> float:
+        """Return the updates per env step with a replay on the device; may differ from the option, as K is a whole number."""
+        return self.updates_per_call / self.rows_per_update
 
     @property
     def updates_per_batch(self) -> int:
@@ -283,13 +283,15 @@ class Experiment:
     @property
     def evaluation_period(self) -> int:
         """Return the updates between evaluations."""
-        env_steps = self.evaluator.period_env_steps or self.total_env_steps // 40
-        return max(1, int(env_steps * self.updates_per_batch // self.env_steps_per_batch))
+        return self.updates_in(self.evaluator.period_env_steps or self.total_env_steps // 40)
 
     @property
     def filming_period(self) -> int:
         """Return the updates between videos."""
-        env_steps = self.video.period_env_steps or self.total_env_steps // 10
+        return self.updates_in(self.video.period_env_steps or self.total_env_steps // 10)
+
+    def updates_in(self, env_steps: int) -> int:
+        """Return the updates that come with so many env steps, at least 1."""
         return max(1, int(env_steps * self.updates_per_batch // self.env_steps_per_batch))
 
     @property

@@ -112,12 +112,12 @@ class ReplayConfig:
     window: PositiveInt = option(1, "Rows of a window: n for n-step returns, burn-in + unroll for sequences of a "
         "recurrent agent.")
     min_size: PositiveInt = option(1_000, "Env steps inserted before the first update.")
-    samples_per_insert: PositiveFinite | None = option(None, "Windows sampled per env step inserted (batch_size x "
-        "updates per env step); None: no limit.")
-    tolerance: PositiveFloat = option(0.1, "Share of min_size x samples_per_insert by which either side may run ahead "
-        "(host).", in_python=True)
+    updates_per_env_step: PositiveFinite | None = option(None, "Updates per env step inserted, a fraction as a rule; "
+        "None: no limit.")
+    tolerance: PositiveFloat = option(0.1, "Share of the draws of the first min_size env steps by which either side may "
+        "run ahead (host).", in_python=True)
     updates_per_call: PositiveInt | None = option(None, "Updates in one compiled call; None: chosen from "
-        "samples_per_insert (device), or 1.")
+        "updates_per_env_step (device), or 1.")
     prioritised: bool = option(False, "Sample windows in proportion to priority^alpha instead of uniformly.")
     alpha: UnitFloat = option(0.6, "Exponent of priorities: 0 is uniform.")
     beta: UnitFloat = option(0.4, "Exponent of importance weights at the start.")

@@ -60,7 +60,7 @@ def test_the_other_library_has_the_settings_of_the_experiments(monkeypatch):
         ours, task = load(experiment), tasks[name]
         replay = {"batch_size": "batch_size", "buffer_size": "capacity", "learning_starts": "min_size"}
         assert (task.num_envs, task.hidden) == (ours.num_envs, ours.agent.network.hidden)
-        assert ours.buffer.samples_per_insert == ours.buffer.batch_size  # one update per env step
+        assert ours.buffer.updates_per_env_step == 1.0
         assert {their: task.settings[their] for their in replay} == {
             their: dataclasses.asdict(ours.buffer)[name] for their, name in replay.items()
         }

@@ -10,7 +10,7 @@ def test_the_smallest_batch_is_the_experiment_itself():
     config, how = sac_pendulum.config(), large_batch.scaling(128, "scaled", 4.0)
     assert (how.learning_rate, how.tau) == (config.agent.learning_rate, config.agent.tau)
     assert how.batch == config.replay.batch_size
-    assert how.batch * how.updates / large_batch.ENV_STEPS_PER_CALL == config.replay.samples_per_insert
+    assert how.updates / large_batch.ENV_STEPS_PER_CALL == config.replay.updates_per_env_step
     assert config.num_envs * config.rollout_length == large_batch.ENV_STEPS_PER_CALL
 
 

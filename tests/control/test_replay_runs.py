@@ -44,7 +44,7 @@ from tests.marks import nightly
 from tests.replay.learning import toy_agent
 from tests.replay.streams import World
 
-REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0)
+REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, updates_per_env_step=0.125)
 
 
 def experiment(kind: str, *, poison: float = 1e9, **changes) -> Experiment:
@@ -64,20 +64,20 @@ def experiment(kind: str, *, poison: float = 1e9, **changes) -> Experiment:
 
 def test_the_plan_shows_replay_on_the_device(tmp_path):
     e = experiment("device", num_envs=16, placement="served")
-    assert e.updates_per_call == 8  # 2 x 16 x 4 / 16
+    assert e.updates_per_call == 8  # 0.125 x 16 x 4
     assert (e.updates_per_batch, e.last_number) == (8, 25 * 8)
     assert e.total_updates == 22 * 8  # 200 env steps are there with the fourth batch
     text = describe(make_plan(e, str(tmp_path), tmp_path), [])
     assert "replay (device): 2,000 env steps of 34 B" in text
-    assert "8 updates per call; 2 windows per env step, from 200 env steps on" in text
+    assert "8 updates per call; 0.125 updates per env step, from 200 env steps on" in text
     assert [job.kind for job in make_plan(e, str(tmp_path), tmp_path).jobs] == ["learner", "inference", "actor"]
 
 
 def test_whole_updates_that_miss_the_ratio_are_reported(tmp_path):
     e = experiment("device", num_envs=2, rollout_length=1)  # an update per 8 env steps is asked for, of batches of 2
     assert e.updates_per_call == 1
-    assert "1 update per call; 8 windows per env step" in describe(make_plan(e, str(tmp_path), tmp_path), [])
-    assert "is 2, which is an update per 8 env steps, but batches have 2 and get 1: 8 windows" in missed_ratio(e)
+    assert "1 update per call; 0.5 updates per env step" in describe(make_plan(e, str(tmp_path), tmp_path), [])
+    assert "is 0.125, an update per 8 env steps, but batches have 2 and get 1: 0.5 per env step" in missed_ratio(e)
     kept = (
         experiment("device"),
         experiment("host"),
@@ -94,7 +94,7 @@ def test_whole_updates_that_miss_the_ratio_are_reported(tmp_path):
         ("device", {"save": True}, (50 - 6) * 4, 25 * 4),
         ("host", {}, 1_400 // 8, 600 // 8),
         ("host", {"save": True}, 1_400 // 8, 800 // 8),
-        ("host", {"samples_per_insert": None}, 44, 19),  # no ratio: as many as batches of the actors
+        ("host", {"updates_per_env_step": None}, 44, 19),  # no ratio: as many as batches of the actors
     ],
 )
 def test_schedules_count_the_updates_that_will_be_made(kind, changes, total, rest, tmp_path):
@@ -193,12 +193,12 @@ def test_updates_are_those_that_were_made_everywhere(kind, tmp_path):
 
 def test_replay_workers_may_ask_for_several_updates_per_env_step(tmp_path):
     """Their number is that of the whole run: schedules, evaluations and resumes count on it."""
-    e = experiment("host", replay={"samples_per_insert": 64.0})  # 4 updates per env step
+    e = experiment("host", replay={"updates_per_env_step": 4.0})
     assert (e.total_updates, e.last_number, e.evaluation_period) == (4 * 1_400, 4 * 1_600, 4 * 40)
     job = SimpleNamespace(name="video-recorder", experiment=e, start_point=StartPoint())
     shared = PlayerSettings(period_updates=1, **common_player_settings(job))
     assert Player._env_steps(SimpleNamespace(_shared=shared), 6_400) == 1_600
-    free = experiment("host", replay={"samples_per_insert": None})
+    free = experiment("host", replay={"updates_per_env_step": None})
     for each, env_steps, refused in ((e, 1_600, False), (e, 1_601, True), (free, 1_600, False)):
         plan = make_plan(each, str(tmp_path), tmp_path)
         starts = {name: StartPoint(updates=10**6, env_steps=env_steps) for name in plan.policies}
@@ -246,10 +246,10 @@ def test_three_algorithms_of_one_game_each_train_on_their_own_data(tmp_path):
     network, small = NetworkConfig(hidden=(8,)), {"capacity": 500, "batch_size": 8, "min_size": 80}
     policies = {
         "dqn": PolicyConfig(
-            DQNConfig(network=network), "agent_0", replay=ReplayConfig(samples_per_insert=2.0, **small)
+            DQNConfig(network=network), "agent_0", replay=ReplayConfig(updates_per_env_step=0.25, **small)
         ),
         "sac": PolicyConfig(
-            SACConfig(network=network), "agent_1", replay=ReplayConfig(samples_per_insert=1.0, **small)
+            SACConfig(network=network), "agent_1", replay=ReplayConfig(updates_per_env_step=0.125, **small)
         ),
         "ppo": PolicyConfig(PPOConfig(network=network, num_epochs=1, num_minibatches=1), "agent_2"),
     }
@@ -288,8 +288,8 @@ def test_dqn_on_the_ladder_runs(placement, tmp_path):
     ("changes", "message"),
     [
         ({"replay": {"capacity": 100}}, "replay.min_size is 200; use at most replay.capacity, 100"),
-        ({"replay": {"samples_per_insert": 0.0}}, "samples_per_insert is 0.0; it must be above 0"),
-        ({"replay": {"updates_per_call": 3}}, "samples_per_insert=2 asks for 4 updates per batch of 32"),
+        ({"replay": {"updates_per_env_step": 0.0}}, "updates_per_env_step is 0.0; it must be above 0"),
+        ({"replay": {"updates_per_call": 3}}, "updates_per_env_step=0.125 asks for 4 updates per batch of 32"),
         ({"replay": {"num_replays": 2}}, "num_replays=2 needs replay.kind=host"),
         ({"replay": {"kind": "host", "num_replays": 2}}, "only 1 actor"),
         ({"batch_envs": 4, "max_policy_lag": None}, "keeps a column for each environment"),
@@ -330,7 +330,7 @@ def test_run_continues_from_its_snapshot(kind, save, tmp_path):
 @pytest.mark.nightly
 def test_resumed_run_with_free_replay_counts_the_inserted_env_steps(tmp_path):
     """It makes many more updates than the env steps of its batches suggest."""
-    e = experiment("host", replay={"samples_per_insert": None, "min_size": 32}, total_env_steps=400)
+    e = experiment("host", replay={"updates_per_env_step": None, "min_size": 32}, total_env_steps=400)
     first = run(e, runs_dir=tmp_path, name="a", display="quiet")
     assert 400 <= first.env_steps < 500 and first.updates > 2 * e.total_updates
     again = run(dataclasses.replace(e, total_env_steps=600), runs_dir=tmp_path, resume="a", display="quiet")

@@ -32,7 +32,7 @@ from jsrl.workers.kinds import Kind, Lifecycle
 from tests.marks import slow
 
 PPO = Experiment(PPOConfig(), EnvConfig("CartPole-v1"), placement="serial")
-REPLAY = ReplayConfig(min_size=64, capacity=1000, batch_size=32, samples_per_insert=1.0)
+REPLAY = ReplayConfig(min_size=64, capacity=1000, batch_size=32, updates_per_env_step=0.03125)
 SAC = Experiment(SACConfig(), EnvConfig("Pendulum-v1"), replay=REPLAY, max_policy_lag=None, placement="serial")
 
 
@@ -71,7 +71,7 @@ def test_the_coefficients_of_each_policy_may_change() -> None:
         (PPO, with_part(PPO, "agent", num_epochs=9), "--agent.num-epochs cannot"),
         (PPO, with_part(PPO, "env", id="Acrobot-v1"), "--env.id cannot"),
         (PPO, dataclasses.replace(PPO, num_envs=32), "its optimizer and what else its learner has learned"),
-        (SAC, with_part(SAC, "replay", samples_per_insert=4.0), "because the run counts its updates per env step"),
+        (SAC, with_part(SAC, "replay", updates_per_env_step=0.125), "because the run counts its updates per env step"),
         (
             with_part(SAC, "replay", save=True),
             with_part(SAC, "replay", save=True, capacity=2000),

@@ -10,14 +10,12 @@ import pytest
 
 from jsrl.cli.plan_text import describe
 from jsrl.control.run import run
-from jsrl.envs import rendering
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.experiment import EvaluatorConfig, Experiment, VideoConfig
 from jsrl.extras import install_command
 from jsrl.graph.devices import process_environment
 from jsrl.graph.plan import make_plan
-from jsrl.services.recordings import video
 from jsrl.services.recordings.video_shelf import read_index
 from jsrl.services.runs.runs import Run, RunFolder
 from jsrl.workers.video_recorder.worker import VideoRecorder
@@ -67,11 +65,11 @@ def test_an_unknown_option_of_the_filmed_environment_is_refused():
 def test_missing_extras_and_non_rendering_environments_are_refused_before_the_start(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="nothing to show"):
         run(experiment(env=EnvConfig("probe:memory")), runs_dir=tmp_path, display="quiet")
-    monkeypatch.setattr(rendering, "find_spec", lambda name: None)
+    monkeypatch.setattr("jsrl.extras.find_spec", lambda name: None if name == "pygame" else object())
     with pytest.raises(MissingExtra, match=re.escape(install_command("video"))):
         run(experiment(), runs_dir=tmp_path, display="quiet")
-    monkeypatch.setattr(video, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match="imageio-ffmpeg and pillow"):
+    monkeypatch.setattr("jsrl.extras.find_spec", lambda name: None if name in ("imageio_ffmpeg", "PIL") else object())
+    with pytest.raises(MissingExtra, match="imageio_ffmpeg and PIL"):
         make_plan(experiment(), str(tmp_path), tmp_path)
 
 

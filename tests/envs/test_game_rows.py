@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jsrl.envs.check import random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jsrl.envs.adapters import pettingzoo
+from jsrl.envs.check import random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import import_modules, make, make_game, make_spec
-from jsrl.envs.random_play import random_actions
 from jsrl.errors import EnvironmentFault, MissingExtra
 from tests.envs.seat_games import ParallelGame
 from tests.marks import nightly, slow

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jsrl.envs.check import check_env
+from jsrl.envs.check import check_env, random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_actions
 from jsrl.errors import ConfigError
 
 NAME = "lbf:Foraging-5x5-2p-1f-v3"

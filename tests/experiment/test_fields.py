@@ -72,7 +72,7 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
     (ReplayConfig, "capacity", 0, "it must be at least 1."),
     (ReplayConfig, "alpha", 1.5, "it must be from 0 to 1."),
     (ReplayConfig, "epsilon", math.nan, NUMBER),
-    (ReplayConfig, "samples_per_insert", math.inf, "it must be above 0 and finite, or none."),
+    (ReplayConfig, "updates_per_env_step", math.inf, "it must be above 0 and finite, or none."),
     (ReplayConfig, "kind", "Host", "expected one of device, host; did you mean host?"),
     (ReplayConfig, "prioritised", "yes", "expected true or false."),
     (EvaluatorConfig, "episodes", 0, "it must be at least 1."),

@@ -21,9 +21,11 @@ from jsrl.agents.sac import SACConfig
 from jsrl.agents.td3 import TD3Config
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig
 from jsrl.cli.command_line import parse, spelled
+from jsrl.cli.tuned import tuned
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig, ReplayConfig
 from jsrl.experiment.automatic import with_replays
+from jsrl.experiment.building import resolved_agent
 from jsrl.graph.graph import Graph
 from jsrl.graph.placements import make_graph
 from jsrl.graph.policies import policies_of
@@ -118,7 +120,7 @@ def test_each_policy_has_data_of_its_own() -> None:
 
 
 def test_policies_may_have_replay_workers_beside_others_that_have_none() -> None:
-    host = dataclasses.replace(MIXED.policies["sac"], replay=ReplayConfig(kind="host", samples_per_insert=256.0))
+    host = dataclasses.replace(MIXED.policies["sac"], replay=ReplayConfig(kind="host", updates_per_env_step=1.0))
     e = dataclasses.replace(MIXED, policies={**MIXED.policies, "sac": host}, placement="inline", num_actors=1)
     graph: Graph = make_graph(e)
     assert [worker.name for worker in graph.workers if worker.kind == "replay"] == ["replay-sac-0"]
@@ -129,9 +131,9 @@ def test_policies_may_have_replay_workers_beside_others_that_have_none() -> None
 
 def test_the_line_at_the_start_gives_the_usual_replay_as_options() -> None:
     decided, lines = with_replays(Experiment(SACConfig()))
-    assert decided.replay == ReplayConfig(samples_per_insert=256.0)
+    assert decided.replay == ReplayConfig(updates_per_env_step=1.0)
     assert lines == [
-        "auto: --replay.capacity 1000000 --replay.batch-size 256 --replay.min-size 1000 --replay.samples-per-insert 256.0 "
+        "auto: --replay.capacity 1000000 --replay.batch-size 256 --replay.min-size 1000 --replay.updates-per-env-step 1.0 "
         "(usual for SACConfig)"
     ]
     assert with_replays(decided) == (decided, [])
@@ -146,11 +148,11 @@ def test_the_line_at_the_start_gives_the_usual_replay_as_options() -> None:
     [
         ("", Experiment(SACConfig()), "", "auto"),
         ("--replay auto", Experiment(SACConfig(), replay=ReplayConfig(batch_size=7)), "", "auto"),
-        ("--replay.batch-size 9", Experiment(SACConfig()), "", ReplayConfig(batch_size=9, samples_per_insert=256.0)),
+        ("--replay.batch-size 9", Experiment(SACConfig()), "", ReplayConfig(batch_size=9, updates_per_env_step=1.0)),
         ("--replay.batch-size 9", Experiment(SACConfig(), replay=ReplayConfig(window=7)), "", GIVEN),
         ("--replay none", Experiment(PPOConfig()), "", None),
         ("--replay none", Experiment(BCConfig(), replay=ReplayConfig()), "", None),
-        ("--policies.sac.replay.batch-size 9", MIXED, "sac", ReplayConfig(batch_size=9, samples_per_insert=256.0)),
+        ("--policies.sac.replay.batch-size 9", MIXED, "sac", ReplayConfig(batch_size=9, updates_per_env_step=1.0)),
         ("--policies.ppo.replay none", MIXED, "ppo", None),
     ],
 )  # fmt: skip
@@ -176,3 +178,11 @@ def test_options_give_the_replay(words, default, name, replay) -> None:
 def test_options_that_do_not_fit_the_agent_are_refused(words, default, message) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(words.split(), default)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "gradient_steps"), [("CartPole-v1", 128), ("MountainCar-v0", 300), ("Acrobot-v1", 250)]
+)
+def test_a_target_period_in_env_steps_is_that_of_stable_baselines3(env_id, gradient_steps) -> None:
+    """Gradient steps between its copies with the zoo's settings: 128 in each pause; 304 and 296; 252 and 248."""
+    assert resolved_agent(tuned("dqn", env_id)).target_period == gradient_steps

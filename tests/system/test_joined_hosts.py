@@ -536,7 +536,7 @@ def test_replay_and_evaluator_on_joined_hosts_keep_counts_and_files(hosts, tmp_p
         placement="served",
         num_actors=2,
         rollout_length=16,
-        replay=ReplayConfig(kind="host", capacity=4_000, min_size=200, batch_size=16, samples_per_insert=1.0),
+        replay=ReplayConfig(kind="host", capacity=4_000, min_size=200, batch_size=16, updates_per_env_step=0.0625),
         total_env_steps=10**9,
         max_minutes=8.0,
         restart=2,

@@ -403,7 +403,7 @@ def test_restarted_replay_worker_goes_on_counting_inserted_env_steps(tmp_path):
     """Without counters of its own, as before its first snapshot, and with older ones."""
     experiment = Experiment(
         DQNConfig(), EnvConfig("CartPole-v1"), num_envs=8, placement="served", rollout_length=16,
-        replay=ReplayConfig(kind="host", min_size=256, samples_per_insert=1.0), total_env_steps=10_000,
+        replay=ReplayConfig(kind="host", min_size=256, updates_per_env_step=1 / 256), total_env_steps=10_000,
     )  # fmt: skip
     job = make_plan(experiment, str(tmp_path), tmp_path).job("replay-0")
     job = dataclasses.replace(job, incarnation=1)

@@ -99,7 +99,7 @@ APART = (
     + """
 lead, calls = 2, 60
 agent = make("sac")
-replay = ReplayConfig(capacity=400, batch_size=16, min_size=20, updates_per_call=3, samples_per_insert=None)
+replay = ReplayConfig(capacity=400, batch_size=16, min_size=20, updates_per_call=3, updates_per_env_step=None)
 schema = make_trajectory_spec(spec, (), (), num_rows=4, num_envs=8)
 parts = (agent.split.policy, agent.split.critic)
 sides = [on_device(agent._replace(update=part), replay, schema) for part in parts]
@@ -188,7 +188,7 @@ folder = Path(sys.argv[1])
 e = Experiment(
     agent=SACConfig(network=NetworkConfig(hidden=(16,))), env=EnvConfig("Pendulum-v1"), num_envs=4, rollout_length=4,
     max_policy_lag=None, total_env_steps=800, placement="serial", learner=LearnerConfig(split="actor-critic"),
-    replay=ReplayConfig(capacity=1_000, batch_size=16, min_size=100, samples_per_insert=2.0, save=True),
+    replay=ReplayConfig(capacity=1_000, batch_size=16, min_size=100, updates_per_env_step=0.125, save=True),
     evaluator=EvaluatorConfig(enabled=False),
 )
 whole = run(e, runs_dir=folder, name="whole", display="quiet")

@@ -8,7 +8,7 @@ def config() -> Experiment:
     return Experiment(
         name="dqn",
         agent=DQNConfig(learning_rate=5e-4, target_period=250),
-        replay=ReplayConfig(capacity=100_000, batch_size=64, window=3, min_size=1_000, samples_per_insert=32.0),
+        replay=ReplayConfig(capacity=100_000, batch_size=64, window=3, min_size=1_000, updates_per_env_step=0.5),
         num_envs=8,
         rollout_length=8,
         max_policy_lag=None,

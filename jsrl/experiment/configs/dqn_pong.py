@@ -24,7 +24,7 @@ def config() -> Experiment:
             batch_size=32,
             window=3,
             min_size=10_000,
-            samples_per_insert=8.0,
+            updates_per_env_step=0.25,
             prioritised=True,
             alpha=0.5,
         ),

@@ -6,7 +6,7 @@ from jsrl import EnvConfig, EvaluatorConfig, Experiment, ReplayConfig, SACConfig
 def config() -> Experiment:
     """Return the experiment: one million env steps, as in published curves.
 
-    Those make an update per env step (`--replay.samples-per-insert 256`), which learns from fewer env steps and takes longer:
+    Those make an update per env step (`--replay.updates-per-env-step 1`), which learns from fewer env steps and takes longer:
     an update costs as much as 50 env steps.
     """
     return Experiment(
@@ -17,6 +17,6 @@ def config() -> Experiment:
         rollout_length=8,
         max_policy_lag=None,
         total_env_steps=1_000_000,
-        replay=ReplayConfig(capacity=1_000_000, batch_size=256, min_size=10_000, samples_per_insert=64.0),
+        replay=ReplayConfig(capacity=1_000_000, batch_size=256, min_size=10_000, updates_per_env_step=0.25),
         evaluator=EvaluatorConfig(episodes=10, num_envs=10, period_env_steps=20_000, final_episodes=20),
     )

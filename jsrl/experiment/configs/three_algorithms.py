@@ -11,7 +11,7 @@ def config() -> Experiment:
         policies={
             "dqn": PolicyConfig(DQNConfig(learning_rate=5e-4, gamma=0.95), seats="agent_0"),  # with its usual replay
             "sac": PolicyConfig(
-                SACConfig(gamma=0.95), seats="agent_1", replay=ReplayConfig(batch_size=128, samples_per_insert=16.0)
+                SACConfig(gamma=0.95), seats="agent_1", replay=ReplayConfig(batch_size=128, updates_per_env_step=0.125)
             ),
             "ppo": PolicyConfig(PPOConfig(learning_rate=1e-3, gamma=0.95), seats="agent_2"),
         },

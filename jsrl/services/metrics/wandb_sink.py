@@ -7,12 +7,11 @@ import json
 import math
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict
 
-from jsrl.errors import ConfigError, MissingExtra
-from jsrl.extras import install_command
+from jsrl.errors import ConfigError
+from jsrl.extras import require_extra
 from jsrl.services.metrics.sinks import Line
 from jsrl.services.runs.files import read_object, write_json
 
@@ -60,8 +59,7 @@ class WandbSink:
         Raises:
           MissingExtra: the package is not installed. ConfigError: another mode; or no API key is found.
         """
-        if find_spec("wandb") is None:
-            raise MissingExtra(f"Weights & Biases needs the package wandb; {install_command('wandb')}.")
+        require_extra("wandb", "Weights & Biases")
         if mode not in ("online", "offline"):
             raise ConfigError(f"wandb.mode is {mode!r}, expected online or offline.")
         if mode == "online" and subprocess.run([*PROCESS, "--check"], capture_output=True, check=False).returncode:

@@ -9,14 +9,13 @@ import contextlib
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jsrl.errors import MissingExtra, VideoError
-from jsrl.extras import install_command
+from jsrl.extras import require_extra
 
 MIN_WIDTH = 320  # smaller pictures are enlarged by whole factors, so that captions are readable
 MARGIN, LEAST_FONT, LARGEST_FONT = 6, 12, 26
@@ -26,12 +25,7 @@ CAPTION_LINES = 2
 
 
 def require_video() -> None:
-    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
-    if missing:
-        raise MissingExtra(f"videos need {' and '.join(missing)}, not installed here: {install_command('video')}")
-
-
-PACKAGES = {"imageio_ffmpeg": "imageio-ffmpeg", "PIL": "pillow"}
+    require_extra("video", "a video", "imageio_ffmpeg", "PIL")
 
 
 class Captions:

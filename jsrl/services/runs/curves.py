@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.errors import MissingExtra
-from jsrl.extras import install_command
+from jsrl.extras import import_extra
 
 
 @dataclass(frozen=True)
@@ -89,11 +88,7 @@ def policies_in(columns: Mapping[str, np.ndarray]) -> list[str]:
 
 def plot_scores(scores: Scores, name: str, axes: Any = None) -> Any:
     """Draw scores with their 95% intervals into matplotlib axes (None: new ones), and return these."""
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        command = install_command("notebook")
-        raise MissingExtra(f"plot() draws with matplotlib, which is not installed: {command}") from None
+    pyplot = import_extra("matplotlib.pyplot", "notebook", "plot()")
     axes = pyplot.subplots()[1] if axes is None else axes
     drawn = {name: scores} | scores.others
     for label, own in drawn.items():

@@ -15,12 +15,14 @@ import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
 from jsrl.errors import ExportError
-from jsrl.tools.export import onnx_file, parity, player
+from jsrl.extras import import_extra
+from jsrl.tools.export import parity, player
 from jsrl.tools.export.function import PolicyFunction, any_batch, policy_function
 from jsrl.tools.export.program import Program, Trace, translated
 from jsrl.types import Continuous, EnvSpec, named_leaves
 
 STABLEHLO = "policy.stablehlo"
+OPSET, IR_VERSION = 18, 9  # of ONNX
 PLATFORMS = ("cpu", "cuda", "tpu")
 _MAIN = "import sys\n\nimport player\n\nprint(player.describe(player.read_contract(sys.argv[0])))\n"
 
@@ -51,8 +53,8 @@ def save(
     if Path(path).suffix == ".onnx":
         if program is None:
             raise ExportError(f"the policy cannot be written as ONNX: {why}; export a .zip or .stablehlo file")
-        content = onnx_file.model(function, program)
-        played = parity.play(function, onnx_file.reference_player(program, content), steps)
+        content = _onnx(function, program)
+        played = parity.play(function, _of_onnx(program, content), steps)
         _write(path, content)
         return [parity.compare("ONNX", function, played, reference)]
     exported = _stablehlo(function)
@@ -135,6 +137,52 @@ def _of_exported(exported: Any) -> parity.Player:
 
 def _of_program(program: Program) -> parity.Player:
     return lambda arrays: player.run_program(program._asdict(), program.constants, arrays)
+
+
+def _onnx(function: PolicyFunction, program: Program) -> bytes:
+    """Return the ONNX model of a function's program, as bytes, written with the package `onnx` alone, without torch.
+
+    Inputs, state and outputs have the names of policy.json; is_first is an input if there is a state, and the new state's
+    names start with `next_`. The batch size is free.
+
+    Raises:
+      MissingExtra: onnx is not installed. ExportError: the model is not valid.
+    """
+    onnx = import_extra("onnx", "onnx", "an ONNX file")
+
+    def kind(dtype: str) -> int:
+        return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+    def value(name: str, row: Any) -> Any:
+        return onnx.helper.make_tensor_value_info(name, kind(row.dtype), ["batch", *row.shape[1:]])
+
+    nodes = [
+        onnx.helper.make_node(op, read, made, **{k: kind(v) if k == "to" else v for k, v in attributes.items()})
+        for op, read, made, attributes in program.nodes
+    ]
+    rows = [port.zeros(1) for port in (*function.outputs, *function.state)]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "policy",
+        [value(name, row) for name, row in zip(program.inputs, function.arguments(1), strict=True)],
+        [value(name, row) for name, row in zip(program.outputs, rows, strict=True)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in program.constants.items()],
+    )
+    opsets = [onnx.helper.make_opsetid("", OPSET)]
+    made = onnx.helper.make_model(graph, producer_name="jsrl", opset_imports=opsets, ir_version=IR_VERSION)
+    try:
+        onnx.checker.check_model(made, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"the ONNX model is not valid: {error}; export without it, and report this") from error
+    return made.SerializeToString()
+
+
+def _of_onnx(program: Program, written: bytes) -> parity.Player:
+    """Return a model as a player, run by the reference implementation of the package onnx."""
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(written)
+    return lambda arrays: list(evaluator.run(None, dict(zip(program.inputs, arrays, strict=True))))
 
 
 def _contract(spec: EnvSpec, function: PolicyFunction, origin: str, report: list[str], why: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def groups_advice(e: Evidence) -> str:
 
 CHEAPER_UPDATES = (
     "fewer --agent.num-epochs",
-    "fewer --replay.samples-per-insert",
+    "fewer --replay.updates-per-env-step",
     "a smaller --replay.batch-size",
     "a smaller network",
     "a larger batch of rows (--batch-envs, --num-envs)",

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jsrl.envs.check import random_actions
 from jsrl.envs.make import make, make_spec
-from jsrl.envs.random_play import random_actions
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent

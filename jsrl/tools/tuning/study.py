@@ -7,12 +7,11 @@ import fcntl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from jsrl.errors import ConfigError, MissingExtra, TrialsFailed
-from jsrl.extras import install_command
+from jsrl.errors import ConfigError, TrialsFailed
+from jsrl.extras import require_extra
 from jsrl.fields import PositiveInt, option, suggesting
 from jsrl.interrupts import interrupts
 from jsrl.services.runs.files import file_lock
@@ -232,7 +231,7 @@ class Search:
 
 def _open_study(folder: Path, seed: int, part: int | None = None) -> Any:
     """Return the Optuna study of a search's folder, for one of several processes if `part` is its number."""
-    require_optuna()
+    require_extra("search", "a search")
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -243,11 +242,6 @@ def _open_study(folder: Path, seed: int, part: int | None = None) -> Any:
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials) + 10_007 * (part or 0))
     study.pruner = optuna.pruners.MedianPruner(FREE_TRIALS, FREE_STEPS)
     return study
-
-
-def require_optuna() -> None:
-    if find_spec("optuna") is None:
-        raise MissingExtra(f"a search needs the package optuna; {install_command('search')}.")
 
 
 def finished(study: Any) -> list[Any]:

@@ -127,7 +127,7 @@ def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
         return None
     return import_target(ON_DEVICE)(
         agent,
-        dataclasses.replace(e.buffer, updates_per_call=e.updates_per_call, samples_per_insert=None),
+        dataclasses.replace(e.buffer, updates_per_call=e.updates_per_call, updates_per_env_step=None),
         with_columns(job.schemas.trajectory, e.batch_columns),
         frames=job.schemas.env.frames,
         total_updates=job.total_updates,
@@ -136,16 +136,15 @@ def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
 
 
 def missed_ratio(e: Experiment) -> str:
-    """Return a warning where whole updates per batch miss replay.samples_per_insert by more than a fifth; else empty."""
-    if e.buffer is None or e.has_replay_workers or e.buffer.samples_per_insert is None:
+    """Return a warning where whole updates per batch miss replay.updates_per_env_step by more than a fifth; else empty."""
+    if e.buffer is None or e.has_replay_workers or e.buffer.updates_per_env_step is None:
         return ""
-    asked, made = e.buffer.samples_per_insert, e.windows_per_env_step
+    asked, made = e.buffer.updates_per_env_step, e.updates_per_env_step
     if abs(made - asked) <= 0.2 * asked:
         return ""
     return (
-        f"replay.samples_per_insert is {asked:g}, which is an update per {e.buffer.batch_size / asked:g} env steps, but "
-        f"batches have {e.rows_per_update} and get {e.updates_per_call}: {made:g} windows per env step. Change num_envs or "
-        "rollout_length."
+        f"replay.updates_per_env_step is {asked:g}, an update per {1 / asked:g} env steps, but batches have "
+        f"{e.rows_per_update} and get {e.updates_per_call}: {made:g} per env step. Change num_envs or rollout_length."
     )
 
 

@@ -353,7 +353,7 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
     share = mine / every
     limiter = make_limiter(
         max(1, round(config.min_size * share)),
-        config.samples_per_insert,
+        None if config.updates_per_env_step is None else config.updates_per_env_step * config.batch_size,
         config.tolerance,
         insert_size=shape.lanes * shape.num_rows * shape.group_size,
         draw_size=2 * config.batch_size * e.updates_per_call,

@@ -19,7 +19,7 @@ import json, sys
 import numpy as np
 from jsrl.envs.config import EnvConfig
 from jsrl.games.hide_and_seek.pictures import Pictures
-from jsrl.envs.random_play import random_actions
+from jsrl.envs.check import random_actions
 from jsrl.envs.rendering import make_rendered
 from tests.games.hide_and_seek.scenes import EAST, act, scene
 

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
+from jsrl.envs.check import random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_actions
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -116,7 +116,7 @@ import hashlib
 import numpy as np
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_actions
+from jsrl.envs.check import random_actions
 
 metrics = ("max_box_move", "num_box_lock", "seen_share")
 config = EnvConfig("hide_and_seek:randomwalls", kwargs={"horizon": 50}, episode_metrics=metrics)

@@ -8,10 +8,9 @@ import weakref
 import numpy as np
 import pytest
 
-from jsrl.envs.check import check_env
+from jsrl.envs.check import check_env, random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_actions
 from jsrl.errors import ConfigError
 from jsrl.games.hide_and_seek.settings import settings_of
 from tests.games.hide_and_seek.scenes import EAST, NORTH, SOUTH, STILL, WEST, act, centre, scene

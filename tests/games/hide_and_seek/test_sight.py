@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from jsrl.envs.check import random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.envs.random_play import random_actions
 from jsrl.games.hide_and_seek.layouts import LONG_X
 from jsrl.games.hide_and_seek.walls import Segment
 from tests.games.hide_and_seek.scenes import EAST, NORTH, SOUTH, WEST, lift, scene, sees

@@ -8,10 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from jsrl.envs.check import check_env
+from jsrl.envs.check import check_env, random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import import_modules, make_game, make_spec
-from jsrl.envs.random_play import random_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.games.hide_and_seek.layouts import draw_layout
 from jsrl.games.hide_and_seek.settings import settings_of

@@ -19,7 +19,7 @@ from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment
-from jsrl.services.metrics import wandb_process, wandb_sink
+from jsrl.services.metrics import wandb_process
 from jsrl.services.metrics.sink_thread import SinkThread
 from jsrl.services.metrics.wandb_sink import WandbSink
 from jsrl.services.runs.files import write_json
@@ -132,7 +132,7 @@ def test_wandb_is_off_without_options(monkeypatch):
 
 
 def test_wandb_without_its_package_is_refused_with_the_install_command(monkeypatch):
-    monkeypatch.setattr(wandb_sink, "find_spec", lambda name: None)
+    monkeypatch.setattr("jsrl.extras.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install .*\[wandb\]"):
         WandbSink(mode="offline")
 
@@ -175,7 +175,7 @@ def test_rows_after_a_resume_have_later_steps_than_before():
 
 
 def test_deleted_files_of_weights_and_biases_are_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(wandb_sink, "find_spec", lambda name: True)
+    monkeypatch.setattr("jsrl.extras.find_spec", lambda name: True)
     sink = WandbSink("tried", mode="offline")
     sink._folder, sent = str(tmp_path), []
     monkeypatch.setattr(sink, "_send", sent.append)

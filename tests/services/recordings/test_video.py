@@ -8,10 +8,8 @@ import signal
 import numpy as np
 import pytest
 
-from jsrl.errors import MissingExtra, VideoError
-from jsrl.extras import install_command
-from jsrl.services.recordings import video
-from jsrl.services.recordings.video import Captions, VideoWriter, require_video
+from jsrl.errors import VideoError
+from jsrl.services.recordings.video import Captions, VideoWriter
 from jsrl.services.recordings.video_shelf import INDEX, Video, VideoShelf, captions, read_index
 from tests.decoded import decode
 
@@ -103,17 +101,6 @@ def test_unwritable_folder_is_named_with_the_encoder_message(tmp_path):
 def test_an_empty_video_is_refused(tmp_path):
     with pytest.raises(VideoError, match="a video needs one"):
         VideoWriter(tmp_path / "a.mp4", 10.0).finish()
-
-
-def test_missing_package_names_the_extra_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(video, "find_spec", lambda name: None if name == "imageio_ffmpeg" else object())
-    with pytest.raises(MissingExtra) as caught:
-        require_video()
-    text = str(caught.value)
-    assert "imageio-ffmpeg" in text
-    assert "pillow" not in text
-    assert text.endswith(install_command("video"))
-    assert "\n" not in text
 
 
 def put(shelf: VideoShelf, env_steps: int, score: float | None, return_: float = 0.0) -> str:

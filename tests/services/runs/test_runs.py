@@ -243,10 +243,8 @@ def test_plot_draws_the_scores_of_each_policy(tmp_path):
 
 
 def test_plot_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(
-        MissingExtra, match=r"^plot\(\) draws with matplotlib, which is not installed: .*\[notebook\]'$"
-    ):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(MissingExtra, match=r"^plot\(\) needs the package matplotlib .*\[notebook\]'$"):
         Result(scored_run(tmp_path).path, "total_env_steps", 150, 1, 1.0).plot()
 
 

@@ -277,8 +277,8 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             actor={"env": 0.6, "wait_params": 0.3},
             learner={"wait_batch": 0.14, "update": 0.8},
         ),
-        dataclasses.replace(TWO, options=frozenset({"replay.batch-size", "replay.samples-per-insert"})),
-        ("fewer --replay.samples-per-insert, a smaller --replay.batch-size, a smaller network",),
+        dataclasses.replace(TWO, options=frozenset({"replay.batch-size", "replay.updates-per-env-step"})),
+        ("fewer --replay.updates-per-env-step, a smaller --replay.batch-size, a smaller network",),
     ),
     (  # actors wait 29% for actions on full cores: neither their environments nor the server are the limit
         "machine",

@@ -29,8 +29,7 @@ from jsrl.tools.report import run_report
 from jsrl.tools.report.charts import Series, chart, ticks
 from jsrl.tools.report.comparison import compare_runs
 from jsrl.tools.report.curves import algorithm, machine, own_workers, shares_of_time
-from jsrl.tools.report.graph import draw_run
-from jsrl.tools.report.html import body
+from jsrl.tools.report.html import body, draw_run
 from jsrl.tools.report.report import leave_report, write_report
 from jsrl.tools.report.run_report import make_report, steady
 from jsrl.tools.report.text import document

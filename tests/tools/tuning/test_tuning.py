@@ -584,7 +584,7 @@ def test_settings_of_replay_and_critics_belong_to_a_profile():
         return profiles.profile_key({}, profiles.work_facts(e), "0")
 
     others = [
-        {"samples_per_insert": 32.0},
+        {"updates_per_env_step": 0.125},
         {"batch_size": 4096},
         {"updates_per_call": 2},
         {"prioritised": True},

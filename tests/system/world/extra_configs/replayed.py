@@ -23,7 +23,7 @@ def config() -> Experiment:
         total_env_steps=1_000_000_000,
         restart=5,
         replay=ReplayConfig(
-            kind="host", capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0
+            kind="host", capacity=2_000, batch_size=16, min_size=200, prioritised=True, updates_per_env_step=0.125
         ),
         evaluator=EvaluatorConfig(episodes=4, num_envs=4, sampled_episodes=0, final_episodes=0, period_env_steps=200),
         snapshots=SnapshotConfig(period_s=0.5),
