@@ -50,7 +50,7 @@ from jsrl.graph.graph_file import (
 from jsrl.graph.launcher import ALONE, Hosts, Launcher
 from jsrl.graph.links import begin_encryption, check_address
 from jsrl.graph.machine import accelerators, threads_obstacle
-from jsrl.graph.plan import Plan, make_plan, settle
+from jsrl.graph.plan import Plan, decided, make_plan
 from jsrl.interrupts import Stopped, remembered
 from jsrl.linux import FORKS
 from jsrl.references.importing import CAPTURED, import_target, importable_target, init_fields
@@ -130,7 +130,7 @@ def run(
         FORKS,
     ):
         found, messages = find_start_points(folder, init_from, runs_dir) if resumed else (starts, [])
-        experiment, chosen = settle(placed_as_before(experiment, folder) if resumed else experiment)
+        experiment, chosen = decided(placed_as_before(experiment, folder) if resumed else experiment)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, list(filter(None, (*messages, followed, chosen, *changed)))):

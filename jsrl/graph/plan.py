@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.automatic import settled, with_replays
+from jsrl.experiment.automatic import decided_for, with_replays
 from jsrl.experiment.building import resolved_agent
 from jsrl.experiment.dividing import divided, may_need_policies
 from jsrl.experiment.policies import all_opponents, check_team, find_seats, first_hyperparameters
@@ -264,7 +264,7 @@ def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
                 )
 
 
-def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
+def decided(experiment: Experiment) -> tuple[Experiment, str | None]:
     """Return the experiment with its open options decided, and lines about them; None: nothing was open.
 
     Open are `auto` options, for this machine, and the policies of different seats.
@@ -273,7 +273,7 @@ def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
     if may_need_policies(experiment):
         experiment, line = divided(experiment, find_spec(experiment), taken_names())
     experiment, replays = with_replays(experiment)
-    experiment, chosen = settled(experiment, this_machine(), lambda: spec_for_one(find_spec(experiment)))
+    experiment, chosen = decided_for(experiment, this_machine(), lambda: spec_for_one(find_spec(experiment)))
     return experiment, "\n".join(filter(None, (line, *replays, chosen))) or None
 
 
