@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.experiment import ReplayConfig
 from jsrl.replay.host.limiter import Limiter
 from jsrl.replay.host.replay import HostReplay
-from jsrl.replay.host.rows import rows_shape, windows_spec
 from jsrl.replay.host.tree import HostTree
+from jsrl.replay.shared import windows_spec
 from jsrl.transport.base import ProducerId
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.transport.transports import bind_samples, connect_samples
@@ -43,6 +44,7 @@ KINDS = {
     "vector": EnvSpec(ArraySpec((376,), "float32"), Discrete(6)),
 }
 CAPACITY = 20_000
+CONFIG = ReplayConfig(capacity=CAPACITY, batch_size=M, prioritised=True)
 
 
 def rows_spec(kind: str) -> Trajectory:
@@ -52,7 +54,7 @@ def rows_spec(kind: str) -> Trajectory:
 
 def batch_spec(kind: str) -> Trajectory:
     """Return the schema of a batch of windows of one row."""
-    return windows_spec(rows_spec(kind), window=1, number=M, weighted=True)
+    return windows_spec(CONFIG, rows_spec(kind))
 
 
 def size_bytes(spec: Any) -> int:
@@ -78,8 +80,7 @@ def act(kind: str, folder: str) -> None:
 def replay(kind: str, folder: str, mode: str, seconds: float) -> None:
     """Run the replay worker for the given time; print the amounts of data and the CPU seconds used."""
     spec = rows_spec(kind)
-    shape = rows_shape(spec, lanes=1, capacity=CAPACITY, window=1, frames=KINDS[kind].frames)
-    kept = HostReplay(shape, spec, prioritised=True)
+    kept = HostReplay(CONFIG, spec, frames=KINDS[kind].frames)
     never = 1 << 60
     limiter = Limiter(never if mode == "in" else CAPACITY, None, 0.0)
     rows = bind_samples(f"shm:{folder}/rows", spec, blocks_per_producer=4)
@@ -87,7 +88,7 @@ def replay(kind: str, folder: str, mode: str, seconds: float) -> None:
     out = connect_samples(
         f"shm:{folder}/batches", replay_batch_spec(batch_spec(kind)), ProducerId("replay", 0), 1, 30.0
     )
-    settings = ReplaySettings(0, (0,), M, 1, 0.4, 0.4, 1 << 40, folder, period_s=1e9)
+    settings = ReplaySettings(0, (0,), 1, 1 << 40, folder, period_s=1e9)
     worker = ReplayWorker("replay", settings, kept, limiter, lambda: ReplayStreams(rows, out, back), NullReporter())
     worker.setup()
     while kept.inserted < CAPACITY:  # full, and every page touched
@@ -187,7 +188,7 @@ def device() -> dict[str, dict[str, float]]:
         is_first=np.zeros((17, 16), bool)
     )
     for prioritised in (False, True):
-        shape = ring.ring_shape(spec, capacity=1_000_000, window=1, frames=None, prioritised=prioritised)
+        shape = ring.ring_shape(ReplayConfig(prioritised=prioritised), spec)
         state = [ring.init_ring(shape, spec)]
         add = jax.jit(partial(ring.add, shape), donate_argnums=0)
 

@@ -63,6 +63,18 @@ def test_every_experiment_builds_and_has_a_one_line_description():
         assert description and "\n" not in description and len(description) <= 100, f"{name}: {description!r}"
 
 
+LOOPS = ("learner/worker.py",)
+OPTIONAL = re.compile(r"\b(assign|director|journal|prefetch|rank|record|seat_players)\w*", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_and_what_it_imports_from_workers_name_nothing_optional(loop):
+    imports = re.compile(r"^from jsrl\.workers\.(?!attached)(\S+) import", re.MULTILINE)
+    own = PACKAGE / "workers" / loop
+    files = {own, *(own.parents[1] / f"{name.replace('.', '/')}.py" for name in imports.findall(own.read_text()))}
+    assert not [(path.name, found.group()) for path in files for found in OPTIONAL.finditer(path.read_text())]
+
+
 # -- actors never import JAX ------------------------------------------------------------------------------------------
 
 HEAVY = "{m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib', 'flax', 'optax', 'chex', 'orbax')}"
@@ -166,9 +178,9 @@ print(json.dumps([status, look.loaded, sorted(name for name in sys.modules if na
 OTHERS = (
     "jsrl.directors.", "jsrl.matches.", "jsrl.tools.contest", "jsrl.services.snapshots.players", "jsrl.graph.opponents",
     "jsrl.workers.actor.assignments", "jsrl.workers.evaluator.matches", "jsrl.workers.frozen",
-    "jsrl.workers.learner.directed", "jsrl.cluster", "jsrl.control.processes", "jsrl.control.controller",
+    "jsrl.workers.attached.directed", "jsrl.cluster", "jsrl.control.processes", "jsrl.control.controller",
     "jsrl.networks.images", "jsrl.networks.kernels.conv", "jsrl.networks.cores", "jsrl.networks.entities", "jsrl.replay.",
-    "jsrl.workers.learner.replay_link", "jsrl.transport.inference.", "jsrl.transport.meeting.curve",
+    "jsrl.workers.learner.replayed", "jsrl.transport.inference.", "jsrl.transport.meeting.curve",
     "jsrl.transport.meeting.handshake", "jsrl.transport.meeting.keys", "jsrl.transport.wire.packing",
     "jsrl.references.capture", "jsrl.tools.tuning.space", "jsrl.tools.tuning.advice",
     "jsrl.services.metrics.wandb_sink", "jsrl.games.",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.workers.learner.ranks import held_port
+from jsrl.workers.attached.ranks import held_port
 from tests.fake_devices import STRICT, fake_devices
 from tests.marks import nightly
 

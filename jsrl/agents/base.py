@@ -155,6 +155,34 @@ def adopt(agent: Agent, state: AgentState, params: ActParams) -> AgentState:
     return state._replace(params=params)
 
 
+def with_extra(
+    agent: Agent, begin: Callable[[Tree], Any], update: Callable[..., tuple[AgentState, Any, UpdateOutput]]
+) -> Agent:
+    """Return the agent with more in its state: `extra` is a NamedTuple, whose field `agent` is the agent's own extra.
+
+    Args:
+      begin: own extra -> the NamedTuple of a new state.
+      update: (own state, NamedTuple, trajectory, key, axis_name) -> (own state, NamedTuple, output); its `agent` is not read.
+    """
+
+    def begun(state: AgentState) -> AgentState:
+        return state._replace(extra=begin(state.extra))
+
+    def updated(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        kept: Any = state.extra
+        own, kept, output = update(state._replace(extra=kept.agent), kept, trajectory, key, axis_name)
+        return own._replace(extra=kept._replace(agent=own.extra)), output
+
+    def adopted(state: AgentState, params: ActParams) -> AgentState:
+        kept: Any = state.extra
+        own = adopt(agent, state._replace(extra=kept.agent), params)
+        return own._replace(extra=kept._replace(agent=own.extra))
+
+    return agent._replace(init=lambda key: begun(agent.init(key)), update=updated, adopt=adopted)
+
+
 def row_mask(trajectory: Trajectory) -> Array:
     """Return the policy mask of rows 0..T-1 (jsrl.agents.rows): float32 [T, B] ([T, B, N] where agents exist)."""
     return row_masks(trajectory).policy

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, adopt
+from jsrl.agents.base import Agent, AgentState, UpdateOutput, with_extra
 from jsrl.types import Array, Trajectory, Tree
 
 METRIC = "hyperparameter_"  # and the name: the metric of each hyperparameter
@@ -34,28 +34,19 @@ def with_hyperparameters(config: Any, build: Callable[[Any], Agent], first: Mapp
       config: a frozen dataclass. build: (config) -> its agent.
       first: name of a field of the config -> its value in a new state.
     """
-    agent = build(config)
 
-    def with_values(state: AgentState) -> AgentState:
-        values = {name: jnp.asarray(value, jnp.float32) for name, value in first.items()}
-        return state._replace(extra=WithHyperparameters(state.extra, values))
-
-    def init(key: Array) -> AgentState:
-        return with_values(agent.init(key))
+    def begin(own: Tree) -> WithHyperparameters:
+        return WithHyperparameters(own, {name: jnp.asarray(value, jnp.float32) for name, value in first.items()})
 
     def update(
-        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
-    ) -> tuple[AgentState, UpdateOutput]:
-        own, values = state.extra
-        now = build(with_fields(config, values))  # only when the update is traced
-        after, output = now.update(state._replace(extra=own), trajectory, key, axis_name=axis_name)
-        metrics = output.metrics | {METRIC + name: value for name, value in values.items()}
-        return after._replace(extra=WithHyperparameters(after.extra, values)), output._replace(metrics=metrics)
+        own: AgentState, kept: WithHyperparameters, trajectory: Trajectory, key: Array, axis_name: str | None
+    ) -> tuple[AgentState, WithHyperparameters, UpdateOutput]:
+        now = build(with_fields(config, kept.values))  # only when the update is traced
+        own, output = now.update(own, trajectory, key, axis_name=axis_name)
+        metrics = output.metrics | {METRIC + name: value for name, value in kept.values.items()}
+        return own, kept, output._replace(metrics=metrics)
 
-    def adopted(state: AgentState, params: ActParams) -> AgentState:
-        return with_values(adopt(agent, state._replace(extra=state.extra.agent), params))
-
-    return agent._replace(init=init, update=update, adopt=adopted)
+    return with_extra(build(config), begin, update)
 
 
 def set_hyperparameters(state: AgentState, values: Mapping[str, float]) -> AgentState:

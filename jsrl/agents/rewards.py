@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jsrl.agents.base import ActParams, Agent, AgentState, Update, UpdateOutput, adopt
+from jsrl.agents.base import Agent, AgentState, Update, UpdateOutput, with_extra
 from jsrl.agents.normalization import Moments, init_moments, merge_moments
 from jsrl.types import Array, ArraySpec, Trajectory, Tree
 
@@ -57,28 +57,20 @@ def with_running_scale(agent: Agent, *, gamma: float, clip: float | None, column
     """
     most = RUNNING_CLIP if clip is None else clip
 
-    def start(state: AgentState) -> AgentState:
-        moments = init_moments(ArraySpec((), "float32"))
-        return state._replace(extra=WithReturns(state.extra, moments, jnp.zeros(columns, jnp.float32)))
-
-    def init(key: Array) -> AgentState:
-        return start(agent.init(key))
+    def begin(own: Tree) -> WithReturns:
+        return WithReturns(own, init_moments(ArraySpec((), "float32")), jnp.zeros(columns, jnp.float32))
 
     def update(
-        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
-    ) -> tuple[AgentState, UpdateOutput]:
-        own, moments, before = state.extra
-        moments, returns = covering(moments, before, trajectory, gamma, axis_name)
+        own: AgentState, kept: WithReturns, trajectory: Trajectory, key: Array, axis_name: str | None
+    ) -> tuple[AgentState, WithReturns, UpdateOutput]:
+        moments, returns = covering(kept.moments, kept.returns, trajectory, gamma, axis_name)
         deviation = jnp.sqrt(moments.variance + 1e-8)
         trajectory = trajectory._replace(reward=jnp.clip(trajectory.reward / deviation, -most, most))
-        after, output = agent.update(state._replace(extra=own), trajectory, key, axis_name=axis_name)
+        own, output = agent.update(own, trajectory, key, axis_name=axis_name)
         metrics = output.metrics | {"reward_deviation": deviation}
-        return after._replace(extra=WithReturns(after.extra, moments, returns)), output._replace(metrics=metrics)
+        return own, WithReturns((), moments, returns), output._replace(metrics=metrics)
 
-    def adopted(state: AgentState, params: ActParams) -> AgentState:
-        return start(adopt(agent, state._replace(extra=state.extra.agent), params))
-
-    return agent._replace(init=init, update=update, adopt=adopted, split=None)
+    return with_extra(agent, begin, update)._replace(split=None)
 
 
 def covering(

@@ -7,8 +7,8 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.experiment import ReplayConfig
 from jsrl.replay.host.replay import HostReplay
-from jsrl.replay.host.rows import rows_shape, windows_spec
-from jsrl.types import ArraySpec, Trajectory, map_tree, named_leaves
+from jsrl.replay.shared import PRIORITIES, windows_spec
+from jsrl.types import Trajectory, map_tree, named_leaves, spec_of, zeros
 
 
 class ReplayBuffer:
@@ -42,18 +42,9 @@ class ReplayBuffer:
           ConfigError: its leaves differ in shape from those of the first one.
         """
         trajectory = map_tree(np.asarray, trajectory)
-        config = self._config
         if self._replay is None:
-            self._spec: Trajectory = map_tree(lambda leaf: ArraySpec(leaf.shape, str(leaf.dtype)), trajectory)
-            shape = rows_shape(self._spec, lanes=1, capacity=config.capacity, window=config.window, frames=self._frames)
-            self._replay = HostReplay(
-                shape,
-                self._spec,
-                prioritised=config.prioritised,
-                alpha=config.alpha,
-                epsilon=config.epsilon,
-                seed=self._seed,
-            )
+            self._spec: Trajectory = spec_of(trajectory)
+            self._replay = HostReplay(self._config, self._spec, frames=self._frames, seed=self._seed)
         first, now = ({name: list(x.shape) for name, x in named_leaves(tree)} for tree in (self._spec, trajectory))
         if first != now:
             name = next(name for name in (*now, *first) if now.get(name) != first.get(name))
@@ -74,10 +65,8 @@ class ReplayBuffer:
         """
         if self._replay is None:
             raise ConfigError("the replay buffer is empty; add a trajectory first.")
-        config = self._config
-        spec = windows_spec(self._spec, window=config.window, number=config.batch_size, weighted=config.prioritised)
-        windows: Trajectory = map_tree(lambda leaf: leaf.zeros(), spec)
-        ids = self._replay.draw(windows, config.beta if beta is None else beta)
+        windows: Trajectory = zeros(windows_spec(self._config, self._spec))
+        ids = self._replay.draw(windows, self._config.beta if beta is None else beta)
         return windows, ids
 
     def set_priorities(self, ids: np.ndarray, priorities: np.ndarray) -> None:
@@ -93,4 +82,4 @@ class ReplayBuffer:
                 "each, such as an absolute error."
             )
         if self._replay is not None:
-            self._replay.feedback(ids, priorities)
+            self._replay.feedback(ids, {PRIORITIES: priorities})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -106,11 +107,11 @@ class ReplayBatch(NamedTuple):
     counters: Array
 
 
-class Priorities(NamedTuple):
-    """New priorities float32 [M] of windows `ids` int64 [M]."""
+class Feedback(NamedTuple):
+    """What an update found for windows `ids` int64 [M]: `arrays` [M, ...] by name; `priorities` are float32."""
 
     ids: Array
-    priorities: Array
+    arrays: Mapping[str, Array]
 
 
 def replay_batch_spec(windows: Trajectory) -> ReplayBatch:
@@ -119,4 +120,4 @@ def replay_batch_spec(windows: Trajectory) -> ReplayBatch:
 
 
 def priorities_spec(number: int) -> Any:
-    return Priorities(ArraySpec((number,), "int64"), ArraySpec((number,), "float32"))
+    return Feedback(ArraySpec((number,), "int64"), {"priorities": ArraySpec((number,), "float32")})

@@ -30,11 +30,11 @@ class Reporter(Protocol):
         ...
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Record the start of a call that may hang (`str(activity)` names it), and its time limit in seconds."""
+        """Note the start of a call that may hang (`str(activity)` names it), and its time limit in seconds."""
         ...
 
     def left(self) -> None:
-        """Record the end of the call."""
+        """Note the end of the call."""
         ...
 
 

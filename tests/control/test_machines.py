@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "jsrl"
 MACHINES = (
     "jsrl.cluster.agent", "jsrl.cluster.members", "jsrl.control.ending", "jsrl.control.supervision",
     "jsrl.workers.director.in_order",
-    "jsrl.workers.director.tickets", "jsrl.workers.learner.agreement", "jsrl.workers.learner.tickets",
+    "jsrl.workers.director.tickets", "jsrl.workers.attached.agreement",
 )  # fmt: skip
 # Modules of values: they may import what makes them, but a machine only reads and makes the values.
 VALUES = {"jsrl.directors.base", "jsrl.errors", "jsrl.experiment.settings", "jsrl.types"}

@@ -19,7 +19,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, PolicyConfig
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.workers.learner.directed import FOLDER, Copies
+from jsrl.workers.attached.directed import FOLDER, Copies, DirectorGate
 from jsrl.workers.learner.worker import Learner
 from tests.climb import ClimbConfig
 
@@ -69,10 +69,11 @@ class Watch:
             hand_over(copies, policy, version, state)
 
         def updating(learner, batch):
-            pending = learner._directed._pending
+            (gate,) = (gate for gate in learner._gates if isinstance(gate, DirectorGate))
+            pending = gate._pending
             output = update(learner, batch)
             if pending is not None:
-                assert learner._directed._pending is None
+                assert gate._pending is None
                 policy = learner.name.partition("-")[2] or MEMBERS[0]
                 values = pending["hyperparameters"]
                 self.taken.append((policy, jax.device_get(learner._state), self.handed[policy], values))

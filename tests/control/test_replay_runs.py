@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from types import SimpleNamespace
 
@@ -27,9 +28,8 @@ from jsrl.graph.graph import Graph, node
 from jsrl.graph.plan import make_plan
 from jsrl.graph.policies import with_policy
 from jsrl.networks.model import NetworkConfig
-from jsrl.replay.device.ring import ring_shape, size_bytes
+from jsrl.replay.device.ring import init_ring, ring_shape
 from jsrl.replay.host.replay import HostReplay
-from jsrl.replay.host.rows import rows_shape
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.stream import Stream
@@ -128,12 +128,11 @@ def test_the_plan_knows_the_memory_of_a_replay_before_the_start(kind, prioritise
     job = plan.job("learner" if kind == "device" else "replay-0")
     spec = job.schemas.trajectory
     if kind == "device":
-        shape = ring_shape(spec, capacity=40_000, window=1, frames=None, prioritised=prioritised)
-        allocated = size_bytes(shape, spec)
+        ring = jax.eval_shape(functools.partial(init_ring, ring_shape(ReplayConfig(**replay), spec), spec))
+        allocated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(ring))
     else:
-        shape = rows_shape(spec, lanes=1, capacity=40_000, window=1, frames=None)
-        store = HostReplay(shape, spec, prioritised=prioritised, alpha=0.5, epsilon=0.0)
-        allocated = store.rows.size_bytes + 9 * 40_000
+        rows = HostReplay(ReplayConfig(**replay), spec).rows
+        allocated = sum(leaf.nbytes for leaf in (*leaves(rows.rows), rows.fresh, rows.after_gap)) + 9 * 40_000
     assert kept_rows(job) == pytest.approx(allocated, rel=0.03)
     saved = dataclasses.replace(job, experiment=experiment(kind, replay=replay | {"save": True}))
     assert kept_rows(saved) == 2 * kept_rows(job)  # a snapshot
@@ -238,7 +237,7 @@ def test_core_used_only_for_acting_is_not_stored_and_windows_start_anywhere(kind
     agent = DQNConfig(exploration="ladder")
     spec = make_plan(experiment(kind, agent=agent), str(tmp_path), tmp_path).schemas
     assert leaves(spec.act.core) and not leaves(spec.trajectory.core)
-    assert ring_shape(spec.trajectory, capacity=2_000, window=1, frames=None, prioritised=True).stride == 1
+    assert ring_shape(ReplayConfig(capacity=2_000, prioritised=True), spec.trajectory).stride == 1
 
 
 @pytest.mark.slow

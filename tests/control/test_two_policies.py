@@ -50,7 +50,9 @@ def small(**values) -> Experiment:
         "rollout_length": 8,
         "placement": "serial",
     }
-    given |= {"evaluator": EvaluatorConfig(enabled=True, episodes=1, final_episodes=1, num_envs=1)}
+    # with a period of its own a serial run scores each one, not only a tenth of its time
+    evaluator = EvaluatorConfig(enabled=True, episodes=1, final_episodes=1, num_envs=1, period_env_steps=48)
+    given |= {"evaluator": evaluator}
     return Experiment(SMALL, **given | values)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError
+from jsrl.experiment import ReplayConfig
 from jsrl.replay.device import ring as device
 from jsrl.replay.device import tree as device_tree
 from jsrl.types import spec_of
@@ -19,6 +20,10 @@ from tests.replay.streams import FRAMES, World
 N, T = 3, 4
 
 
+def feedback(ring, ids, priorities, **config):
+    return device.feedback(ReplayConfig(**config), ring, ids, {"priorities": priorities})
+
+
 class Replay:
     """A ring and the world that fills it."""
 
@@ -26,9 +31,8 @@ class Replay:
         self.world = World(N, T, seed=seed, frames=frames, core=core)
         first = self.world.trajectory()
         spec = spec_of(first)
-        self.shape = device.ring_shape(
-            spec, capacity=capacity, window=window, frames=FRAMES if frames else None, prioritised=prioritised
-        )
+        config = ReplayConfig(capacity=capacity, window=window, prioritised=prioritised, min_size=1)
+        self.shape = device.ring_shape(config, spec, FRAMES if frames else None)
         self.add = jax.jit(partial(device.add, self.shape), donate_argnums=0)
         self.draw = jax.jit(partial(device.draw, self.shape), static_argnums=2)
         self.read = jax.jit(partial(device.read, self.shape))
@@ -98,7 +102,7 @@ def test_priorities_set_probability_and_weight_of_a_window():
     replay = Replay(12 * N, 2, prioritised=True).more(5)
     ids = np.unique(np.asarray(replay.draw(replay.ring, jax.random.key(0), 2_000)[0]))
     priorities = np.linspace(0.0, 3.0, len(ids)).astype(np.float32)
-    ring = device.reprioritise(replay.ring, jnp.asarray(ids), jnp.asarray(priorities), alpha=0.7, epsilon=0.01)
+    ring = feedback(replay.ring, jnp.asarray(ids), jnp.asarray(priorities), alpha=0.7, epsilon=0.01)
     expected = (priorities + 0.01) ** 0.7
     expected /= expected.sum()
     drawn, chances = replay.draw(ring, jax.random.key(1), 50_000)
@@ -114,7 +118,7 @@ def test_priorities_set_probability_and_weight_of_a_window():
 def test_new_windows_get_the_highest_priority_and_old_ones_are_removed():
     replay = Replay(12 * N, 1, prioritised=True).more(5)
     ids = jnp.asarray(sorted({int(i) for i in replay.draw(replay.ring, jax.random.key(0), 2_000)[0]}))
-    replay.ring = device.reprioritise(replay.ring, ids[:1], jnp.array([8.0]), alpha=1.0, epsilon=0.0)
+    replay.ring = feedback(replay.ring, ids[:1], jnp.array([8.0]), alpha=1.0, epsilon=0.0)
     replay.more(1)
     weights = np.asarray(replay.ring.tree[0])
     written = len(replay.world.rows)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents.off_policy import transition
+from jsrl.experiment import ReplayConfig
 from jsrl.replay.device import ring as device
 from jsrl.replay.device.gaps import KEPT
 from jsrl.types import Trajectory, spec_of
@@ -131,9 +132,8 @@ def with_state(windows: Trajectory) -> Trajectory:
 def test_no_transition_is_lost_at_a_gap(num_rows, window, frames, prioritised):
     lives = ReplacedActors(num_rows, seed=num_rows + window)
     first = lives.trajectory()
-    shape = device.ring_shape(
-        spec_of(first), capacity=24 * N, window=window, frames=FRAMES if frames else None, prioritised=prioritised
-    )
+    config = ReplayConfig(capacity=24 * N, window=window, prioritised=prioritised, min_size=1)
+    shape = device.ring_shape(config, spec_of(first), FRAMES if frames else None)
     add = jax.jit(partial(device.add, shape), donate_argnums=0)
     look = jax.jit(lambda ring, ids: transition(with_state(device.read(shape, ring, ids)), GAMMA))
     ring, gaps = add(device.init_ring(shape, spec_of(first)), first), 0
@@ -174,7 +174,7 @@ def test_no_transition_is_lost_at_a_gap(num_rows, window, frames, prioritised):
 def test_oldest_gap_loses_its_bootstrap_row_when_too_many_gaps():
     lives = ReplacedActors(1, seed=0)
     first = lives.trajectory()
-    shape = device.ring_shape(spec_of(first), capacity=24 * N, window=1, frames=None, prioritised=False)
+    shape = device.ring_shape(ReplayConfig(capacity=24 * N, min_size=1), spec_of(first))
     add = jax.jit(partial(device.add, shape))
     ring = add(device.init_ring(shape, spec_of(first)), first)
     for _ in range(KEPT + 2):
@@ -189,7 +189,7 @@ def test_oldest_gap_loses_its_bootstrap_row_when_too_many_gaps():
 def test_kept_bootstrap_row_bootstraps_only_where_the_agent_acts():
     lives = ReplacedActors(1, seed=0)
     first = lives.trajectory()
-    shape = device.ring_shape(spec_of(first), capacity=24 * N, window=1, frames=None, prioritised=False)
+    shape = device.ring_shape(ReplayConfig(capacity=24 * N, min_size=1), spec_of(first))
     ring = device.init_ring(shape, spec_of(first))
     first.acts[:] = np.array([[1, 1, 1], [0, 1, 2]])
     first.discount[:] = 1.0

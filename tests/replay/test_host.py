@@ -7,10 +7,12 @@ import threading
 import numpy as np
 import pytest
 
+from jsrl.experiment import ReplayConfig
 from jsrl.replay.host.limiter import Limiter, make_limiter
 from jsrl.replay.host.replay import HostReplay
-from jsrl.replay.host.rows import RowsShape, read_ids, rows_shape, windows_spec
+from jsrl.replay.host.rows import RowsShape, read_ids
 from jsrl.replay.host.tree import HostTree
+from jsrl.replay.shared import windows_spec
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree, spec_of
 from tests.marks import slow
 from tests.replay.streams import FRAMES, World
@@ -25,9 +27,11 @@ class Replay:
         self.worlds = [World(B, T, seed=lane, frames=frames, core=core) for lane in range(LANES)]
         self.first = [world.trajectory() for world in self.worlds]
         self.spec = spec_of(self.first[0])
-        shape = rows_shape(self.spec, lanes=LANES, capacity=capacity, window=window, frames=FRAMES if frames else None)
+        self.config = ReplayConfig(
+            capacity=capacity, window=window, prioritised=prioritised, alpha=1.0, epsilon=0.0, min_size=1
+        )
         self.replay = HostReplay(
-            shape, self.spec, prioritised=prioritised, alpha=1.0, epsilon=0.0, incarnation=incarnation
+            self.config, self.spec, lanes=LANES, frames=FRAMES if frames else None, incarnation=incarnation
         )
         self.window = window
         self.truth: list[list[int | None]] = [[] for _ in range(LANES)]  # the world's row of each row of a lane
@@ -58,7 +62,7 @@ class Replay:
         return into, self.replay.draw(into, beta=0.5)
 
     def windows(self, number: int):
-        return windows_spec(self.spec, window=self.window, number=number, weighted=self.replay.prioritised)
+        return windows_spec(self.config, self.spec, number)
 
     def where(self, id_: int) -> tuple[int, int, int]:
         """Return (lane, row of the lane, environment) of an id."""
@@ -176,7 +180,7 @@ def test_priorities_return_to_their_windows_through_any_delay():
             ids = drawn.pop(0)
             there = replay.possible()
             priorities = np.array([1.0 + (int(i) % 97) if replay.where(i) in there else LATE for i in ids])
-            replay.replay.feedback(ids, priorities)
+            replay.replay.feedback(ids, {"priorities": priorities})
             truth |= {int(i): p for i, p in zip(ids, priorities, strict=True)}
     tree = replay.replay._tree
     assert tree is not None
@@ -201,8 +205,8 @@ def test_priorities_return_to_their_windows_through_any_delay():
 def test_priorities_of_an_earlier_incarnation_reach_no_window():
     before, after = (Replay(26 * B * LANES, 1, prioritised=True, incarnation=life).more(3) for life in (0, 1))
     ids = before.draw(16)[1]
-    after.replay.feedback(ids, np.full(16, LATE))
-    before.replay.feedback(ids, np.full(16, LATE))
+    after.replay.feedback(ids, {"priorities": np.full(16, LATE)})
+    before.replay.feedback(ids, {"priorities": np.full(16, LATE)})
     trees = before.replay._tree, after.replay._tree
     assert [bool((tree.weights == LATE).any()) for tree in trees if tree is not None] == [True, False]
     assert after.replay.ignored == 16 and not before.replay.ignored
@@ -212,7 +216,7 @@ def test_importance_weights_follow_the_probabilities():
     replay = Replay(20 * B * LANES, 1, prioritised=True).more(2)
     _, ids = replay.draw(400)
     ids = np.unique(ids)
-    replay.replay.feedback(ids, np.linspace(1.0, 4.0, len(ids)))
+    replay.replay.feedback(ids, {"priorities": np.linspace(1.0, 4.0, len(ids))})
     into, again = replay.draw(5_000)
     chance = dict(zip(ids.tolist(), np.linspace(1.0, 4.0, len(ids)), strict=True))
     expected = np.array([chance[int(i)] for i in again]) ** -0.5
@@ -224,7 +228,7 @@ def test_windows_drawn_again_bring_their_own_importance_weights(monkeypatch):
     """Rows are overwritten while a batch is read: its lost windows are replaced by others, of other priorities."""
     replay = Replay(20 * B * LANES, 1, prioritised=True).more(8)
     _, ids = replay.draw(500)
-    replay.replay.feedback(ids, np.random.default_rng(0).uniform(1.0, 9.0, 500))
+    replay.replay.feedback(ids, {"priorities": np.random.default_rng(0).uniform(1.0, 9.0, 500)})
     read, interrupted = replay.replay.rows.read, []
 
     def read_late(places, into):
@@ -254,8 +258,9 @@ def test_each_part_of_a_prioritised_batch_has_windows_of_all_ages():
 def test_threads_draw_intact_windows_while_rows_are_overwritten():
     """A ring that is constantly overwritten: every drawn window holds written rows, in one piece."""
     spec = make_trajectory_spec(EnvSpec(ArraySpec((500,), "float32"), Discrete(2)), (), (), num_rows=8, num_envs=2)
-    shape = RowsShape(1, 40, 2, 8, 4)
-    replay = HostReplay(shape, spec, prioritised=True)
+    config = ReplayConfig(capacity=78, window=4, batch_size=16, prioritised=True, min_size=1)
+    replay = HostReplay(config, spec)
+    assert replay.shape == RowsShape(1, 40, 2, 8, 4)
     block = map_tree(lambda leaf: leaf.zeros(), spec)
     block.acts[...] = 1
     count, stop, wrong = [0], threading.Event(), []
@@ -267,7 +272,7 @@ def test_threads_draw_intact_windows_while_rows_are_overwritten():
         stop.set()
 
     def draw() -> None:
-        into = map_tree(lambda leaf: leaf.zeros(), windows_spec(spec, window=4, number=16, weighted=True))
+        into = map_tree(lambda leaf: leaf.zeros(), windows_spec(config, spec))
         while not stop.is_set():
             if replay.num_starts:
                 ids = replay.draw(into)
@@ -276,7 +281,7 @@ def test_threads_draw_intact_windows_while_rows_are_overwritten():
                 steps = into.observation - first[None, :, None] - np.arange(5)[:, None, None]
                 if np.abs(steps).max() > 0:
                     wrong.append(into.observation[:, :, 0].copy())
-                replay.feedback(ids, np.ones(16))
+                replay.feedback(ids, {"priorities": np.ones(16)})
 
     threads = [threading.Thread(target=draw) for _ in range(2)]
     for thread in threads:

@@ -6,20 +6,21 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from jsrl.agents.base import MADE, Agent, UpdateOutput
+from jsrl.agents.base import MADE, Agent, UpdateOutput, adopt
+from jsrl.agents.hyperparameters import with_hyperparameters
 from jsrl.agents.minibatches import update_keys
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ReplayConfig
 from jsrl.replay.device.agent import on_device
 from jsrl.types import spec_of
-from jsrl.workers.learner.worker import Learner
+from jsrl.workers.attached.directed import DirectorGate
+from jsrl.workers.learner.seams import LearnerState
 from tests.fake_devices import STRICT, fake_devices
 from tests.replay.learning import toy_agent
 from tests.replay.streams import World
@@ -143,10 +144,30 @@ def test_a_copied_or_fresh_state_takes_over_the_learners_rows():
     state = combined.agent.init(jax.random.key(0))
     copied = state._replace(extra=state.extra._replace(made=np.int32(7)))
     state = state._replace(extra=state.extra._replace(ring=state.extra.ring._replace(written=np.int32(T))))
-    directed = SimpleNamespace(next_state=lambda updates: copied, trains=lambda batch: True)
-    learner: Any = SimpleNamespace(_state=state, _directed=directed, _learn=lambda batch: batch, number=3)
-    assert Learner._update(learner, "the batch") == "the batch"
-    assert learner._state.extra.ring.written == T and learner._state.extra.made == 7
+    nothing: Any = None
+    gate = DirectorGate(
+        nothing,
+        nothing,
+        lambda values, updates: copied,
+        nothing,
+        None,
+        nothing,
+        freezes=False,
+        on_policy=False,
+        meta={},
+    )
+    gate._next = copied
+    taken = gate.before(LearnerState(3, 3, 3, state), nothing)
+    assert taken.extra.ring.written == T and taken.extra.made == 7
+
+
+def test_an_explored_agent_with_replay_begins_with_the_params_of_another_run():
+    """As --init-from and a director's reset do; the state has no rows yet."""
+    agent = with_hyperparameters(CONFIG, lambda config: toy_agent(), {"alpha": 0.5})
+    combined = on_device(agent, CONFIG, spec_of(World(N, T).trajectory()))
+    fresh, other = (jax.jit(combined.agent.init)(jax.random.key(seed)) for seed in (0, 1))
+    found = combined.unpack(adopt(combined.agent, combined.pack(fresh), other.params), lambda: fresh)
+    assert jax.tree.structure(found) == jax.tree.structure(fresh) and found.params is other.params
 
 
 def test_min_size_above_the_ring_size_is_refused():

@@ -18,8 +18,7 @@ from jsrl.directors.draws import Draws
 from jsrl.directors.messages import INITIAL, LATEST, Assignment, Command, Copy, Freeze, Outcome, Player, Reset
 from jsrl.services.runs import control_bodies
 from jsrl.services.runs.control_bodies import CommandDone, ForwardedCommand, Games, Lease, Played, Saving
-from jsrl.workers.director.tickets import FromActor, Frozen, SavedState, Tickets, Write
-from jsrl.workers.learner.tickets import ExecutedTickets
+from jsrl.workers.director.tickets import ExecutedTickets, FromActor, Frozen, SavedState, Tickets, Write
 from tests.simulated.world import Fault, Host, Process, Result, Violation, World, judged
 
 POLICIES = ("a", "b")
@@ -91,7 +90,7 @@ class Director(Process):
 
 
 class Learner(Process):
-    """A policy's learner, as jsrl.workers.learner.directed: its snapshots hold what it executed.
+    """A policy's learner, as jsrl.workers.attached.directed: its snapshots hold what it executed.
 
     Attributes:
       done: what it has executed, in its present history. kept: the same and the newest confirmation, of its snapshot.

@@ -35,7 +35,7 @@ class Planted(NamedTuple):
 
 SUPERVISION, ENDING = "control/supervision.py", "control/ending.py"
 MEMBERS, AGENT = "cluster/members.py", "cluster/agent.py"
-TICKETS, EXECUTED, RANKS = "workers/director/tickets.py", "workers/learner/tickets.py", "workers/learner/agreement.py"
+TICKETS, RANKS = "workers/director/tickets.py", "workers/attached/agreement.py"
 
 FAULTS = (
     # -- supervision
@@ -305,9 +305,9 @@ FAULTS = (
     ),
     Planted(
         "a learner executes a ticket again",
-        EXECUTED,
-        'message.facts["ticket"] > self.done.ticket:',
-        'message.facts["ticket"] >= self.done.ticket:',
+        TICKETS,
+        "message > self.done.ticket:",
+        "message >= self.done.ticket:",
         "games",
     ),
     Planted(

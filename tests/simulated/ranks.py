@@ -13,7 +13,7 @@ from typing import Any
 
 from jsrl.errors import StreamTimeout
 from jsrl.experiment.settings import DeadlineConfig
-from jsrl.workers.learner.agreement import (
+from jsrl.workers.attached.agreement import (
     Do,
     FollowerAgreement,
     FromRank,
@@ -36,7 +36,7 @@ BEGIN = RankStart(0, 0, "", epoch=1, updates=0, trained=0, saved_epoch=None)
 
 
 class Rank(Process):
-    """A process of a learner, as jsrl.workers.learner.ranks and Learner run it.
+    """A process of a learner, as jsrl.workers.attached.ranks and Learner run it.
 
     Attributes:
       has: number of the update for which it has a batch; None: it has none. begun: of the last update that it began.

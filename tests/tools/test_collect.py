@@ -14,7 +14,7 @@ import pytest
 import jsrl
 from jsrl.extend import ActOutput, ActParams, Agent, AgentState, ReplayBuffer, Trajectory, UpdateOutput, version_updates
 from jsrl.replay.host.replay import HostReplay
-from jsrl.replay.host.rows import rows_shape, windows_spec
+from jsrl.replay.shared import windows_spec
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, leaves, map_tree
 
 ENV = jsrl.EnvConfig("CartPole-v1", max_episode_steps=7)
@@ -101,9 +101,7 @@ def test_windows_are_those_of_a_replay_worker(prioritised: bool) -> None:
     parts = [map_tree(lambda leaf, t=t: leaf[t : t + 6], whole) for t in range(0, 40, 5)]
     config = jsrl.ReplayConfig(capacity=90, batch_size=16, window=2, min_size=60, prioritised=prioritised)
     spec: Trajectory = map_tree(lambda leaf: ArraySpec(leaf.shape, str(leaf.dtype)), parts[0])
-    replay = HostReplay(
-        rows_shape(spec, lanes=1, capacity=90, window=2, frames=None), spec, prioritised=prioritised, seed=3
-    )
+    replay = HostReplay(config, spec, seed=3)
     buffer = ReplayBuffer(config, seed=3)
     with pytest.raises(jsrl.extend.ConfigError, match="replay buffer is empty"):
         buffer.sample()
@@ -114,13 +112,13 @@ def test_windows_are_those_of_a_replay_worker(prioritised: bool) -> None:
     assert buffer.size == replay.size <= 120
     for _ in range(2):
         windows, ids = buffer.sample()
-        expected = map_tree(lambda leaf: leaf.zeros(), windows_spec(spec, window=2, number=16, weighted=prioritised))
+        expected = map_tree(lambda leaf: leaf.zeros(), windows_spec(config, spec))
         np.testing.assert_array_equal(ids, replay.draw(expected, config.beta))
         for one, other in zip(leaves(windows), leaves(expected), strict=True):
             np.testing.assert_array_equal(one, other)
         priorities = rng.random(16)
         buffer.set_priorities(ids, priorities)
-        replay.feedback(ids, priorities)
+        replay.feedback(ids, {"priorities": priorities})
     starts = [np.flatnonzero((observation == first).all(axis=-1)) for first in windows.observation[0]]
     assert all(len(start) for start in starts)
 

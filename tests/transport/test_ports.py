@@ -9,7 +9,7 @@ import zmq
 
 from jsrl.errors import ConfigError
 from jsrl.transport.meeting.sockets import VARIABLE, bind
-from jsrl.workers.learner.ranks import held_port
+from jsrl.workers.attached.ranks import held_port
 
 
 @pytest.fixture

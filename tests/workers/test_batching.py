@@ -14,8 +14,9 @@ from jsrl.services.metrics.phases import Phases
 from jsrl.transport.base import ProducerId
 from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, make_version, map_tree
+from jsrl.workers.attached.prefetched import Prefetched
 from jsrl.workers.learner.batching import Batcher, BatchPlan, versions_trained_on
-from jsrl.workers.learner.sources import FromStream, Prefetched
+from jsrl.workers.learner.sources import FromStream
 
 T, SIZE = 3, 4
 ENV = EnvSpec({"image": ArraySpec((2, 3), "uint8"), "line": ArraySpec((2,), "float32")}, Discrete(3))

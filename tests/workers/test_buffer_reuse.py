@@ -20,6 +20,7 @@ import pytest
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.errors import StreamError
 from jsrl.parallel import data_parallel
+from jsrl.services.metrics.metrics import Meter
 from jsrl.services.metrics.phases import Phases
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId, Request
@@ -27,10 +28,12 @@ from jsrl.transport.samples.local import aligned_zeros
 from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.acting import Engine, GroupSlots
+from jsrl.workers.attached.prefetched import Prefetched
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
-from jsrl.workers.learner.sources import FromStream, Prefetched
-from jsrl.workers.learner.updaters import OwnUpdate, no_check
+from jsrl.workers.learner.outlet import OpenOutlet
+from jsrl.workers.learner.sources import FromStream
+from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from tests.marks import nightly, slow
 
@@ -163,9 +166,10 @@ def evidence(feed: Feed, folder, *, buffers: int, reuse: int = 1, aligned: bool 
     source = Prefetched(FromStream(batcher, feed.consumer, T * B, reuse), Phases())
     published, store = Published(), SnapshotStore(folder / "state")
     updates = 400 if early else 8  # on a busy machine, few updates are still computing when their buffer is refilled
-    settings = LearnerSettings(0, updates // reuse * T * B, calls_per_batch=reuse, poll_s=5.0)
+    settings = LearnerSettings(jax.random.key(0), updates // reuse * T * B, calls_per_batch=reuse, poll_s=5.0)
     begin = lambda: updater.make(jax.random.key(0))  # noqa: E731
-    learner = Learner(updater, begin, lambda: (source, published), no_check, store, settings, NullReporter())
+    outlet = OpenOutlet(lambda: published, store, NullReporter(), Meter("learner"))
+    learner = Learner(updater, begin, lambda: source, outlet, settings, NullReporter())
     learner.setup()
     feed.start()
     while not learner.finished and not (early and any(low != high for low, high in published.seen[1:])):

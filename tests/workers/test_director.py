@@ -27,14 +27,14 @@ from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
 from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.worker import Actor, ActorSettings
+from jsrl.workers.attached.directed import DirectorGate
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director.leases import Leases, leases_of, result_of
 from jsrl.workers.director.state_file import StateFile
-from jsrl.workers.director.tickets import AGAIN_S, FromActor, Frozen, SavedState, Tickets
+from jsrl.workers.director.tickets import AGAIN_S, ExecutedTickets, FromActor, Frozen, SavedState, Tickets
 from jsrl.workers.director.worker import DirectorWorker, Standings
 from jsrl.workers.jobs import sides_of
-from jsrl.workers.learner.directed import DirectorCommands, LearnerState
-from jsrl.workers.learner.tickets import ExecutedTickets
+from jsrl.workers.learner.seams import LearnerState, Skip
 from tests.marks import nightly, slow
 from tests.tiny_agent import TinyConfig
 
@@ -407,33 +407,38 @@ def test_messages_of_a_replaced_actor_change_nothing() -> None:
 def test_learner_executes_a_ticket_once() -> None:
     """Also if it comes again, late, or after a restart from a snapshot that has its effect."""
     executed = ExecutedTickets()
-    freeze, reset = (Command(name, {"ticket": ticket}) for ticket, name in enumerate(("freeze", "reset"), 1))
-    assert executed.handle(freeze) == [freeze]
-    assert executed.handle(CommandDone(1, 5)) == [CommandDone(1, 5)] == executed.handle(freeze)
-    assert executed.handle(reset) == [reset] and executed.handle(CommandDone(2, 6)) == [CommandDone(2, 6)]
-    assert executed.handle(freeze) == []
-    assert ExecutedTickets(executed.done).handle(reset) == [CommandDone(2, 6)]
+    assert executed.handle(1) == [1]
+    assert executed.handle(CommandDone(1, 5)) == [CommandDone(1, 5)] == executed.handle(1)
+    assert executed.handle(2) == [2] and executed.handle(CommandDone(2, 6)) == [CommandDone(2, 6)]
+    assert executed.handle(1) == []
+    assert ExecutedTickets(executed.done).handle(2) == [CommandDone(2, 6)]
 
 
 def test_reset_is_executed_once_though_its_learner_restarts_before_it_is_confirmed() -> None:
     """The snapshot holds the reset, and the director gives it again."""
     heard, players, nothing = MessageQueue(), SimpleNamespace(load=lambda version: [version]), cast("Any", None)
 
-    def begin(meta: dict) -> DirectorCommands:
-        found = DirectorCommands(
+    def begin(meta: dict) -> DirectorGate:
+        found = DirectorGate(
             nothing, cast("Any", players), lambda values, updates: (values, updates), nothing, None, heard,
             freezes=False, on_policy=True, meta=meta,
         )  # fmt: skip
-        found.begin(LearnerState(9, 9, None))
+        found.begin(LearnerState(9, 9, 9, None))
         return found
 
     reset, saved = {"version": 5, "ticket": 3}, list[dict]()
     first = begin({})
-    first.execute("reset", reset, LearnerState(7, 7, None), lambda: saved.append(json.loads(json.dumps(first.meta()))))
+    first.command(
+        "reset", reset, LearnerState(7, 7, 7, None), lambda: saved.append(json.loads(json.dumps(first.meta())))
+    )
     later = begin(saved[-1])
-    assert later.next_state(9) == ([5], 7) and later.next_state(10) is None
-    later.execute("reset", reset, LearnerState(12, 12, None), pytest.fail)
-    assert later.next_state(12) is None and heard.said == [("done", {"ticket": 3, "version": 7, "error": ""})] * 2
+    batch = cast("Any", SimpleNamespace(trajectory=SimpleNamespace(version=np.full((1, 2, 1), 99))))
+    assert later.before(LearnerState(9, 9, 9, "old"), batch) == Skip(([5], 7))
+    later.command("reset", reset, LearnerState(12, 12, 12, None), pytest.fail)
+    assert (
+        later.before(LearnerState(12, 12, 12, "new"), batch) == "new"
+        and heard.said == [("done", {"ticket": 3, "version": 7, "error": ""})] * 2
+    )
 
 
 def test_slots_keep_their_assignments_after_a_resume() -> None:

@@ -17,6 +17,7 @@ from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.errors import AgentFault, NonFiniteUpdate
 from jsrl.parallel import data_parallel
+from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId
@@ -24,9 +25,11 @@ from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.learner.batching import Batcher, BatchPlan
+from jsrl.workers.learner.checks import CountsItself, FiniteCheck
 from jsrl.workers.learner.kind import RESERVED
+from jsrl.workers.learner.outlet import OpenOutlet
 from jsrl.workers.learner.sources import FromStream
-from jsrl.workers.learner.updaters import FiniteCheck, OwnUpdate
+from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.play import PlayedPolicy
 from tests.workers.event_recorder import EventRecorder
@@ -427,19 +430,17 @@ class LearnerRig:
         self.producer = connect_samples(self.consumer.address, SPEC, ProducerId("actor-0", 0), 1, 1.0)
         plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, reuse=reuse, start_updates=start, epoch=epoch)
         steps = total // reuse * T * B
-        settings = LearnerSettings(0, steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0)
+        settings = LearnerSettings(
+            jax.random.key(0), steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0
+        )
         self.published, self.heard, self.folder = Published(), EventRecorder(), folder
         source = FromStream(Batcher(self.consumer, SPEC, plan), self.consumer, T * B, reuse)
         updater = OwnUpdate(AGENT, data_parallel(change, jax.local_devices()[:1], donate=False))
-        self.learner = Learner(
-            updater,
-            lambda: updater.make(jax.random.key(0)),
-            lambda: (source, self.published),
-            FiniteCheck(updater, folder),
-            SnapshotStore(folder / "state"),
-            settings,
-            self.heard,
-        )
+        store = SnapshotStore(folder / "state")
+        outlet = OpenOutlet(lambda: self.published, store, self.heard, Meter("learner"))
+        gates = [FiniteCheck(updater, folder), CountsItself(1)]
+        begin = lambda: updater.make(jax.random.key(0))  # noqa: E731
+        self.learner = Learner(updater, begin, lambda: source, outlet, settings, self.heard, gates)
         self.learner.setup()
 
     def put(self, reward: float, version: int = 0) -> None:

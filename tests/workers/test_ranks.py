@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,12 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from jsrl.envs.config import EnvConfig
 from jsrl.errors import StreamTimeout
+from jsrl.experiment import Experiment, LearnerConfig
 from jsrl.experiment.settings import DeadlineConfig
+from jsrl.graph.plan import make_plan
 from jsrl.services.runs.names import FileNames
 from jsrl.transport.stream import End, Peer, Stream
-from jsrl.workers.learner import ranks
-from jsrl.workers.learner.agreement import (
+from jsrl.workers.attached import ranks
+from jsrl.workers.attached.agreement import (
     LEAVE_S,
     Do,
     FollowerAgreement,
@@ -28,7 +32,10 @@ from jsrl.workers.learner.agreement import (
     Send,
     Turn,
 )
-from jsrl.workers.learner.ranks import Follower, Leader, TurnLimit, held_port
+from jsrl.workers.attached.ranks import Follower, Leader, TurnLimit, held_port
+from jsrl.workers.base import NullReporter
+from jsrl.workers.jobs import StartPoint
+from tests.tiny_agent import STILL
 
 BEGIN = RankStart(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
 
@@ -263,6 +270,18 @@ def test_rank_waits_for_the_learner_of_its_incarnation(joined, tmp_path: Path) -
     with InThread(lambda: found.append(Follower(make_job(tmp_path, "rank-1", "learner")))):
         leader = Leader(make_job(tmp_path, "learner", "rank-1"), BEGIN)
     close(leader, *found)
+
+
+def test_rank_of_a_resumed_run_counts_the_updates_of_its_learner(tmp_path: Path, monkeypatch) -> None:
+    """Schedules follow this number; here batches were twice as large before the resume."""
+    e = Experiment(STILL, EnvConfig("CartPole-v1"), num_envs=16, num_actors=2, rollout_length=8, placement="served",
+                   total_env_steps=10_240, learner=LearnerConfig(num_ranks=2))  # fmt: skip
+    plan = make_plan(e, str(tmp_path), tmp_path)
+    began = RankStart(1, 2, "", epoch=3, updates=20, trained=40, saved_epoch=2, env_steps=5_120)
+    monkeypatch.setattr(ranks, "Follower", lambda job: SimpleNamespace(join=lambda devices: began))
+    part = ranks.part_of(plan.job("rank-1"), NullReporter())
+    learner = dataclasses.replace(plan.job("learner"), start_point=StartPoint(3, 20, env_steps=5_120))
+    assert part.job.total_updates == learner.total_updates == 60 and not part.lifecycle.leads
 
 
 def test_a_turn_may_take_ten_times_the_median_update() -> None:

@@ -18,7 +18,8 @@ from jsrl.graph.plan import make_plan
 from jsrl.replay.host.files import load_replay, save_replay
 from jsrl.replay.host.limiter import Limiter, make_limiter
 from jsrl.replay.host.replay import HostReplay
-from jsrl.replay.host.rows import read_ids, rows_shape, windows_spec
+from jsrl.replay.host.rows import read_ids
+from jsrl.replay.shared import windows_spec
 from jsrl.transport.base import ProducerId
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import open_ledger
@@ -27,14 +28,14 @@ from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
-from jsrl.workers.learner.replay_link import ReplayConsumer
-from jsrl.workers.learner.sources import FromReplay
+from jsrl.workers.learner.replayed import FromReplay, ReplayConsumer
 from jsrl.workers.peers import CLOSED_S
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker, build_replay
 
 T, B, M = 4, 3, 8
 SPEC = make_trajectory_spec(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=B)
-WINDOWS = windows_spec(SPEC, window=1, number=M, weighted=True)
+CONFIG = ReplayConfig(capacity=2_000, batch_size=M, min_size=1, prioritised=True)
+WINDOWS = windows_spec(CONFIG, SPEC)
 NEXT = SimpleNamespace(name="samples.learner", host="here")  # the registration of the next learner
 numbers = itertools.count()
 
@@ -67,9 +68,9 @@ class World:
         min_size=24,
         capacity=2_000,
         wait=True,
-        save_rows=False,
         waiting=0,
-        **more,
+        total_env_steps=10_000,
+        **config,
     ):
         name = f"replay-{next(numbers)}"
         batches = bind_samples(f"local:{name}-batches", replay_batch_spec(WINDOWS), blocks_per_producer=3)
@@ -77,13 +78,13 @@ class World:
         for index in range(2):
             rows = bind_samples(f"local:{name}-rows-{index}", SPEC, blocks_per_producer=8)
             back = bind_samples(f"local:{name}-back-{index}", priorities_spec(M), blocks_per_producer=4)
-            shape = rows_shape(SPEC, lanes=1, capacity=capacity, window=1, frames=None)
-            replay = HostReplay(shape, SPEC, prioritised=True, alpha=1.0, epsilon=0.0, seed=index, replay=index)
+            given = {"beta_end": CONFIG.beta, "alpha": 1.0, "epsilon": 0.0, "capacity": capacity} | config
+            replay = HostReplay(dataclasses.replace(CONFIG, **given), SPEC, seed=index, replay=index)
             limiter = make_limiter(min_size, ratio, 0.1, insert_size=T * B, draw_size=M, waiting=waiting)
             out = connect_samples(batches.address, replay_batch_spec(WINDOWS), ProducerId(f"replay-{index}", 0), 1, 1.0)
             settings = ReplaySettings(
-                index=index, groups=(index,), batch_size=M, threads=threads, folder=str(folder / str(index)), poll_s=0.0,
-                save_rows=save_rows, **{"beta": 0.4, "beta_end": 0.4, "total_env_steps": 10_000, **more},
+                index=index, groups=(index,), threads=threads, folder=str(folder / str(index)), poll_s=0.0,
+                total_env_steps=total_env_steps,
             )  # fmt: skip
             transports = ReplayStreams(rows, out, back)
             worker = ReplayWorker(f"replay-{index}", settings, replay, limiter, lambda r=transports: r, Quiet())
@@ -139,7 +140,7 @@ def test_batches_start_at_min_size_and_priorities_reach_their_window(world):
     assert w.learner.env_steps == 4 * T * B
     ids = np.concatenate(batch.ids)
     np.testing.assert_array_equal(read_ids(ids)[0], [0] * M + [1] * M)
-    w.learner.feedback(ids, np.arange(1.0, 2 * M + 1))
+    w.learner.feedback(ids, {"priorities": np.arange(1.0, 2 * M + 1)})
     for index, worker in enumerate(w.workers):
         worker.step()
         weights = worker._replay._tree.weights
@@ -155,15 +156,15 @@ def test_feedback_of_several_batches_and_a_full_connection(world):
         w.put(0, 0.0)
     w.workers[0].step()
     ids = np.concatenate([np.array(w.learner.get(1.0).ids)] * 3)[: 2 * M + 3]
-    w.learner.feedback(ids, np.full(len(ids), 2.0))
+    w.learner.feedback(ids, {"priorities": np.full(len(ids), 2.0)})
     w.workers[0].step()
     assert set(w.workers[0]._replay._tree.weights[np.unique(read_ids(ids)[2])]) == {2.0}
     assert w.workers[0]._replay.ignored == 0
     for _ in range(5):
-        w.learner.feedback(ids[:M], np.ones(M))
+        w.learner.feedback(ids[:M], {"priorities": np.ones(M)})
     plan = BatchPlan(order="fifo", groups=(0,), group_size=M, columns=M, num_rows=1, max_lag=None, judge=of_any_age)
     source = FromReplay(Batcher(w.learner, WINDOWS, plan), w.learner, M)
-    assert source.counts == {"refused": 0, "priorities_lost": M}  # four blocks are in transit; the fifth had no room
+    assert source.counts() == {"refused": 0, "priorities_lost": M}  # four blocks are in transit; the fifth had no room
 
 
 def test_free_running_insertions_wait_until_the_learner_has_taken_a_batch(world):
@@ -204,7 +205,7 @@ def test_replay_worker_that_closes_during_feedback_does_not_end_the_learner(worl
         w.put(0, 0.0)
     w.workers[0].step()
     ids = w.learner.get(1.0).ids
-    w.learner.feedback(ids, np.ones(M))
+    w.learner.feedback(ids, {"priorities": np.ones(M)})
     producer, back = w.learner._producers[0], w.workers[0]._streams.priorities
     reserve = producer.reserve
 
@@ -214,7 +215,7 @@ def test_replay_worker_that_closes_during_feedback_does_not_end_the_learner(worl
         return block
 
     monkeypatch.setattr(producer, "reserve", reserve_and_close)
-    w.learner.feedback(ids, np.ones(M))
+    w.learner.feedback(ids, {"priorities": np.ones(M)})
     assert w.learner.lost_feedback == M and not w.learner._producers
 
 
@@ -335,7 +336,7 @@ def test_exponent_of_importance_weights_rises_with_the_rows_inserted(world):
         weights, (_, _, places) = worker._replay._tree.weights, read_ids(lease.ids)
         chances = weights[places]
         np.testing.assert_allclose(lease.trajectory.sampling, (chances / chances.min()) ** -exponent, rtol=1e-5)
-        worker._replay.feedback(lease.ids, np.linspace(1.0, 9.0, M))
+        worker._replay.feedback(lease.ids, {"priorities": np.linspace(1.0, 9.0, M)})
         w.learner.release(lease)
     assert len(set(chances)) > 1
 
@@ -356,8 +357,8 @@ def test_threads_keep_the_learner_fed(world):
 
 
 def filled(seed: int, rows: int) -> tuple[HostReplay, Limiter]:
-    shape = rows_shape(SPEC, lanes=1, capacity=120, window=1, frames=None)
-    replay, limiter = HostReplay(shape, SPEC, prioritised=True, seed=seed), Limiter(24, 2.0, 16.0)
+    replay = HostReplay(dataclasses.replace(CONFIG, capacity=120), SPEC, seed=seed)
+    limiter = Limiter(24, 2.0, 16.0)
     rng = np.random.default_rng(0)
     for sequence in range(rows):
         trajectory = map_tree(lambda leaf: rng.integers(0, 2, leaf.shape).astype(leaf.dtype), SPEC)
@@ -368,7 +369,7 @@ def filled(seed: int, rows: int) -> tuple[HostReplay, Limiter]:
 
 def test_snapshot_with_rows_continues_exactly(tmp_path):
     replay, limiter = filled(1, 14)
-    replay.feedback(replay.draw(into()), np.linspace(0.5, 3.0, M))
+    replay.feedback(replay.draw(into()), {"priorities": np.linspace(0.5, 3.0, M)})
     limiter.drawn = 77
     save_replay(tmp_path, replay, limiter, rows=True)
     again, restored = filled(1, 0)

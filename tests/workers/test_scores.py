@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jsrl.workers.learner.directed import Scores
+from jsrl.workers.attached.directed import Scores
 
 
 class EventRecorder:

@@ -15,6 +15,7 @@ from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.graph.graph import Graph, node
 from jsrl.graph.plan import Plan, make_plan
+from jsrl.replay.shared import windows_spec
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer
 from jsrl.transport.ledger.hops import read_hops
 from jsrl.transport.stream import replay_batch_spec
@@ -24,7 +25,6 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader
 from jsrl.workers.following import Writer
 from jsrl.workers.kinds import build_worker
-from jsrl.workers.learner.replay_link import batch_of_windows
 from jsrl.workers.replay.worker import ReplayWorker
 from jsrl.workers.transform import TrajectoryTransform
 
@@ -64,7 +64,7 @@ class Row:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         learner = plan.job("learner")
-        windows = batch_of_windows(learner.experiment.buffer, learner.schemas.trajectory)
+        windows = windows_spec(learner.experiment.buffer, learner.schemas.trajectory)
         self.batches = bind_reader(learner, "samples", replay_batch_spec(windows))
         self.workers: dict[str, Any] = {}
         for name in ("replay-0", "second", "augment"):

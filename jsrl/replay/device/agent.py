@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jsrl.agents.base import MADE, Agent, AgentState, Failure, ReplayExtra, UpdateOutput
+from jsrl.agents.base import MADE, Agent, AgentState, Failure, ReplayExtra, UpdateOutput, with_extra
 from jsrl.agents.minibatches import update_keys
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ReplayConfig
@@ -25,15 +25,16 @@ from jsrl.replay.device.ring import (
     RingShape,
     add,
     draw,
+    feedback,
     init_ring,
     num_starts,
     read,
-    reprioritise,
     ring_shape,
     size,
     weights_of,
 )
 from jsrl.replay.device.tree import SumTree
+from jsrl.replay.shared import PRIORITIES, beta_at
 from jsrl.types import Array, Trajectory, Tree, map_trajectory
 
 
@@ -81,9 +82,7 @@ def on_device(
     Raises:
       ConfigError: the ring is too small, or the agent gives no priorities although they are needed.
     """
-    shape = ring_shape(
-        spec, capacity=config.capacity, window=config.window, frames=frames, prioritised=config.prioritised
-    )
+    shape = ring_shape(config, spec, frames)
     most = (shape.capacity - 1) * shape.num_envs
     if config.min_size > most:
         raise ConfigError(
@@ -98,9 +97,8 @@ def on_device(
     def unpack(packed: AgentState, make: Callable[[], AgentState]) -> AgentState:
         return packed if config.save else packed._replace(extra=packed.extra._replace(ring=make().extra.ring))
 
-    return OnDevice(
-        agent._replace(init=combined.init, update=combined.update), shape, pack, unpack, combined.before_failure
-    )
+    whole = with_extra(agent, combined.begin, combined.update)
+    return OnDevice(whole, shape, pack, unpack, combined.before_failure)
 
 
 @dataclass(frozen=True)
@@ -119,21 +117,17 @@ class _Combined:
         """Return K, the updates of one call."""
         return self.config.updates_per_call or 1
 
-    def init(self, key: Array) -> AgentState:
-        state, number = self.agent.init(key), self.config.batch_size
+    def begin(self, own: Tree) -> ReplayExtra:
+        number = self.config.batch_size
         failure = Failure(_none(), jnp.zeros(number, jnp.int32), jnp.zeros(number, jnp.float32))
-        ring = init_ring(self.shape, self.spec)
-        return state._replace(extra=ReplayExtra(state.extra, ring, jnp.zeros((), jnp.int32), failure))
+        return ReplayExtra(own, init_ring(self.shape, self.spec), jnp.zeros((), jnp.int32), failure)
 
     def update(
-        self, state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
-    ) -> tuple[AgentState, UpdateOutput]:
+        self, own: AgentState, extra: ReplayExtra, trajectory: Trajectory, key: Array, axis_name: str | None
+    ) -> tuple[AgentState, ReplayExtra, UpdateOutput]:
         """Add a trajectory [T+1, N, ...] and make K updates with windows (none before the ring has `min_size` rows)."""
-        extra: ReplayExtra = state.extra
         ring = add(self.shape, extra.ring, _all_columns(trajectory, axis_name))
-        before = _Carry(
-            state._replace(extra=extra.agent), ring.tree, ring.highest, extra.failure._replace(number=_none())
-        )
+        before = _Carry(own, ring.tree, ring.highest, extra.failure._replace(number=_none()))
         held = size(self.shape, ring)
         ready = (held >= self.config.min_size) & (num_starts(self.shape, ring) > 0)
 
@@ -150,10 +144,9 @@ class _Combined:
         after, metrics = jax.lax.cond(ready, learn, wait, before)
         made = jnp.where(ready, self.calls, 0).astype(jnp.int32)
         kept = ring._replace(tree=after.tree, highest=after.highest)
-        own = ReplayExtra(after.state.extra, kept, extra.made + made, after.failure)
         means = {name: values.astype(jnp.float32).mean() for name, values in metrics.items()}
         means |= {MADE: made.astype(jnp.float32), "replay/size": held.astype(jnp.float32)}
-        return after.state._replace(extra=own), UpdateOutput(means)
+        return after.state, ReplayExtra((), kept, extra.made + made, after.failure), UpdateOutput(means)
 
     def _update_once(
         self, now: _Carry, ring: Ring, number: Array, key: Array, made: Array, axis_name: str | None
@@ -173,12 +166,12 @@ class _Combined:
         if self.config.prioritised:
             places = jnp.where(good, ids, jnp.iinfo(jnp.int32).max)  # beyond the tree: ignored
             priorities = jnp.where(good, _gathered(output.priorities, axis_name), 0.0)
-            ring = reprioritise(ring, places, priorities, alpha=self.config.alpha, epsilon=self.config.epsilon)
+            ring = feedback(self.config, ring, places, {PRIORITIES: priorities})
         return _Carry(state, ring.tree, ring.highest, failure), output.metrics
 
     def _beta(self, made: Array) -> Array:
         share = jnp.minimum(made / float(self.total_updates), 1.0) if self.total_updates else jnp.zeros(())
-        return self.config.beta + share * (self.config.beta_end - self.config.beta)
+        return beta_at(self.config, share)
 
     def _windows(self, ring: Ring, ids: Array, weights: Array) -> Trajectory:
         return read(self.shape, ring, ids)._replace(sampling=weights if self.config.prioritised else ())

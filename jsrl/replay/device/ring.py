@@ -13,7 +13,7 @@ Everything is written in place if the state is donated: nothing here copies the 
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
+from jsrl.experiment.settings import ReplayConfig
+from jsrl.replay import shared
 from jsrl.replay.device.gaps import FirstGap, Gaps, end_at_gaps, find_gaps, is_kept, keep, no_gaps, put_stored
 from jsrl.replay.device.tree import FAN_OUT, SumTree, find, init_tree, set_weights
 from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory, spread
@@ -69,25 +71,13 @@ class Ring(NamedTuple):
     gaps: Gaps
 
 
-class Draw(NamedTuple):
-    """Windows: `windows` [W+1, M, ...], `ids` int32 [M] of their starts, `chances` float32 [M] up to a common factor."""
-
-    windows: Trajectory
-    ids: Array
-    chances: Array
-
-
-def ring_shape(spec: Trajectory, *, capacity: int, window: int, frames: int | None, prioritised: bool) -> RingShape:
-    """Return the shape of a ring for trajectories of a schema.
-
-    Args:
-      spec: schema [T+1, N, ...] of added trajectories. capacity: env steps over all environments (rounded to whole
-        trajectories). window, frames, prioritised: see RingShape.
-    """
+def ring_shape(config: ReplayConfig, spec: Trajectory, frames: int | None = None) -> RingShape:
+    """Return the shape of a ring for trajectories of a schema [T+1, N, ...]; its capacity is rounded to whole ones."""
+    capacity, window = config.capacity, config.window
     num_rows, num_envs = spec.is_first.shape[0] - 1, spec.is_first.shape[1]
     stride = num_rows if leaves(spec.core) else 1
     rows = max(1, round(capacity / (num_envs * num_rows))) * num_rows
-    shape = RingShape(rows, num_envs, num_rows, window, stride, frames, prioritised)
+    shape = RingShape(rows, num_envs, num_rows, window, stride, frames, config.prioritised)
     needed = 2 * num_rows + window + shape.history + 1
     if rows < needed:
         raise ConfigError(
@@ -219,9 +209,9 @@ def _families(run: Array) -> Array:
     return jnp.concatenate([run[::FAN_OUT], run[-1:], jnp.max(run)[None], jnp.zeros(1, run.dtype)]) // FAN_OUT
 
 
-def reprioritise(ring: Ring, ids: Array, priorities: Array, *, alpha: float, epsilon: float) -> Ring:
-    """Return the ring with new priorities [M] (0 or more, such as absolute TD errors) of the windows drawn as `ids`."""
-    weights = (jnp.abs(priorities) + epsilon) ** alpha
+def feedback(config: ReplayConfig, ring: Ring, ids: Array, arrays: Mapping[str, Array]) -> Ring:
+    """Return the ring with what an update found for the windows drawn as `ids`: new priorities [M], 0 or more."""
+    weights = shared.weights_of(config, arrays[shared.PRIORITIES])
     highest = jnp.maximum(ring.highest, weights.max())
     return ring._replace(tree=set_weights(ring.tree, ids, weights.astype(jnp.float32)), highest=highest)
 
@@ -284,8 +274,3 @@ def _stack(shape: RingShape, ring: Ring, places: Array, gap: FirstGap) -> Array:
         stacked.append(part * spread(goes_on, part).astype(part.dtype))
         goes_on = goes_on & ~fresh[begin : begin + count]
     return jnp.stack(stacked[::-1], axis=-1)
-
-
-def size_bytes(shape: RingShape, spec: Trajectory) -> int:
-    state = jax.eval_shape(lambda: init_ring(shape, spec))
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

@@ -7,14 +7,17 @@ are overwritten, so a check afterwards shows which windows were lost meanwhile, 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jsrl.errors import ConfigError
-from jsrl.replay.host.rows import HostRows, Lane, RowsShape, make_ids, read_ids, windows_spec
+from jsrl.experiment.settings import ReplayConfig
+from jsrl.replay.host.rows import HostRows, Lane, make_ids, read_ids, rows_shape
 from jsrl.replay.host.tree import HostTree
-from jsrl.types import Trajectory, map_trajectory, map_tree
+from jsrl.replay.shared import PRIORITIES, weights_of, windows_spec
+from jsrl.types import Trajectory, map_trajectory, zeros
 
 LAPS_APART = 1 << 10  # between the ids of two incarnations: priorities of the last one reach no window of this one
 LEAST = 1e-12  # smallest weight of a window, so that it can be drawn
@@ -24,8 +27,9 @@ class HostReplay:
     """Windows of rows, drawn uniformly or by priority.
 
     Args:
-      shape: of the rows. spec: schema of one group's trajectory. prioritised, alpha, epsilon: see ReplayConfig.
-      seed: of the draws. replay, incarnation: of this replay worker, part of its ids.
+      config: as of a run. spec: schema of one group's trajectory. lanes: groups. capacity: env steps over all of them;
+        None: that of the config. frames: see EnvSpec. seed: of the draws. replay, incarnation: of this replay worker, part of
+        its ids.
 
     Attributes:
       inserted, drawn, evicted, ignored: env steps inserted, windows drawn, env steps overwritten, priorities that came too
@@ -35,28 +39,28 @@ class HostReplay:
 
     def __init__(
         self,
-        shape: RowsShape,
+        config: ReplayConfig,
         spec: Trajectory,
         *,
-        prioritised: bool = False,
-        alpha: float = 0.6,
-        epsilon: float = 1e-6,
+        lanes: int = 1,
+        capacity: int | None = None,
+        frames: int | None = None,
         seed: int = 0,
         replay: int = 0,
         incarnation: int = 0,
     ) -> None:
-        self.shape, self._spec, self._replay = shape, spec, replay
+        shape = rows_shape(config, spec, lanes=lanes, capacity=capacity or config.capacity, frames=frames)
+        self.config, self.shape, self._spec, self._replay = config, shape, spec, replay
         self._first_lap = incarnation * LAPS_APART
         self.rows = HostRows(shape, spec)
-        self.prioritised, self._alpha, self._epsilon = prioritised, alpha, epsilon
         self.lock = threading.RLock()
         self.lanes = [Lane() for _ in range(shape.lanes)]
         self._starts_at = np.zeros((shape.lanes, shape.capacity), np.int32)
         self.num_starts = 0
         self._pending: list[list[int]] = [[] for _ in range(shape.lanes)]
         room = shape.capacity * shape.group_size
-        self._tree = HostTree(shape.size) if prioritised else None
-        self._order = np.zeros((0 if prioritised else shape.lanes, room), np.int64)
+        self._tree = HostTree(shape.size) if config.prioritised else None
+        self._order = np.zeros((0 if config.prioritised else shape.lanes, room), np.int64)
         self._highest = 1.0
         self._rng = np.random.default_rng(seed)
         self.inserted = self.drawn = self.evicted = self.ignored = 0
@@ -169,7 +173,7 @@ class HostReplay:
             if lost.any():
                 places[lost], times[lost], chances[lost] = self._choose(int(lost.sum()))
                 self._read_again(places, np.flatnonzero(lost), into)
-        if self.prioritised:
+        if self._tree is not None:
             into.sampling[...] = (chances / chances.min()) ** -beta
         return self._ids(places, times)
 
@@ -206,8 +210,7 @@ class HostReplay:
         return times < head[places // (self.shape.capacity * self.shape.group_size)]
 
     def _read_again(self, places: np.ndarray, columns: np.ndarray, into: Trajectory) -> None:
-        spec = windows_spec(self._spec, window=self.shape.window, number=len(columns), weighted=False)
-        again = map_tree(lambda leaf: leaf.zeros(), spec)
+        again = zeros(windows_spec(self.config, self._spec, len(columns))._replace(sampling=()))
         self.rows.read(places[columns], again)
 
         def rows(out: Any, new: Any) -> None:
@@ -218,14 +221,17 @@ class HostReplay:
 
         map_trajectory(rows, per_column, into._replace(sampling=()), again)
 
-    def feedback(self, ids: np.ndarray, priorities: np.ndarray) -> None:
-        """Give windows new priorities (0 or more); overwritten windows, and ids below 0, are ignored."""
+    def feedback(self, ids: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take what an update found for windows: new priorities, 0 or more.
+
+        Overwritten windows, and ids below 0, are ignored.
+        """
         if self._tree is None or not len(ids):
             return
         sent = np.asarray(ids) >= 0
-        ids, priorities = np.asarray(ids)[sent], np.asarray(priorities, np.float64)[sent]
+        ids, priorities = np.asarray(ids)[sent], np.asarray(arrays[PRIORITIES], np.float64)[sent]
         places = read_ids(ids)[2]
-        weights = np.maximum((np.abs(priorities) + self._epsilon) ** self._alpha, LEAST)
+        weights = np.maximum(weights_of(self.config, priorities), LEAST)
         with self.lock:
             times = self._times(places)
             valid = (

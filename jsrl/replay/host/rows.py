@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.types import Array, ArraySpec, Trajectory, Tree, leaves, map_trajectory, map_tree
+from jsrl.experiment.settings import ReplayConfig
+from jsrl.types import Array, ArraySpec, Trajectory, leaves, map_trajectory, map_tree
 
 PLACE_BITS, LAP_BITS = 36, 20  # an id: replay, lap, place; 2^36 rows, 2^20 laps before an old id could look new
 
@@ -80,10 +81,6 @@ class HostRows:
         self.rows: Trajectory = map_tree(lambda leaf: leaf.zeros(), stored)
         self.fresh = np.zeros(shape.size if shape.frames is not None else 0, bool)
         self.after_gap = np.zeros(shape.size, bool)  # this row does not follow the one before
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(leaf.nbytes for leaf in (*leaves(self.rows), self.fresh, self.after_gap))
 
     def begin(self, lane: int, time: int | np.ndarray) -> Any:
         """Return the place of environment 0 at a row of a lane."""
@@ -189,8 +186,9 @@ def read_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return ids >> (PLACE_BITS + LAP_BITS), ids >> PLACE_BITS & ((1 << LAP_BITS) - 1), place
 
 
-def rows_shape(spec: Trajectory, *, lanes: int, capacity: int, window: int, frames: int | None) -> RowsShape:
+def rows_shape(config: ReplayConfig, spec: Trajectory, *, lanes: int, capacity: int, frames: int | None) -> RowsShape:
     """Return the shape of a store for `lanes` groups; `capacity` is env steps over all of them."""
+    window = config.window
     num_rows, group_size = spec.is_first.shape[0] - 1, spec.is_first.shape[1]
     with_core = bool(leaves(spec.core))
     least = 2 * num_rows + window + (frames or 1) + 1
@@ -198,16 +196,3 @@ def rows_shape(spec: Trajectory, *, lanes: int, capacity: int, window: int, fram
     if with_core:  # trajectories begin at the same places in each lap, so that memory for other cores is never touched
         rows = -(-rows // num_rows) * num_rows
     return RowsShape(lanes, rows, group_size, num_rows, window, frames, with_core)
-
-
-def windows_spec(spec: Trajectory, *, window: int, number: int, weighted: bool) -> Trajectory:
-    """Return the schema [W+1, M, ...] of a batch of windows from trajectories of a schema [T+1, B_g, ...]."""
-
-    def rows(leaf: ArraySpec) -> ArraySpec:
-        return ArraySpec((window + 1, number, *leaf.shape[2:]), leaf.dtype)
-
-    def columns(leaf: ArraySpec) -> ArraySpec:
-        return ArraySpec((number, *leaf.shape[1:]), leaf.dtype)
-
-    made: Tree = map_trajectory(rows, columns, spec._replace(sampling=()))
-    return made._replace(sampling=ArraySpec((number,), "float32") if weighted else ())

@@ -1,4 +1,4 @@
-"""What a director's worker decides: which games actors play, and which command a learner executes now.
+"""What a director's worker decides: which games actors play, and which command a learner executes now, once.
 
 A game counts once: with an outcome, or as discarded. A command has a ticket; it is given again until the learner confirms the
 ticket, and no games are proposed before. Nothing here reads a clock or a file.
@@ -263,3 +263,30 @@ class Tickets:
             "incarnation": self._leases.incarnation_of(worker),
         }
         return ForwardedCommand("games", facts, worker=worker)
+
+
+class ExecutedTickets:
+    """The tickets that a learner has executed. Those of one director rise, and so do those of its later incarnations.
+
+    Args:
+      done: the newest confirmation at the restart; None: none.
+
+    Attributes:
+      done: the newest confirmation. Snapshots keep it: their state has the effect of the command, or holds the command.
+    """
+
+    def __init__(self, done: CommandDone | None = None) -> None:
+        self.done = CommandDone(-1) if done is None else done
+
+    def handle(self, message: int | CommandDone) -> list[int | CommandDone]:
+        """Take the ticket of a command, or what became of it; return the ticket to execute, or the confirmation to send.
+
+        The director repeats a command until it has the confirmation; a repetition may also arrive after later commands.
+        """
+        if isinstance(message, CommandDone):
+            self.done = message
+        elif message > self.done.ticket:
+            return [message]
+        elif message < self.done.ticket:
+            return []
+        return [self.done]

@@ -52,7 +52,7 @@ def of_any_age(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str,
 
 
 def of_another_policy(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
-    """Keep every trajectory and report no lag: its versions are another learner's, or those of a recorded run."""
+    """Keep every trajectory and report no lag: its versions are not those of this learner."""
     return "", 0
 
 

@@ -1,67 +1,100 @@
-"""Building the learner: the updater, the restored state, the streams."""
+"""Building a learner: its part among its ranks, the agent, the update, the source of its batches, and what attaches to it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
 from jsrl.references.importing import import_target
+from jsrl.services.metrics.metrics import Meter
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.base import ParamsPublisher
-from jsrl.types import named_leaves, spec_of
-from jsrl.workers.acting import INIT_STREAM, stream_key
-from jsrl.workers.base import Reporter
-from jsrl.workers.ends import bind_publisher
+from jsrl.transport.base import Ledger, SampleConsumer
+from jsrl.transport.ledger.hops import hop_folder, ledger_path
+from jsrl.transport.ledger.page import open_ledger
+from jsrl.transport.stream import epoch_at
+from jsrl.types import Trajectory, Tree, named_leaves, spec_of
+from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
+from jsrl.workers.attached.prefetched import Prefetched
+from jsrl.workers.base import Refusals, Reporter
+from jsrl.workers.ends import bind_publisher, bind_reader
 from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.learner.build_source import begin_counting, make_source
+from jsrl.workers.learner.batching import Batcher, BatchPlan, by_lag, of_another_policy
 from jsrl.workers.learner.build_updater import make_updater, missed_ratio, trained_agent, unseen_rows
-from jsrl.workers.learner.sources import ONE_RANK, RANKS, OneRank, Source, SynchronizedSource
-from jsrl.workers.learner.updaters import NO_DIRECTOR
+from jsrl.workers.learner.checks import CountsItself, FiniteCheck
+from jsrl.workers.learner.outlet import OpenOutlet
+from jsrl.workers.learner.seams import Gate, Lifecycle, Outlet
+from jsrl.workers.learner.sources import FromStream, Source
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import snapshot_store
 
-if TYPE_CHECKING:
-    from jsrl.workers.learner.ranks import RankLink
+# imported only where a learner has ranks, a director (or keeps its first params), reads a recording, or has replay
+PART = "jsrl.workers.attached.ranks:part_of"
+ONLY_FINITE = "jsrl.workers.attached.ranks:OnlyFinite"
+DIRECTED = "jsrl.workers.attached.directed:director_gate"
+RECORDED = "jsrl.workers.learner.recorded:from_recording"
+REPLAYED = "jsrl.workers.learner.replayed:from_replay"
+Join = Callable[[SampleConsumer, Trajectory, BatchPlan], Batcher]
 
-# imported only where a run has a director, or keeps its first params
-DIRECTED = "jsrl.workers.learner.directed:director_commands"
+
+class LearnerStart(NamedTuple):
+    """The starting point of this learner process.
+
+    Attributes:
+      epoch: of this process. trained: trajectories that the restored state was trained on. ledger: over all incarnations.
+      saved_epoch: of the restored snapshot. meta: its metadata, with those of gates.
+    """
+
+    epoch: int
+    trained: int
+    ledger: Ledger
+    saved_epoch: int | None = None
+    meta: Mapping[str, Any] = MappingProxyType({})
+
+
+class Part(NamedTuple):
+    """The part of a process in a learner: all of it, or that of one rank."""
+
+    job: Job
+    start: LearnerStart
+    lifecycle: Lifecycle
 
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
-    e, start = job.experiment, begin_counting(job)
-    ranks: RankLink | OneRank = ONE_RANK
-    if job.has(RANKS):
-        ranks = import_target("jsrl.workers.learner.ranks:lead")(job, start)  # before anything else uses jax
-    trained = e
-    if getattr(e.agent, "total_updates", None) == e.total_updates:  # filled in for a run without a resume
-        trained = dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
-    agent = trained_agent(trained, job.schemas.env, job.part.hyperparameters)
-    updater, check, devices = make_updater(agent, job)
-    for warning in filter(None, (missed_ratio(e), unseen_rows(job))):
-        reporter.event("warning", warning)
-    meter = make_meter(job)
-    key = stream_key(e.seed, INIT_STREAM)
+    """Return the learner of a job, or one of its ranks."""
+    if job.has("ranks"):
+        job, start, lifecycle = import_target(PART)(job, reporter)  # before anything else uses jax
+    else:
+        start, lifecycle = begin_counting(job), Lifecycle()
+    e, meter, key = job.experiment, make_meter(job), stream_key(job.experiment.seed, INIT_STREAM)
+    agent = trained_agent(with_total(job), job.schemas.env, job.part.hyperparameters)
+    updater, devices = make_updater(agent, job)
+    outlet, gates = Outlet(meter), [CountsItself(e.updates_per_call)]  # type: Outlet, list[Gate]
+    if lifecycle.leads:
+        for warning in filter(None, (missed_ratio(e), unseen_rows(job))):
+            reporter.event("warning", warning)
+        store = snapshot_store(job, reporter, keep_last=max(3, e.snapshots.keep))
+        outlet = OpenOutlet(functools.partial(bind_publisher, job, "params"), store, reporter, meter)
+        gates = [*gates_of(job, start, updater, reporter), *gates]
 
     def begin() -> Any:
         fresh = functools.partial(updater.fresh, key)
         if job.start_point.restore:
-            return updater.place(restore_state(job.start_point, agent, fresh))
-        return updater.make(key) if isinstance(ranks, OneRank) else updater.place(jax.device_get(jax.jit(fresh)()))
+            return updater.place(restore_state(job.start_point, updater.agent, fresh))
+        return updater.place(jax.device_get(jax.jit(fresh)())) if job.has("ranks") else updater.make(key)
 
-    def connect() -> tuple[Source, ParamsPublisher]:
-        source = make_source(job, devices, start, meter, reporter)
-        shared = source if isinstance(ranks, OneRank) else SynchronizedSource(source, ranks)
-        return shared, bind_publisher(job, "params")
+    def connect() -> Source:
+        return lifecycle.shared(make_source(job, devices, start, meter, reporter))
 
-    store = snapshot_store(job, reporter, keep_last=max(3, e.snapshots.keep))
     settings = LearnerSettings(
-        seed=e.seed,
+        key=stream_key(e.seed, UPDATE_STREAM),
         total_env_steps=e.total_env_steps,
         epoch=start.epoch,
         start_updates=job.start_point.updates,
@@ -75,12 +108,27 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
         ages="window_age" if e.has_replay_workers else "policy_lag",
-        drains=job.run.shares_environments and e.is_deterministic and isinstance(ranks, OneRank),
+        drains=job.run.shares_environments and e.is_deterministic and not job.has("ranks"),
     )
-    directed = NO_DIRECTOR
+    return Learner(updater, begin, connect, outlet, settings, reporter, gates, lifecycle)
+
+
+def with_total(job: Job) -> Any:
+    """Return the experiment of a job, whose agent knows the updates of the whole run, earlier starts included."""
+    e = job.experiment
+    if getattr(e.agent, "total_updates", None) != e.total_updates:
+        return e
+    return dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
+
+
+def gates_of(job: Job, start: LearnerStart, updater: Any, reporter: Reporter) -> list[Gate]:
+    e, gates = job.experiment, list[Gate]()
     if e.director is not None or job.run.keeps_initial:
-        directed = import_target(DIRECTED)(job, start, agent, updater, reporter)
-    return Learner(updater, begin, connect, check, store, settings, reporter, meter, directed, ranks)
+        gates.append(import_target(DIRECTED)(job, start, updater, reporter))
+    if e.learner.check_finite and e.learner.split == "none":  # else each side checks its own updates
+        ranks = e.learner.num_ranks > 1
+        gates.append(import_target(ONLY_FINITE)() if ranks else FiniteCheck(updater, Path(job.folder), job.part.folder))
+    return gates
 
 
 def restore_state(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:
@@ -96,3 +144,84 @@ def restore_state(start_point: StartPoint, agent: Agent, fresh: Callable[[], Age
     check_params(start_point, wanted, given)
     found = dict(named_leaves(params))  # tuples were saved as dicts, whose leaves have another order
     return adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), [found[name] for name in wanted]))
+
+
+def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, reporter: Reporter) -> Source:
+    """Return the source of a job, bound; `devices`: number of devices that share a batch."""
+    prefetch = not job.in_process
+    phases = meter.thread("prefetch") if prefetch else meter.phases
+    refusals = Refusals(job.name, reporter)
+
+    def ask(batch: int, each: Mapping[int, int]) -> None:
+        number, pairs = job.policy_number, list(each.items())
+        reporter.event("stand_in", policy=number, epoch=start.epoch, batch=batch, each=pairs)
+
+    def join(consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> Batcher:
+        return Batcher(consumer, spec, plan, phases, refusals, ask)
+
+    source = source_of(job)(job, batch_plan(job, devices, start.epoch), start, join)
+    return Prefetched(source, phases) if prefetch else source
+
+
+def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source]:
+    if job.experiment.recording is not None:
+        return import_target(RECORDED)
+    return from_actors if job.experiment.buffer is None else import_target(REPLAYED)
+
+
+def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
+    e = job.experiment
+    return BatchPlan(
+        order=e.order,
+        groups=job.end("samples").groups if job.has("samples") else (0,),
+        group_size=e.group_size,
+        columns=e.batch_columns // e.learner.num_ranks,
+        num_rows=e.rollout_length,
+        devices=devices,
+        max_lag=e.max_policy_lag if e.buffer is None else None,
+        reuse=e.updates_per_batch,
+        start_updates=job.start_point.updates,
+        epoch=epoch,
+        judge=by_lag if of_own_policy(job) else of_another_policy,
+    )
+
+
+def of_own_policy(job: Job) -> bool:
+    """Return whether the writers of a learner's samples act with its params, so that versions give the age of rows."""
+    return not job.has("samples") or job.end("samples").stream.policy == job.policy
+
+
+def from_actors(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
+    spec = job.schemas.trajectory
+    consumer = bind(job, spec, start)
+    return FromStream(join(consumer, spec, plan), consumer, job.experiment.rows_per_update, plan.reuse)
+
+
+def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:
+    """Return the reading end of the learner's samples; first announces the epoch to those that wait for its params."""
+    if of_own_policy(job):
+        job.announce(epoch_at(job.end("samples").stream.name, job.name), str(start.epoch))
+    return bind_reader(job, "samples", schema, start.ledger)
+
+
+def begin_counting(job: Job) -> LearnerStart:
+    """Return the starting point of a learner.
+
+    The epoch on disk rises at each start, even if no snapshot was written since the last one, so that no two incarnations
+    of the learner publish under the same version.
+    """
+    saved, meta = None, dict[str, Any]()
+    if job.start_point.restore and not job.start_point.params_only:
+        folder, _, selector = job.start_point.restore.rpartition("@")
+        meta = SnapshotStore(folder).meta(selector)
+        saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
+    trained, saved_epoch = (int(saved["trained"]), int(saved["epoch"])) if saved else (0, None)
+    epoch, ledger = count_on(job, saved)
+    return LearnerStart(epoch, trained, ledger, saved_epoch, meta)
+
+
+def count_on(job: Job, saved: dict[str, Any] | None) -> tuple[int, Ledger]:
+    """Return (new epoch, ledger of the worker's input); `saved`: ledger of the restored snapshot, see open_ledger."""
+    run = Path(job.folder)
+    path, hop = ledger_path(run, job.input_hop), hop_folder(run, job.input_hop)
+    return open_ledger(path, job.start_point.epoch, saved, hop=hop)

@@ -1,4 +1,4 @@
-"""Building a learner's updater: its devices, its replay, and the checks of its updates."""
+"""Building a learner's agent and updater: its devices and its replay; and checks of both before a run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,7 @@ from jsrl.references.importing import import_target
 from jsrl.types import EnvSpec, Trajectory, leaves, map_tree, with_columns
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.kind import RESERVED
-from jsrl.workers.learner.updaters import Check, FiniteCheck, OwnUpdate, RingUpdate, Updater, no_check, only_finite
+from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
 
 if TYPE_CHECKING:
     from jsrl.replay.device.agent import OnDevice
@@ -35,38 +34,21 @@ SPLIT = "jsrl.workers.learner.split_update:split_update"
 EXPLORED = "jsrl.agents.hyperparameters:with_hyperparameters"
 SCALED = "jsrl.agents.rewards:with_rewards"
 RUNNING_SCALE = "jsrl.agents.rewards:with_running_scale"
-WINDOWS = "jsrl.workers.learner.replay_link:batch_of_windows"
+WINDOWS = "jsrl.replay.shared:windows_spec"
 ON_DEVICE = "jsrl.replay.device.agent:on_device"
 
 
-class BuiltUpdater(NamedTuple):
-    """An updater, the check of its updates, and the devices that share each batch."""
-
-    updater: Updater
-    check: Check
-    devices: int
-
-
-def make_updater(agent: Agent, job: Job) -> BuiltUpdater:
+def make_updater(agent: Agent, job: Job) -> tuple[Updater, int]:
+    """Return the updater, and the number of devices that share each batch."""
     e = job.experiment
     agent = checked(agent, e)
     devices = devices_for(e)
     if e.learner.split != "none":
-        return BuiltUpdater(import_target(SPLIT)(job, agent, devices), no_check, 1)  # each side checks its own updates
+        return import_target(SPLIT)(job, agent, devices), 1
     ring = replay_on_device(agent, job)
-    updater = (
-        own_update(agent, e, devices) if ring is None else RingUpdate(ring, data_parallel(ring.agent.update, devices))
-    )
-    return BuiltUpdater(updater, check_of(job, updater), len(devices))
-
-
-def check_of(job: Job, updater: OwnUpdate) -> Check:
-    learner = job.experiment.learner
-    if not learner.check_finite:
-        return no_check
-    if learner.num_ranks > 1:  # each rank has a share of the batch
-        return only_finite
-    return FiniteCheck(updater, Path(job.folder), job.part.folder)
+    if ring is not None:
+        return RingUpdate(ring, data_parallel(ring.agent.update, devices)), len(devices)
+    return own_update(agent, e, devices), len(devices)
 
 
 def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpdate:

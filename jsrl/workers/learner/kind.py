@@ -21,6 +21,13 @@ WAIT_OTHERS = Activity(
     "depends",
     waits_for="the end of the run",
 )
+JOINING = (
+    Activity("transport", "transport", "share of time joining rows into batches in the main thread (serial)"),
+    Activity("prefetch_wait_batch", "wait", "share of the joining thread's time waiting for rows", "above 0.2"),
+    Activity("prefetch_transport", "transport", "share of the joining thread's time joining rows", "below 0.5"),
+    Activity("prefetch_wait_learner", "wait", "share of the joining thread's time with a batch ready", "depends"),
+    Activity("prefetch_other", "other", "share of the joining thread's time in none of these", "near 0"),
+)
 ACTIVITIES = (
     Activity(
         "wait_batch", "wait", "share of time waiting for a batch", "below 0.2 (else: more actors)", waits_for="batch"
@@ -29,15 +36,24 @@ ACTIVITIES = (
     Activity("update", "train", "share of time in updates", "above 0.7"),
     Activity("publish", "publish", "share of time publishing params", "below 0.05"),
     Activity("snapshot", "publish", "share of time copying the state for a snapshot", "near 0"),
-    Activity("transport", "transport", "share of time joining rows into batches in the main thread (serial)"),
-    Activity("prefetch_wait_batch", "wait", "share of the joining thread's time waiting for rows", "above 0.2"),
-    Activity("prefetch_transport", "transport", "share of the joining thread's time joining rows", "below 0.5"),
-    Activity("prefetch_wait_learner", "wait", "share of the joining thread's time with a batch ready", "depends"),
-    Activity("prefetch_other", "other", "share of the joining thread's time in none of these", "near 0"),
+    *JOINING,
 )
 
-MEASURED = (  # by the worker itself; all other metrics of a learner come from the algorithm's update
+READING = (
     Metric("refused", "rejected connections and messages", "count", "0", "total"),
+    Metric("queue_depth", "trajectories that wait here", "count", "1-4; rising: the learner is slow"),
+    Metric(
+        "policy_lag_mean",
+        "age of the params that chose a row's action, in updates, when the row reaches the learner",
+        "updates",
+        "below 2 for PPO",
+    ),
+    Metric("policy_lag_p50", "median of the same", "updates", "below 2 for PPO"),
+    Metric("policy_lag_p95", "95th percentile of the same", "updates", "below 10"),
+    Metric("policy_lag_max", "largest of the same", "updates", "at most the maximum policy lag"),
+)
+MEASURED = (  # by the worker itself; all other metrics of a learner come from the algorithm's update
+    *READING,
     Metric(
         "priorities_lost",
         "priorities that a replay worker did not take: it had no room, or had ended",
@@ -55,16 +71,6 @@ MEASURED = (  # by the worker itself; all other metrics of a learner come from t
     Metric("updates_per_s", "updates", "1/s", "level"),
     Metric("rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
     Metric("trained_s", "when the line's last update ended, by the host's monotonic clock", "s", "-", "max"),
-    Metric("queue_depth", "trajectories that wait for the learner", "count", "1-4; rising: the learner is slow"),
-    Metric(
-        "policy_lag_mean",
-        "age of the params that chose a row's action, in updates, when the row reaches the learner",
-        "updates",
-        "below 2 for PPO",
-    ),
-    Metric("policy_lag_p50", "median of the same", "updates", "below 2 for PPO"),
-    Metric("policy_lag_p95", "95th percentile of the same", "updates", "below 10"),
-    Metric("policy_lag_max", "largest of the same", "updates", "at most the maximum policy lag"),
     Metric("window_age_mean", "with replay workers: the same of a window, when it is drawn", "updates", "depends"),
     Metric("window_age_p50", "median of the same", "updates", "depends"),
     Metric("window_age_p95", "95th percentile of the same", "updates", "depends"),

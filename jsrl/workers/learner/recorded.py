@@ -20,7 +20,7 @@ from jsrl.transport.ledger.hops import hop_folder
 from jsrl.types import Trajectory, named_leaves, with_columns, zeros
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import BatchPlan, of_another_policy
-from jsrl.workers.learner.build_source import Join, LearnerStart
+from jsrl.workers.learner.build import Join, LearnerStart
 from jsrl.workers.learner.sources import FromStream, Source
 
 POOL_BYTES = 256 * 2**20

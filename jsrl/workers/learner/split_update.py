@@ -73,7 +73,7 @@ class SplitUpdate:
         unpack: Callable[[Any, Callable[[], Any]], Any] | None = None,
     ) -> None:
         assert agent.split is not None
-        self._split, self._init = agent.split, agent.init
+        self.agent, self._split = agent, agent.split
         self._max_lead, self._per_call, self._check_finite = max_lead, updates_per_call, check_finite
         self._pack, self._unpack = pack or (lambda state: state), unpack or (lambda packed, make: packed)
         takes, publishes = _exchange(agent.split)
@@ -102,11 +102,11 @@ class SplitUpdate:
             return self._sides[POLICY].published[0]
 
     def fresh(self, key: Array) -> AgentState:
-        return self._pack(self._init(key))
+        return self._pack(self.agent.init(key))
 
     def make(self, key: Array) -> Any:
         """Make the state on both devices, and start."""
-        return self._begin([jax.jit(self._init)(jax.device_put(key, side.device)) for side in self._sides])
+        return self._begin([jax.jit(self.agent.init)(jax.device_put(key, side.device)) for side in self._sides])
 
     def place(self, saved: AgentState) -> Any:
         """Put a state on both devices, and start."""
@@ -117,7 +117,7 @@ class SplitUpdate:
         """Return a packed state on a side's device, with an empty ring where it was left out."""
 
         def fresh() -> Any:
-            return jax.jit(self._init)(jax.device_put(jax.random.key(0), side.device))
+            return jax.jit(self.agent.init)(jax.device_put(jax.random.key(0), side.device))
 
         return self._unpack(jax.device_put(host, side.device), fresh)
 

@@ -1,69 +1,55 @@
-"""A learner's updates: an agent's own update on one device or several, with a ring of rows, or split; and its checks."""
+"""A learner's updates: an agent's own update on one device or several, or with a ring of rows."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 
 from jsrl.agents.base import MADE, Agent, AgentState, UpdateOutput
-from jsrl.agents.finite import CHECKS, describe_non_finite, non_finite_metrics
-from jsrl.errors import NonFiniteUpdate
+from jsrl.agents.finite import CHECKS
 from jsrl.parallel import DataParallel
-from jsrl.references.importing import spawn_environment
-from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import Array, Trajectory, Tree, map_trajectory
-from jsrl.workers.jobs import FAILED_UPDATE
 
 if TYPE_CHECKING:
     from jsrl.replay.device.agent import OnDevice
-    from jsrl.workers.learner.batching import Batch
 
 
 class Updater(Protocol):
-    """Makes updates. Its states are on its devices; their `params` are published."""
+    """Makes updates of `agent`. Its states are on its devices; their `params` are published."""
+
+    agent: Agent
 
     def fresh(self, key: Array) -> AgentState:
         """Return the snapshot of a new state."""
-        ...
 
     def make(self, key: Array) -> Any:
         """Return a new state."""
-        ...
 
     def place(self, saved: AgentState) -> Any:
         """Return the state of a snapshot."""
-        ...
 
     def compile(self, state: Any, batch: Trajectory, key: Array) -> None:
         """Compile for arrays like these; the next call with such arrays starts at once."""
-        ...
 
     def __call__(self, state: Any, batch: Trajectory, key: Array) -> tuple[Any, UpdateOutput]:
         """Return (the new state, metrics and priorities) of an update with a batch [D, T+1, B/D, ...].
 
         The old state may be donated (deleted), and numpy arrays of the batch may be read, until the result is ready.
         """
-        ...
 
     def fetch(self, tree: Tree) -> Tree:
         """Return arrays of a state or an output as numpy arrays, once they are ready."""
-        ...
 
     def saved(self, state: Any) -> AgentState:
         """Return the snapshot of a state, as numpy arrays."""
-        ...
 
     def late(self) -> int:
         """Return the updates that were made, and that no output of a call has counted."""
-        ...
+        return 0
 
     def close(self) -> None:
         """End its threads."""
-        ...
 
 
 class Failed(NamedTuple):
@@ -78,24 +64,29 @@ class Failed(NamedTuple):
     facts: dict[str, Any]
 
 
-class OwnUpdate:
+class OwnUpdate(Updater):
     """An agent's own update, spread over one device or several."""
 
     def __init__(self, agent: Agent, spread: DataParallel) -> None:
-        self._init, self._spread = agent.init, spread
-        self.compile, self.fetch = spread.compile, spread.fetch
+        self.agent, self._spread = agent, spread
 
     def fresh(self, key: Array) -> AgentState:
-        return self._init(key)
+        return self.agent.init(key)
 
     def make(self, key: Array) -> Any:
-        return self._spread.make(self._init, key)
+        return self._spread.make(self.agent.init, key)
 
     def place(self, saved: AgentState) -> Any:
         return self._spread.place(saved)
 
+    def compile(self, state: AgentState, batch: Trajectory, key: Array) -> None:
+        self._spread.compile(state, batch, key)
+
     def __call__(self, state: AgentState, batch: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
         return self._spread(state, batch, key)
+
+    def fetch(self, tree: Tree) -> Tree:
+        return self._spread.fetch(tree)
 
     def saved(self, state: AgentState) -> AgentState:
         return self.fetch(state)
@@ -103,10 +94,6 @@ class OwnUpdate:
     def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:
         """Return the failed update; `before` must not be donated."""
         return Failed(before, {"state": self.fetch(before), "batch": batch}, {"devices": self._spread.num_devices})
-
-    def late(self) -> int:
-        """Return 0: each call counts its own updates."""
-        return 0
 
     def close(self) -> None:
         """Do nothing: it has no threads."""
@@ -120,7 +107,7 @@ class RingUpdate(OwnUpdate):
         self._replay = replay
 
     def fresh(self, key: Array) -> AgentState:
-        return self._replay.pack(self._init(key))
+        return self._replay.pack(self.agent.init(key))
 
     def place(self, saved: AgentState) -> Any:
         """Return the state of a snapshot, with an empty ring if it has none."""
@@ -142,109 +129,3 @@ def reported(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, flo
     if replay.get(MADE, 1.0) == 0.0:
         return {}, replay
     return {name: value for name, value in metrics.items() if name not in replay and name not in CHECKS}, replay
-
-
-class Refused(NamedTuple):
-    """A refused update: the state to continue from, and the error to raise."""
-
-    state: Any
-    error: NonFiniteUpdate
-
-
-class Check(Protocol):
-    """Checks each update before it is published."""
-
-    def __call__(
-        self, counts: tuple[int, int], before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
-    ) -> Refused | None:
-        """Return None, or why the update that made `after` and `metrics` is refused.
-
-        counts: the number of the version before it, and the updates made before it.
-        """
-        ...
-
-
-def no_check(counts: tuple[int, int], before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]) -> None:
-    """Refuse nothing."""
-
-
-def only_finite(
-    counts: tuple[int, int], before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
-) -> Refused | None:
-    """Refuse non-finite updates, and keep nothing: the batch is spread over several ranks."""
-    bad = non_finite_metrics(metrics)
-    if not bad:
-        return None
-    return Refused(
-        before,
-        NonFiniteUpdate(
-            f"update {counts[1] + 1} made {describe_non_finite(bad, metrics)}; nothing of it was published. Its batch was "
-            "spread over several ranks and is not kept: with learner.num_ranks 1 it would be."
-        ),
-    )
-
-
-class FiniteCheck:
-    """Refuses non-finite updates; keeps the state before and the batch in the run folder, for jsrl.cli.replay_update.
-
-    Args:
-      updater: of the learner. run: the folder. policy: subfolder of the policy in folders of the run, see Job.
-    """
-
-    def __init__(self, updater: OwnUpdate, run: Path, policy: str = "") -> None:
-        self._updater, self._folder = updater, run / FAILED_UPDATE / policy
-        self._command = f"jsrl dev replay-update {run}" + (f" --policy {policy}" if policy else "")
-
-    def __call__(
-        self, counts: tuple[int, int], before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
-    ) -> Refused | None:
-        """Return None where all metrics are finite (the check of the state is one of them)."""
-        bad = non_finite_metrics(metrics)
-        if not bad:
-            return None
-        failed = self._updater.failed(before, after, batch)
-        updates = counts[1] + failed.facts.get("number", 0)
-        meta = {"version_number": counts[0], "updates": updates, "bad_metric": bad[0]} | failed.facts
-        meta["python_path"] = spawn_environment().variables["PYTHONPATH"].split(os.pathsep)
-        SnapshotStore(self._folder).save(counts[0], failed.tree, meta=meta, wait=True)
-        error = NonFiniteUpdate(
-            f"update {updates + 1} made {describe_non_finite(bad, metrics)}; nothing of it was published. The state "
-            f"before it and its batch lie in {self._folder}. Replay it with: {self._command}"
-        )
-        return Refused(failed.state, error)
-
-
-class LearnerState(NamedTuple):
-    """The state of a learner between two updates."""
-
-    version: int
-    updates: int
-    state: Any
-
-
-class DirectorLink:
-    """The learner's interface to its director; this class is for a learner without one."""
-
-    def begin(self, now: LearnerState) -> None:
-        """Note the state at the start of this process."""
-
-    def next_state(self, updates: int) -> Any:
-        """Return the state that replaces the next update; None: none."""
-        return None
-
-    def trains(self, batch: Batch) -> bool:
-        """Return whether the rows of a batch may be trained on."""
-        return True
-
-    def trained(self, batch: Batch, output: UpdateOutput, batches: int) -> None:
-        """Note a batch and its last update; `batches`: number of batches so far, this one included."""
-
-    def meta(self) -> dict[str, Any]:
-        """Return metadata that a snapshot must keep for a restart."""
-        return {}
-
-    def execute(self, name: str, facts: dict[str, Any], now: LearnerState, save: Callable[[], None]) -> None:
-        """Execute a command of a director, if it is one; `save` writes a snapshot."""
-
-
-NO_DIRECTOR = DirectorLink()

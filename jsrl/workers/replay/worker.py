@@ -17,7 +17,7 @@ from jsrl.errors import SnapshotError, StreamClosed, StreamTimeout
 from jsrl.replay.host.files import load_replay, save_replay
 from jsrl.replay.host.limiter import Limiter, make_limiter
 from jsrl.replay.host.replay import HostReplay
-from jsrl.replay.host.rows import rows_shape, windows_spec
+from jsrl.replay.shared import beta_at, windows_spec
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.metrics.phases import Phases
 from jsrl.services.runs.control_bodies import Command
@@ -43,21 +43,16 @@ class ReplaySettings:
     """Settings of a replay worker.
 
     Attributes:
-      index: among the replay workers. groups: of its actors; each has a lane. batch_size: windows of a batch.
-      threads: that draw (0: `step` draws itself). beta, beta_end: exponents of importance weights, at the first and at the
-        `total_env_steps`-th env step. folder: for the counters. save_rows: save the rows as well. period_s: between
-        snapshots.
+      index: among the replay workers. groups: of its actors; each has a lane. threads: that draw (0: `step` draws itself).
+      total_env_steps: at which the exponent of importance weights is `beta_end`. folder: for the counters.
+      period_s: between snapshots.
     """
 
     index: int
     groups: tuple[int, ...]
-    batch_size: int
     threads: int
-    beta: float
-    beta_end: float
     total_env_steps: int
     folder: str
-    save_rows: bool = False
     period_s: float = 60.0
     poll_s: float = 0.1
 
@@ -173,7 +168,7 @@ class ReplayWorker:
                 lease: Any = self._refusals.take(self._streams.priorities.get, 0.0)
             except StreamTimeout:
                 break
-            self._replay.feedback(lease.trajectory.ids, lease.trajectory.priorities)
+            self._replay.feedback(lease.trajectory.ids, lease.trajectory.arrays)
             self._streams.priorities.release(lease)
             taken += 1
         return taken
@@ -246,7 +241,7 @@ class ReplayWorker:
 
     def _draw_once(self, phases: Phases) -> int:
         """Write a batch if there is free memory and the limiter allows it; return whether one was written."""
-        number = self._settings.batch_size
+        number = self._replay.config.batch_size
         phases.enter("wait_rows")
         with self._lock:
             if self._lost is not None or not (self._limiter.may_draw(number) and self._replay.num_starts):
@@ -272,7 +267,7 @@ class ReplayWorker:
     @property
     def beta(self) -> float:
         share = min(1.0, self._limiter.inserted / self._settings.total_env_steps)
-        return self._settings.beta + share * (self._settings.beta_end - self._settings.beta)
+        return beta_at(self._replay.config, share)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -280,7 +275,7 @@ class ReplayWorker:
         self._phases.enter("snapshot")
         folder = Path(self._settings.folder)
         try:
-            save_replay(folder, self._replay, self._limiter, rows=self._settings.save_rows)
+            save_replay(folder, self._replay, self._limiter, rows=self._replay.config.save)
         except (OSError, SnapshotError) as error:
             self._reporter.event("warning", f"snapshot of {self.name} failed: {error}", once="snapshots")
 
@@ -328,28 +323,22 @@ class ReplayWorker:
 
 
 def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
-    e, config, spec = job.experiment, job.experiment.buffer, job.schemas.trajectory
+    e, config = job.experiment, job.experiment.buffer
     assert config is not None
     samples = job.end("samples")
     mine, every = len(samples.groups), len(samples.stream.groups)
     (number,) = job.end("batches").groups
-    shape = rows_shape(
-        spec,
+    replay = HostReplay(
+        config,
+        job.schemas.trajectory,
         lanes=mine,
         capacity=max(1, config.capacity * mine // every),
-        window=config.window,
         frames=job.schemas.env.frames,
-    )
-    replay = HostReplay(
-        shape,
-        spec,
-        prioritised=config.prioritised,
-        alpha=config.alpha,
-        epsilon=config.epsilon,
         seed=job.incarnation_seed,
         replay=number,
         incarnation=job.incarnation,
     )
+    shape = replay.shape
     share = mine / every
     limiter = make_limiter(
         max(1, round(config.min_size * share)),
@@ -362,13 +351,9 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
     settings = ReplaySettings(
         index=number,
         groups=samples.groups,
-        batch_size=config.batch_size,
         threads=0 if job.in_process else config.threads,
-        beta=config.beta,
-        beta_end=config.beta_end,
         total_env_steps=max(1, round(e.total_env_steps * share)),
         folder=f"{job.folder}/{FOLDER}/{number}",
-        save_rows=config.save,
         period_s=e.snapshots.period_s,
         poll_s=job.poll_s,
     )
@@ -387,7 +372,7 @@ def _connect(job: Job) -> Callable[[], ReplayStreams]:
         size = config.batch_size
         rows = bind_reader(job, "samples", job.schemas.trajectory, begin_counting(job, "samples"))
         priorities = bind_reader(job, "priorities", priorities_spec(size))
-        windows = windows_spec(job.schemas.trajectory, window=config.window, number=size, weighted=config.prioritised)
+        windows = windows_spec(config, job.schemas.trajectory)
 
         def connect_batches(found: Registration, timeout_s: float, check: Check = lambda: None) -> SampleProducer:
             schema = replay_batch_spec(windows)

@@ -1,24 +1,29 @@
-"""The learner's end of replay: batches of windows as leases; priorities go back to the replay worker of each window."""
+"""A learner's batches where it has replay: rows for the ring on its devices, or windows that replay workers drew.
+
+Windows come as leases; what the update says of them goes back to the replay worker that drew each.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
+from jsrl.agents.base import UpdateOutput
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.experiment import ReplayConfig
-from jsrl.replay.host.rows import read_ids, windows_spec
+from jsrl.parallel import join_devices
+from jsrl.replay.host.rows import read_ids
+from jsrl.replay.shared import PRIORITIES, windows_spec
 from jsrl.transport.base import Lease, Ledger, ProducerId, SampleConsumer, SampleProducer
 from jsrl.transport.stream import name_at, priorities_spec, replay_batch_spec
-from jsrl.types import Array, Trajectory
+from jsrl.types import Array
 from jsrl.workers.ends import connect_writer
 from jsrl.workers.jobs import Job
-from jsrl.workers.learner.batching import BatchPlan, of_any_age
-from jsrl.workers.learner.build_source import Join, LearnerStart, bind
-from jsrl.workers.learner.sources import FromReplay, Source
+from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan, of_any_age
+from jsrl.workers.learner.build import Join, LearnerStart, bind
+from jsrl.workers.learner.sources import FromStream, Source
 from jsrl.workers.peers import CONNECT_S, MOST_CONNECT_S
 
 FEEDBACK_TIMEOUT_S = 2.0
@@ -77,17 +82,17 @@ class ReplayConsumer:
     def pending(self) -> int:
         return self._batches.pending()
 
-    def feedback(self, ids: Array, priorities: Array) -> None:
-        """Send new priorities [M] back to the replay workers that drew the windows `ids` [M]."""
-        ids, priorities = np.asarray(ids), np.asarray(priorities, np.float32)
+    def feedback(self, ids: Array, arrays: Mapping[str, Array]) -> None:
+        """Send what an update found, arrays [M, ...] by name, to the replay workers that drew the windows `ids` [M]."""
+        ids = np.asarray(ids)
         replays = read_ids(ids)[0]
         for number in np.unique(replays).tolist():
             mine = np.flatnonzero(replays == number)
             for start in range(0, len(mine), self._batch_size):
                 part = mine[start : start + self._batch_size]
-                self._send(number, ids[part], priorities[part])
+                self._send(number, ids[part], {name: array[part] for name, array in arrays.items()})
 
-    def _send(self, number: int, ids: np.ndarray, priorities: np.ndarray) -> None:
+    def _send(self, number: int, ids: np.ndarray, arrays: Mapping[str, Array]) -> None:
         if number in self._renewed:
             self._renewed.discard(number)
             self._leave(number)
@@ -97,7 +102,8 @@ class ReplayConsumer:
             block: Any = self._producers[number].reserve(self._timeout_s)
             block.trajectory.ids[: len(ids)] = ids
             block.trajectory.ids[len(ids) :] = -1
-            block.trajectory.priorities[: len(ids)] = priorities
+            for name, array in arrays.items():
+                block.trajectory.arrays[name][: len(ids)] = array
             block.commit(0)
         except StreamTimeout:
             self.lost_feedback += len(ids)
@@ -121,17 +127,68 @@ class ReplayConsumer:
         self._batches.close()
 
 
-def batch_of_windows(config: ReplayConfig, trajectory: Trajectory) -> Trajectory:
-    """Return the schema [W+1, M, ...] of the batches of windows that replay draws from trajectories of a schema."""
-    return windows_spec(trajectory, window=config.window, number=config.batch_size, weighted=config.prioritised)
+class IntoRing(FromStream):
+    """Batches that the update adds to a ring of rows on its devices; it trains on windows drawn from there.
+
+    Args:
+      windows: that one call of the update trains on. For the others see FromStream.
+    """
+
+    def __init__(self, batcher: Batcher, consumer: SampleConsumer, env_steps: int, updates: int, windows: int) -> None:
+        super().__init__(batcher, consumer, env_steps, updates)
+        self._windows = windows
+
+    def stand_in(self, absent: Collection[int]) -> None:
+        """Do nothing: each column of the ring has the rows of one environment."""
+
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
+        """Take a batch back; return the windows trained on: none until the ring holds `min_size` rows."""
+        self._batcher.recycle(batch)
+        return self._windows if output.metrics else 0
+
+
+class FromReplay(IntoRing):
+    """Batches of windows that replay workers drew; their new priorities go back to these workers.
+
+    Args:
+      begun: env steps inserted before this start. Replay workers report theirs with their first batches.
+    """
+
+    def __init__(self, batcher: Batcher, consumer: ReplayConsumer, windows: int, begun: int = 0) -> None:
+        super().__init__(batcher, consumer, 0, 1, windows)
+        self._replay, self._begun = consumer, begun
+
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
+        """Take a batch back and send its priorities, if the agent has any; return its windows."""
+        if output.priorities is not None:
+            self._replay.feedback(np.concatenate(batch.ids), {PRIORITIES: join_devices(output.priorities)})
+        return super().used(batch, output)
+
+    def env_steps(self, updates: int) -> int:
+        return max(self._begun, self._replay.env_steps)
+
+    def counts(self) -> dict[str, int]:
+        return super().counts() | {"priorities_lost": self._replay.lost_feedback}
+
+
+def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
+    """Return the source of rows for the ring, or of the windows that replay workers draw: a batch for each compiled call."""
+    e, spec = job.experiment, job.schemas.trajectory
+    assert e.buffer is not None
+    size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
+    if not job.has("priorities"):
+        consumer = bind(job, spec, start)
+        return IntoRing(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse, windows)
+    spec = windows_spec(e.buffer, spec)
+    plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
+    drawn = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
+    return FromReplay(join(drawn, spec, plan), drawn, windows, job.start_point.env_steps)
 
 
 def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
-    config = job.experiment.buffer
+    end, config = job.end("priorities"), job.experiment.buffer
     assert config is not None
     number = config.batch_size
-
-    end = job.end("priorities")
 
     def priorities(index: int) -> SampleProducer:
         reader = next(peer.worker for peer in end.peers if index in peer.groups)
@@ -140,14 +197,3 @@ def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
         return connect_writer(job, "priorities", priorities_spec(number), found.address, connect_s)
 
     return ReplayConsumer(batches, priorities, number, wait=not job.in_process)
-
-
-def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
-    """Return the source of the windows that replay workers draw: one batch for each compiled call."""
-    e = job.experiment
-    assert e.buffer is not None
-    spec = batch_of_windows(e.buffer, job.schemas.trajectory)
-    size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
-    plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
-    consumer = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
-    return FromReplay(join(consumer, spec, plan), consumer, windows, job.start_point.env_steps)

@@ -1,12 +1,14 @@
-"""The connections between the ranks of a learner, which carry their agreement (jsrl/workers/learner/agreement.py).
+"""The ranks of a learner: processes that make the same updates, each on its devices with its share of the batches.
 
-Rank 0, the learner, binds the stream; the others connect. If a rank hangs all the same, a time limit on each turn ends it, and
+Rank 0, the learner, publishes, saves and reports. It binds the stream that carries the ranks' agreement
+(jsrl/workers/attached/agreement.py); the others connect. If a rank hangs all the same, a time limit on each turn ends it, and
 the controller then replaces all ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import socket as sockets
@@ -14,10 +16,12 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from jsrl.agents.base import UpdateOutput
+from jsrl.agents.finite import non_finite_metrics
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
 from jsrl.experiment.settings import DeadlineConfig
@@ -26,9 +30,7 @@ from jsrl.services.runs.values import Registration
 from jsrl.transport.meeting.sockets import allowed_ports, none_free
 from jsrl.transport.stream import name_at
 from jsrl.transport.transports import bind_ranks, connect_ranks
-from jsrl.workers.base import Reporter
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.learner.agreement import (
+from jsrl.workers.attached.agreement import (
     Action,
     Do,
     FollowerAgreement,
@@ -41,11 +43,15 @@ from jsrl.workers.learner.agreement import (
     Send,
     Turn,
 )
-from jsrl.workers.learner.sources import RANKS
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, StartPoint
+from jsrl.workers.learner.batching import Batch
+from jsrl.workers.learner.build import LearnerStart, Part, begin_counting, count_on
+from jsrl.workers.learner.checks import non_finite
+from jsrl.workers.learner.seams import Gate, LearnerState, Lifecycle, Refused
+from jsrl.workers.learner.sources import Source
 
-if TYPE_CHECKING:
-    from jsrl.workers.learner.build_source import LearnerStart
-
+RANKS = "ranks"  # the port
 _MEASURED, _TIMES = 5, 10  # updates before their median counts, and the limit of a turn in medians
 
 
@@ -69,15 +75,6 @@ class TurnLimit:
         else:
             usual_s = _TIMES * statistics.median(self._took)
         return max(self._deadlines.rank_s, usual_s)
-
-    @contextlib.contextmanager
-    def lifted(self, reporter: Reporter) -> Iterator[None]:
-        """Lift the limit while a snapshot is written."""
-        reporter.entering("writing a snapshot", math.inf)
-        try:
-            yield
-        finally:
-            reporter.left()
 
 
 class RankLink:
@@ -289,9 +286,104 @@ def _is_free(family: int, host: str, port: int) -> bool:
     return True
 
 
-def lead(job: Job, start: LearnerStart) -> Leader:
-    """Return the connection to the other ranks of a learner, once all processes have joined."""
-    begins = RankStart(0, 0, "", start.epoch, job.start_point.updates, start.trained, start.saved_epoch)
-    leader = Leader(job, begins)
-    leader.gather(own_devices(job.experiment))
-    return leader
+class SynchronizedSource:
+    """The batches of one rank of a learner, each lent once all ranks have one.
+
+    Args:
+      source: of the batches. group: of the ranks.
+    """
+
+    def __init__(self, source: Source, group: RankLink) -> None:
+        self._source, self._group = source, group
+        self.example, self.begin, self.env_steps = source.example, source.begin, source.env_steps
+        self.pending, self.stand_in, self.close = source.pending, source.stand_in, source.close
+        self.counts, self.ledger = source.counts, source.ledger
+        self._waiting: Batch | None = None
+        self._lent_s = 0.0
+
+    def next(self, timeout_s: float) -> Batch | None:
+        """Return the next batch, or None if this rank or another has none within `timeout_s`."""
+        until_s = time.monotonic() + timeout_s
+        if self._waiting is None:
+            self._waiting = self._source.next(timeout_s)
+        left_s = max(0.0, until_s - time.monotonic())
+        return self._lend() if self._group.agree(self._waiting is not None, left_s) else None
+
+    def last(self) -> Batch | None:
+        """Stop making updates; return the batch that must still be trained on, after which call this again."""
+        return self._lend() if self._group.halt() else None
+
+    def _lend(self) -> Batch | None:
+        batch, self._waiting, self._lent_s = self._waiting, None, time.monotonic()
+        return batch
+
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
+        self._group.limit.note(time.monotonic() - self._lent_s)
+        return self._source.used(batch, output)
+
+
+class RankLifecycle(Lifecycle):
+    """Ends with the other ranks: the promised update is made, rank 0 saves, all leave together.
+
+    Args:
+      group: of the ranks. leads: whether this is rank 0. reporter: knows the limit of a turn.
+    """
+
+    def __init__(self, group: RankLink, reporter: Reporter, *, leads: bool) -> None:
+        self._group, self._reporter, self.leads = group, reporter, leads
+
+    @property
+    def limit_s(self) -> float:  # type: ignore[override]
+        return self._group.limit.seconds
+
+    def shared(self, source: Source) -> Source:
+        self._source = SynchronizedSource(source, self._group)
+        return self._source
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Lift the limit of a turn."""
+        self._reporter.entering("writing a snapshot", math.inf)
+        try:
+            yield
+        finally:
+            self._reporter.left()
+
+    def last(self) -> Batch | None:
+        return self._source.last()
+
+    def leave(self) -> None:
+        """Leave together; not before the snapshot: jax's processes write it while they form a group."""
+        self._group.leave()
+
+
+class OnlyFinite(Gate):
+    """Refuses non-finite updates, and keeps nothing: the batch is spread over several ranks."""
+
+    def after(self, before: LearnerState, state: Any, batch: Batch, metrics: dict[str, float]) -> Refused | None:
+        if not (bad := non_finite_metrics(metrics)):
+            return None
+        kept = "Its batch was spread over several ranks and is not kept: with learner.num_ranks 1 it would be."
+        return Refused(before.state, non_finite(before.updates, bad, metrics, kept))
+
+
+def part_of(job: Job, reporter: Reporter) -> Part:
+    """Return a rank's part in its learner, once the processes of all ranks have joined; call it before using jax."""
+    devices = own_devices(job.experiment)
+    if job.end(RANKS).address:  # rank 0 binds
+        start = begin_counting(job)
+        at = job.start_point
+        leader = Leader(
+            job, RankStart(0, 0, "", start.epoch, at.updates, start.trained, start.saved_epoch, at.unmade, at.env_steps)
+        )
+        leader.gather(devices)
+        return Part(job, start, RankLifecycle(leader, reporter, leads=True))
+    follower = Follower(job)
+    begins = follower.join(devices)
+    saved = None
+    if begins.saved_epoch is not None:  # as many trajectories as the learner, of its own share
+        saved = {"epoch": begins.saved_epoch, "consumed": begins.trained, "dropped": {}, "trained": begins.trained}
+    at = StartPoint(begins.epoch, begins.updates, env_steps=begins.env_steps, unmade=begins.unmade)
+    job = dataclasses.replace(job, start_point=at)
+    start = LearnerStart(begins.epoch, begins.trained, count_on(job, saved)[1])
+    return Part(job, start, RankLifecycle(follower, reporter, leads=False))

@@ -1,4 +1,4 @@
-"""A director's commands to a learner: freeze the params, or continue from another state.
+"""The gate of a director's commands to a learner: freeze the params, or continue from another state.
 
 A reset or copy replaces the next update, so that params change only where updates change them. With replay on the device it
 comes just before that update, which adds its batch to the rows. Until then the snapshots' metadata holds the command, so that
@@ -17,23 +17,24 @@ import jax
 import msgspec
 import numpy as np
 
-from jsrl.agents.base import Agent, AgentState, UpdateOutput, adopt
+from jsrl.agents.base import AgentState, ReplayExtra, UpdateOutput, adopt
 from jsrl.agents.hyperparameters import set_hyperparameters
 from jsrl.directors.messages import INITIAL
 from jsrl.errors import SnapshotError
 from jsrl.experiment.policies import wants_scores
-from jsrl.services.runs.control_bodies import Command, CommandDone
+from jsrl.services.runs.control_bodies import CommandDone
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import ONLY_SCORED, Array
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
+from jsrl.workers.director.tickets import ExecutedTickets
 from jsrl.workers.frozen import players_of
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.build_source import LearnerStart
-from jsrl.workers.learner.tickets import ExecutedTickets
-from jsrl.workers.learner.updaters import DirectorLink, LearnerState, Updater
+from jsrl.workers.learner.build import LearnerStart
+from jsrl.workers.learner.seams import Gate, LearnerState, Skip
+from jsrl.workers.learner.updaters import Updater
 
 SUMS = 5  # of a row, see jsrl.agents.rows.row_scores
 MOST_OPEN = 10_000  # unfinished games kept: some never end, because their rows were dropped
@@ -124,8 +125,8 @@ class Copies:
         return self._updater.place(set_hyperparameters(saved, hyperparameters))
 
 
-class DirectorCommands(DirectorLink):
-    """The interface of a learner that has a director.
+class DirectorGate(Gate):
+    """The gate of a learner that has a director.
 
     Args:
       players: its frozen players. again: (leaves of params, updates) -> a state that begins with these params.
@@ -160,14 +161,20 @@ class DirectorCommands(DirectorLink):
         if self._freezes and INITIAL not in self._players.names():
             self._freeze(INITIAL, now)
 
-    def next_state(self, updates: int) -> Any:
-        """Return the state of a pending command, once; see DirectorLink."""
-        found = self._next
-        if found is not None:
-            self._next, self._pending, self._reset_at = None, None, updates
-        return found
+    def before(self, now: LearnerState, batch: Batch) -> Any:
+        """Take the state of a pending command, or skip rows from before it.
 
-    def trains(self, batch: Batch) -> bool:
+        Rows in replay on the device stay: the new state takes them over, and learns from them and this batch.
+        """
+        found = self._next
+        if found is None:
+            return now.state if self._trains(batch) else Skip(now.state)
+        self._next, self._pending, self._reset_at = None, None, now.number
+        if not isinstance(getattr(now.state, "extra", None), ReplayExtra):
+            return Skip(found)
+        return found._replace(extra=found.extra._replace(ring=now.state.extra.ring))
+
+    def _trains(self, batch: Batch) -> bool:
         """Return whether all rows of a batch come from params since the last reset or copy."""
         if self._reset_at < 0 or not self._on_policy:
             return True
@@ -183,12 +190,12 @@ class DirectorCommands(DirectorLink):
         meta = {"done": msgspec.to_builtins(self._tickets.done)} | ({"told": self._pending} if self._pending else {})
         return meta if self._scores is None else meta | {"open_games": self._scores.open_games}
 
-    def execute(self, name: str, facts: dict[str, Any], now: LearnerState, save: Callable[[], None]) -> None:
+    def command(self, name: str, facts: dict[str, Any], now: LearnerState, save: Callable[[], None]) -> None:
         """Execute a command once, and confirm it."""
         if name not in ("freeze", "reset", "hand_over", "copy"):
             return
-        for action in self._tickets.handle(Command(name, facts)):
-            if isinstance(action, Command):
+        for action in self._tickets.handle(facts["ticket"]):
+            if not isinstance(action, CommandDone):
                 (action,) = self._tickets.handle(self._carried_out(name, facts, now))
                 if name in ("reset", "copy") and not self._tickets.done.error:
                     save()  # so that a restart knows of it
@@ -201,7 +208,7 @@ class DirectorCommands(DirectorLink):
             elif name == "hand_over":
                 self._copies.hand_over(facts["to"], now.version, now.state if self._next is None else self._next)
             else:
-                pending = facts | {"updates": now.updates}
+                pending = facts | {"updates": now.number}
                 self._next, self._pending = self._pending_state(pending), pending
         except SnapshotError as error:
             return CommandDone(facts["ticket"], version=now.version, error=str(error))
@@ -218,21 +225,18 @@ class DirectorCommands(DirectorLink):
         return self._again(self._players.load(pending["version"]), pending["updates"])
 
 
-def director_commands(
-    job: Job, start: LearnerStart, agent: Agent, updater: Updater, reporter: Reporter
-) -> DirectorCommands:
-    """Return the interface of a learner to its director."""
+def director_gate(job: Job, start: LearnerStart, updater: Updater, reporter: Reporter) -> DirectorGate:
     e, key = job.experiment, stream_key(job.experiment.seed, INIT_STREAM)
     scores = None
     if wants_scores(e.director):
-        known = start.directed.get("open_games", ())
+        known = start.meta.get("open_games", ())
         scores = Scores(reporter, job.policy_number, always=e.is_deterministic, known=known)
 
     def again(values: list[Any], updates: int) -> Any:
         state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
-        return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
+        return updater.place(adopt(updater.agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
 
-    return DirectorCommands(
+    return DirectorGate(
         updater,
         players_of(job),
         again,
@@ -241,5 +245,5 @@ def director_commands(
         reporter,
         freezes=e.director is not None or (job.run.keeps_initial and not job.start_point.updates),
         on_policy=e.buffer is None,
-        meta=start.directed,
+        meta=start.meta,
     )

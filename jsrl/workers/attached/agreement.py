@@ -41,6 +41,8 @@ class RankStart(msgspec.Struct, forbid_unknown_fields=True, tag=True):
     updates: int
     trained: int
     saved_epoch: int | None
+    unmade: int = 0
+    env_steps: int = 0
 
 
 class RankReply(msgspec.Struct, forbid_unknown_fields=True, tag=True):

@@ -1,0 +1,1 @@
+"""What attaches to the loops of actors and learners: features that not every run has."""
