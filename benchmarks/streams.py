@@ -34,7 +34,7 @@ import numpy as np
 
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.samples.zmq_consumer import reuse_freed_memory
+from jsrl.transport.meeting.sockets import reuse_freed_memory
 from jsrl.transport.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, zeros
 

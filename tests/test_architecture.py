@@ -181,7 +181,7 @@ OTHERS = (
     "jsrl.workers.attached.directed", "jsrl.cluster", "jsrl.control.processes", "jsrl.control.controller",
     "jsrl.networks.images", "jsrl.networks.kernels.conv", "jsrl.networks.cores", "jsrl.networks.entities", "jsrl.replay.",
     "jsrl.workers.learner.replayed", "jsrl.transport.inference.", "jsrl.transport.meeting.curve",
-    "jsrl.transport.meeting.handshake", "jsrl.transport.meeting.keys", "jsrl.transport.wire.packing",
+    "jsrl.transport.network", "jsrl.transport.meeting.keys", "jsrl.transport.wire.packing",
     "jsrl.references.capture", "jsrl.tools.tuning.space", "jsrl.tools.tuning.advice",
     "jsrl.services.metrics.wandb_sink", "jsrl.games.",
 )  # fmt: skip

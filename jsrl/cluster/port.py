@@ -254,11 +254,11 @@ class HostPort:
         for _ in range(_MOST_AT_ONCE):
             if not self._socket.poll(0):
                 break
-            frames = self._listener.receive()
-            identity, key = bytes(frames[0].buffer), str(frames[-1].get("User-Id"))
+            identity, frames = self._listener.receive()
+            key = str(frames[-1].get("User-Id"))
             self._connections[int(frames[-1].get(zmq.SRCFD))] = identity
             try:
-                (body,) = incoming([frame.buffer for frame in frames[1:]], self._join_key.server, MAX_MESSAGE_BYTES)
+                (body,) = incoming([frame.buffer for frame in frames], self._join_key.server, MAX_MESSAGE_BYTES)
                 message: wire.AnyAgentMessage = wire.decode(body, wire.AnyAgentMessage)
             except (CodecError, ValueError) as error:
                 self.tell(machine.Unreadable(key, str(error)))

@@ -45,14 +45,14 @@ _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
     ("samples", "local"): ("samples.local:LocalSampleConsumer", "samples.local:connect_local"),
     ("samples", "shm"): ("samples.shared:SharedSampleConsumer", "samples.shared_producer:SharedSampleProducer"),
-    ("samples", "zmq"): ("samples.zmq_consumer:ZmqSampleConsumer", "samples.zmq:ZmqSampleProducer"),
+    ("samples", "zmq"): ("network.reliable:ZmqSampleConsumer", "network.reliable:ZmqSampleProducer"),
     ("inference", "local"): ("inference.local:LocalInferenceServer", "inference.local:connect_local"),
     ("inference", "shm"): ("inference.shared:SharedInferenceServer", "inference.shared_client:SharedInferenceClient"),
-    ("inference", "zmq"): ("inference.zmq:ZmqInferenceServer", "inference.zmq_client:ZmqInferenceClient"),
+    ("inference", "zmq"): ("network.call:ZmqInferenceServer", "network.call:ZmqInferenceClient"),
     ("params", "local"): ("params.local:LocalParamsPublisher", "params.local:LocalParamsSubscriber"),
     ("params", "shm"): ("params.shared:SharedParamsPublisher", "params.shared:SharedParamsSubscriber"),
-    ("params", "zmq"): ("params.zmq:ZmqParamsPublisher", "params.zmq:ZmqParamsSubscriber"),
-    ("ranks", "zmq"): ("ranks:ZmqFirstRank", "ranks:ZmqOtherRank"),
+    ("params", "zmq"): ("network.latest:ZmqParamsPublisher", "network.latest:ZmqParamsSubscriber"),
+    ("ranks", "zmq"): ("network.call:ZmqFirstRank", "network.call:ZmqOtherRank"),
 }
 
 

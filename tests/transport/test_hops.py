@@ -285,7 +285,8 @@ def test_producer_of_a_dead_consumer_commits_nothing_that_the_next_one_does_not_
     producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, hop=hop)
     put(producer, 3)
     take(consumer, 1)
-    consumer._responder.close()  # type: ignore[attr-defined]
+    consumer._thread.stop()
+    consumer._link.close(0)  # type: ignore[attr-defined]
     os.close(consumer._owner_fd)  # type: ignore[attr-defined]  # as if it were killed
     block = producer.reserve(TIMEOUT_S)
     again = bind(run, consumer.address)

@@ -185,7 +185,7 @@ def test_actor_whose_connection_to_a_living_server_broke_connects_again(tmp_path
     (answering := threading.Thread(target=answer)).start()
     client, writer = streams.open({0: 1})
     assert streams.look(0.0) is False
-    client._connection.broken = True
+    client._link.watch.broken = True
     with pytest.raises(StreamClosed, match="the connection to the server broke"):
         client.receive(0.0)
     assert streams.look(0.0) is True

@@ -326,10 +326,9 @@ class ControlServer:
         for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from supervising its workers
             if not self._socket.poll(0):
                 break
-            frames = [frame.bytes for frame in self._listener.receive()]
-            sender = frames[0]
+            sender, frames = self._listener.receive()
             try:
-                words = incoming(frames[1:], self._keys, MAX_MESSAGE_BYTES)
+                words = incoming([frame.bytes for frame in frames], self._keys, MAX_MESSAGE_BYTES)
             except CodecError as error:
                 self._drop(error)
                 continue

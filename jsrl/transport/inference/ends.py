@@ -7,11 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
 import numpy as np
 
 from jsrl.errors import (
-    CodecError,
     ConfigError,
     JsrlError,
     SpecMismatch,
@@ -22,16 +20,14 @@ from jsrl.errors import (
 )
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
 from jsrl.transport.meeting.admission import Admission
-from jsrl.transport.wire.codec import Message
+from jsrl.transport.wire.message import Count, Message
 from jsrl.types import Array
 
 if TYPE_CHECKING:
     from jsrl.transport.inference.area import ClientArea, ServerArea
 
-UNSERVED = "unserved"
 
-
-class PolicyNotServed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PolicyNotServed(Message, tag="unserved"):
     """The reply to a request that this server cannot serve.
 
     Attributes:
@@ -39,17 +35,10 @@ class PolicyNotServed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         refusal, else empty.
     """
 
-    group: int
+    group: Count
     policies: list[int]
     served: list[str]
     problem: str = ""
-
-
-def read_fields(message: Message, kind: Any) -> Any:
-    try:
-        return msgspec.convert(message.fields, kind)
-    except msgspec.ValidationError as error:
-        raise CodecError(f"a {message.kind[:40]!r} message with wrong fields: {error}.") from error
 
 
 class ConnectedClient(Protocol):

@@ -7,15 +7,20 @@ welcome. LZ4 comes before the encryption.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from jsrl.errors import CodecError
 from jsrl.transport.base import InferenceSpec
 from jsrl.transport.inference.area import question_schema
-from jsrl.transport.wire.packing import LZ4, THIN, Packing, compress, find_black, is_stack, push, received_bytes
+from jsrl.transport.wire.packing import (
+    Packed,
+    Packing,
+    compressed,
+    find_black,
+    is_stack,
+    push,
+    received_bytes,
+)
 from jsrl.transport.wire.schema import Leaf, flatten_schema, make_layout
 
 
@@ -35,14 +40,12 @@ class RequestPacker:
         self._step: int | None = None  # of the last request
         self._last: np.ndarray | None = None  # its stacks, at the end that sends
 
-    def pack(self, raw: np.ndarray, step: int) -> tuple[dict[str, bool], np.ndarray]:
-        """Return (fields for the message, bytes to send) of a request [size_bytes]; the bytes are `raw` or new memory."""
-        fields, packed = {}, raw
+    def pack(self, raw: np.ndarray, step: int) -> Packed:
+        """Return what to send of a request [size_bytes]: `raw`, or new memory."""
+        packed = Packed(raw)
         if self._has_stacks and (thin := self._thinner(raw, step)) is not None:
-            fields[THIN], packed = True, thin
-        if self._compress and (smaller := compress(packed)) is not None:
-            fields[LZ4], packed = True, smaller
-        return fields, packed
+            packed = Packed(thin, thin=True)
+        return compressed(packed) if self._compress else packed
 
     def _thinner(self, raw: np.ndarray, step: int) -> np.ndarray | None:
         """Return the request without old frames; None: its stacks do not follow those of the last one."""
@@ -63,21 +66,20 @@ class RequestPacker:
             target[...] = leaf
         return packed
 
-    def unpack(self, fields: Mapping[str, Any], packed: Any, step: int, area: np.ndarray) -> None:
+    def unpack(self, packed: Packed, step: int, area: np.ndarray) -> None:
         """Write a received request into the group's area [size_bytes], which holds the last one.
 
         Raises:
           CodecError: it is none, or follows a request that did not come.
         """
-        thin = fields.get(THIN) is True and self._has_stacks
-        size = self._thin.size_bytes if thin else self._whole.size_bytes
-        packed = received_bytes("a request", packed, size, compressed=fields.get(LZ4) is True and self._compress)
+        thin = packed.thin and self._has_stacks
+        raw = received_bytes("a request", packed, (self._thin if thin else self._whole).size_bytes)
         if not thin:
-            area[...] = packed
+            area[...] = raw
         elif self._step is None or step != self._step + 1:
             raise CodecError(f"request {step} needs the stacks of request {step - 1}; the last one was {self._step}.")
         else:
-            newest, black, *others = self._thin.views(packed, writeable=False)
+            newest, black, *others = self._thin.views(raw, writeable=False)
             stacks, *targets = self._whole.views(area)
             push(stacks, newest, black.astype(bool), stacks)
             for target, leaf in zip(targets, others, strict=True):

@@ -23,13 +23,12 @@ import msgspec
 from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout, ServerArea
-from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd
-from jsrl.transport.meeting.admission import ANYBODY, HelloChecker, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, hello_limits, refusal_frames
+from jsrl.transport.inference.ends import PolicyNotServed, ServerEnd
+from jsrl.transport.meeting.admission import ANYBODY, Hello, HelloChecker, HelloMessage, JoinRules, refusal
 from jsrl.transport.meeting.unix_socket import listen_socket
 from jsrl.transport.memory.locks import make_folder
 from jsrl.transport.memory.segment import Segment
-from jsrl.transport.wire.codec import decode, encode
+from jsrl.transport.wire.message import Message, pack, unpack
 from jsrl.transport.wire.schema import flatten_schema
 
 REQUEST = struct.Struct("<iqq?")  # group, min_updates, step, wants_core
@@ -40,6 +39,13 @@ _logger = logging.getLogger("jsrl.transport")
 _HELLO_DEADLINE_S = 10.0
 _MOST_UNIDENTIFIED = 64  # connections that have sent nothing yet
 ATTACHED = b"attached"
+_HELLOS = msgspec.msgpack.Decoder(HelloMessage)
+
+
+class Welcome(Message, tag="welcome"):
+    """The answer to a hello: the name of the client's segment."""
+
+    segment: str
 
 
 class _SharedClient:
@@ -58,8 +64,7 @@ class _SharedClient:
 
     def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
         self.areas[request.group].refuse()
-        (message,) = encode(UNSERVED, msgspec.to_builtins(unserved))
-        return self._send(message)  # longer than a reply: so the client recognises it
+        return self._send(pack(unserved)[0])  # longer than a reply: so the client recognises it
 
     def _send(self, message: bytes) -> bool:
         try:
@@ -70,7 +75,7 @@ class _SharedClient:
 
     def disconnect(self, reason: str) -> None:
         try:
-            self.connection.send(refusal_frames(StreamClosed(f"{reason}."))[0])
+            self.connection.send(pack(refusal(StreamClosed(f"{reason}.")))[0])
         except OSError:
             pass  # the client is gone
         self.connection.close()
@@ -84,7 +89,6 @@ class SharedInferenceServer(ServerEnd):
 
     def __init__(self, path: str | Path, spec: InferenceSpec, join_rules: JoinRules = ANYBODY):
         self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
-        self._hello_limits = hello_limits(self._hello_checker)
         super().__init__(self._hello_checker.admission)
         self.spec = spec
         self._path = Path(path)
@@ -184,22 +188,23 @@ class SharedInferenceServer(ServerEnd):
             if not message:
                 connection.close()
                 return
-            client, group_sizes, _ = self._hello_checker.read(decode([message], self._hello_limits))
-            self._admission.check_incarnation(client)
-            self._admit_hello(client, group_sizes, connection)
+            hello, _ = unpack([message], _HELLOS, self._hello_checker.header_bytes)
+            self._admit_hello(self._hello_checker.read(hello), connection)
         except JsrlError as error:
             if isinstance(error, SpecMismatch):
                 self._complaints.append(error)
             try:
-                connection.send(refusal_frames(error)[0])
+                connection.send(pack(refusal(error))[0])
             except OSError:
                 pass  # the client is gone
             connection.close()
         except OSError:
             connection.close()
 
-    def _admit_hello(self, client: ProducerId, group_sizes: dict[int, int], connection: socket.socket) -> None:
-        layout = AreaLayout(self.spec, group_sizes)
+    def _admit_hello(self, hello: Hello, connection: socket.socket) -> None:
+        client = hello.sender
+        self._admission.check_incarnation(client)
+        layout = AreaLayout(self.spec, hello.groups)
         if layout.size_bytes > MAX_SEGMENT_BYTES:
             raise ConfigError(
                 f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_SEGMENT_BYTES} are available; use "
@@ -208,7 +213,7 @@ class SharedInferenceServer(ServerEnd):
         segment_path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
         segment = Segment.create(segment_path, layout.size_bytes)
         try:
-            connection.send(encode(WELCOME, {"segment": segment_path.name})[0])
+            connection.send(pack(Welcome(segment_path.name))[0])
         except OSError:
             segment.unlink()
             segment.close()

@@ -6,17 +6,21 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
+
 from jsrl.errors import CodecError, ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, ClientArea
-from jsrl.transport.inference.ends import ClientEnd, PolicyNotServed, read_fields, unknown_policy
-from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST
-from jsrl.transport.meeting.admission import Check, Hello
-from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, hello_frames, read_answer
+from jsrl.transport.inference.ends import ClientEnd, PolicyNotServed, unknown_policy
+from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST, Welcome
+from jsrl.transport.meeting.admission import Check, Hello, Refused, hello_frames, raise_refusal
 from jsrl.transport.meeting.unix_socket import connect_socket
 from jsrl.transport.memory.segment import Segment
-from jsrl.transport.wire.codec import decode
+from jsrl.transport.wire.message import unpack
 from jsrl.transport.wire.schema import flatten_schema
+
+_ANSWERS = msgspec.msgpack.Decoder(Welcome | Refused)
+_REFUSALS = msgspec.msgpack.Decoder(PolicyNotServed | Refused)
 
 
 class SharedInferenceClient(ClientEnd):
@@ -62,8 +66,10 @@ class SharedInferenceClient(ClientEnd):
             raise StreamClosed(f"{self.address} left during the hello: {error.strerror}.") from None
         if not answer:
             raise StreamClosed(f"{self.address} left during the hello.")
-        name = read_answer([answer]).fields.get("segment")
-        segment = Segment.attach(path.with_name(os.path.basename(str(name))))
+        welcome, _ = unpack([answer], _ANSWERS, MAX_CONTROL_BYTES)
+        if isinstance(welcome, Refused):
+            raise_refusal(welcome)
+        segment = Segment.attach(path.with_name(os.path.basename(welcome.segment)))
         self._connection.send(ATTACHED)
         return segment
 
@@ -98,19 +104,18 @@ class SharedInferenceClient(ClientEnd):
         if not message:
             return self._lost("the server is gone (its process ended)")
         try:
-            answer = decode([message], HELLO_LIMITS)
-            if answer.kind == REFUSED:
-                return self._lost(str(answer.fields.get("text")).rstrip("."))
-            unserved: PolicyNotServed = read_fields(answer, PolicyNotServed)
+            answer, _ = unpack([message], _REFUSALS, MAX_CONTROL_BYTES)
         except CodecError as error:
             self._lost("the server sent something that is not a reply")
             return CodecError(f"{self.address} sent {len(message)} bytes that are not a reply: {error}")
-        area = self._areas.get(unserved.group)
+        if isinstance(answer, Refused):
+            return self._lost(answer.text.rstrip("."))
+        area = self._areas.get(answer.group)
         if area is None or not area.in_flight:
             self._lost("the server sent something that is not a reply")
-            return CodecError(f"{self.address} refused a request of group {unserved.group}, which has sent none.")
+            return CodecError(f"{self.address} refused a request of group {answer.group}, which has sent none.")
         area.in_flight = False
-        return unknown_policy(self.address, unserved)
+        return unknown_policy(self.address, answer)
 
     def _lost(self, reason: str) -> StreamClosed:
         self.close()

@@ -1,24 +1,35 @@
-"""Who may join a stream: names, groups, rows and incarnations. Every hello is checked for them first, then for its schema."""
+"""How the two ends of a stream meet, on every transport: one sends its identity and schema, the other welcomes or refuses it.
+
+    hello(name, incarnation, groups, schema)    ->
+                                                <-    welcome(what else the transport needs), or refused(error, text)
+
+Every hello is checked for name, groups, rows and incarnation first, then for its schema. A refusal names the error that the
+connecting end raises.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from jsrl.errors import CodecError, ConfigError, StreamClosed
+import msgspec
+
+from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.address import check_producer
-from jsrl.transport.wire.schema import Leaf, compare_schemas, schema_from_fields
+from jsrl.transport.wire.message import Message, pack
+from jsrl.transport.wire.schema import Leaf, compare_schemas, decode_schema, encode_schema
 
-if TYPE_CHECKING:
-    from jsrl.transport.wire.codec import Message
-
-HELLO = "hello"
 Check = Callable[[], None]
 """Raises StreamClosed if the awaited end is gone, so that waiting is useless."""
 MOST_NAMES = 4096  # for a stream that accepts any name
 _SHOWN = 8
+_HELLO_BYTES = 1 << 15  # for a foreign schema, whose first difference is reported
+_GROUP_BYTES = 16
+_ERRORS: dict[str, type[JsrlError]] = {
+    kind.__name__: kind for kind in (SpecMismatch, StreamClosed, ConfigError, CodecError, StreamError)
+}
 
 
 @dataclass(frozen=True)
@@ -104,23 +115,8 @@ class Admission:
         self._lowest[sender.name] = max(sender.incarnation + 1, self._lowest.get(sender.name, 0))
 
 
-def read_pairs(given: Any, most: int) -> dict[int, int]:
-    """Return the groups of a hello ([[group, rows], ...]) as group -> rows; reads no more than `most`."""
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes) or len(given) > most:
-        number = len(given) if isinstance(given, Sequence) else "no"
-        raise CodecError(f"a hello with {number} groups, expected at most {most} as a list.")
-    pairs: dict[int, int] = {}
-    for pair in given:
-        if not (isinstance(pair, Sequence) and len(pair) == 2 and all(type(n) is int for n in pair)):
-            raise CodecError(f"a hello with the group {str(pair)[:80]}, expected [group, rows].")
-        pairs[pair[0]] = pair[1]
-    if len(pairs) != len(given):
-        raise CodecError(f"a hello that names {len(given)} groups, of which only {len(pairs)} differ.")
-    return pairs
-
-
 class Hello(NamedTuple):
-    """The first message of the connecting end.
+    """What the connecting end says of itself.
 
     Attributes:
       sender: name and incarnation of the worker. schema: of the stream.
@@ -137,6 +133,39 @@ def hello_of_producer(producer: ProducerId, num_groups: int, schema: tuple[Leaf,
     return Hello(producer, dict.fromkeys(range(num_groups), 1), schema)
 
 
+class HelloMessage(Message, tag="hello"):
+    """The first message of a connecting end. schema: decoded once the sender may join."""
+
+    name: str
+    incarnation: int
+    groups: list[tuple[int, int]]
+    schema: msgspec.Raw
+
+
+class Refused(Message, tag="refused"):
+    """The answer to a hello, or the end of a connection: the error that the other end raises."""
+
+    error: str
+    text: str
+
+
+def hello_frames(hello: Hello) -> list[Any]:
+    """Return the message with a hello."""
+    sender, schema = hello.sender, msgspec.Raw(encode_schema(hello.schema))
+    return pack(HelloMessage(sender.name, sender.incarnation, list(hello.groups.items()), schema))
+
+
+def refusal(error: JsrlError) -> Refused:
+    """Return the message that makes the other end raise `error`."""
+    kind = type(error).__name__
+    return Refused(kind if kind in _ERRORS else "StreamError", str(error)[:4000])
+
+
+def raise_refusal(refused: Refused) -> NoReturn:
+    """Raise the error in a refusal, of the class that the other end named."""
+    raise _ERRORS.get(refused.error, StreamError)(refused.text)
+
+
 class HelloChecker:
     """Checks hellos for a binding end: first the identity and groups, then the schema.
 
@@ -145,37 +174,37 @@ class HelloChecker:
 
     Attributes:
       admission: which incarnations may join; the end records admissions.
+      header_bytes: limit of a hello.
     """
 
     def __init__(self, name: str, schema: tuple[Leaf, ...], rules: JoinRules) -> None:
         self.admission = Admission(rules)
-        self._name, self.schema = name, schema
+        self._name, self._schema = name, schema
+        (own,) = hello_frames(Hello(ProducerId("x" * 64, 0), {}, schema))
+        self.header_bytes = max(_HELLO_BYTES, 2 * len(own)) + _GROUP_BYTES * rules.num_groups
 
-    def read(self, message: Message, speaks_for: Callable[[str], bool] = lambda worker: True) -> Hello:
+    def read(self, message: HelloMessage, speaks_for: Callable[[str], bool] = lambda worker: True) -> Hello:
         """Return a hello, after checking that its sender may join.
 
         Args:
-          message: with the hello. speaks_for: whether the key of its connection may use a worker's name.
+          speaks_for: whether the key of its connection may use a worker's name.
 
         Raises:
-          CodecError: it is not a hello. ConfigError, StreamClosed: the sender may not join this stream.
-          SpecMismatch: its schema differs.
+          ConfigError, StreamClosed: the sender may not join this stream. SpecMismatch: its schema differs.
         """
-        fields = message.fields
-        name, incarnation = fields.get("name"), fields.get("incarnation")
-        if message.kind != HELLO or not isinstance(name, str) or type(incarnation) is not int:
-            raise CodecError(f"expected a hello, found {message.kind[:40]!r} with {sorted(fields)[:8]}.")
-        groups = read_pairs(fields.get("groups"), self.admission.rules.num_groups)
-        sender = ProducerId(name, incarnation)
+        groups = dict(message.groups)
+        if len(groups) != len(message.groups):
+            raise CodecError(f"a hello that names {len(message.groups)} groups, of which only {len(groups)} differ.")
+        sender = ProducerId(message.name, message.incarnation)
         self.admission.check(sender, groups)
-        if not speaks_for(name):
-            raise StreamClosed(f"{name} cannot join with the key of this host: the run has not placed it there.")
-        return self._compared(Hello(sender, groups, schema_from_fields(fields.get("schema"))))
+        if not speaks_for(sender.name):
+            raise StreamClosed(f"{sender.name} cannot join with the key of this host: the run has not placed it there.")
+        return self._compared(Hello(sender, groups, decode_schema(message.schema)))
 
     def check(self, hello: Hello) -> None:
         self.admission.check(hello.sender, hello.groups)
         self._compared(hello)
 
     def _compared(self, hello: Hello) -> Hello:
-        compare_schemas(self.schema, hello.schema, self._name, hello.sender.name)
+        compare_schemas(self._schema, hello.schema, self._name, hello.sender.name)
         return hello

@@ -22,7 +22,6 @@ from zmq.utils import z85
 from jsrl.errors import AccessDenied, StreamTimeout
 from jsrl.rate_limit import is_reported
 from jsrl.transport.meeting.address import check_reach
-from jsrl.transport.meeting.answering import AnswerThread
 from jsrl.transport.meeting.keys import (
     ClientKeys,
     KeyPath,
@@ -32,6 +31,7 @@ from jsrl.transport.meeting.keys import (
     load_server_keys,
 )
 from jsrl.transport.meeting.sockets import bind, remove_path
+from jsrl.transport.network.thread import SocketThread
 from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
 
 _logger = logging.getLogger("jsrl.transport")
@@ -39,6 +39,7 @@ _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ sends its queries, in the socket
 _DOMAIN = b"jsrl"
 _OVERHEAD_BYTES = 64  # added to a message by CURVE, at least 33
 _HANDSHAKE_MS = 10_000  # a connection that takes longer for the handshake is closed
+_LOOK_S = 1  # between checks of admitted keys
 _PATIENCE, _PATIENCE_S = 4, 1.5  # failed handshakes before the connection counts as refused
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _EVENTS = _FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -109,18 +110,21 @@ class Listener:
     def refused(self) -> int:
         return 0 if self._authenticator is None else self._authenticator.refused
 
-    def receive(self, flags: int = 0) -> list[zmq.Frame]:
-        """Return the frames of the next message, as `recv_multipart` of the socket with `copy=False`.
+    def receive(self, flags: int = 0) -> tuple[bytes, list[zmq.Frame]]:
+        """Return (route of the sender, frames) of the next message.
 
         Connections whose messages are received so end within seconds once their key is no longer admitted.
 
         Raises:
           zmq.Again: there is no message now.
         """
-        frames = self._socket.recv_multipart(flags, copy=False)
+        route = self._socket.recv(flags)
+        frames = [self._socket.recv(copy=False)]
+        while frames[-1].more:
+            frames.append(self._socket.recv(copy=False))
         if self._authenticator is not None:
             self._authenticator.note(frames[-1])
-        return frames
+        return route, frames
 
     def speaks_for(self, frame: zmq.Frame, worker: str) -> bool:
         """Return whether the sender of a received frame may use the name of a worker: see ServerKeys.speaks_for."""
@@ -173,12 +177,20 @@ class Authenticator:
         socket = context.socket(zmq.REP)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(_ZAP)  # here, so that it exists before the guarded socket is bound
-        self._answering = AnswerThread(socket, self._answer, "stream-keys", self._look)
+        self._socket, self._looked_s = socket, time.monotonic()
+        self._thread = SocketThread("stream-keys", [socket], self._serve, lambda: 1000 * _LOOK_S)
 
     def note(self, frame: zmq.Frame) -> None:
         self._connections[int(frame.get(zmq.SRCFD))] = str(frame.get("User-Id"))
 
-    def _look(self) -> None:
+    def _serve(self, ready: dict[Any, int]) -> None:
+        if self._socket in ready:
+            self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+        if time.monotonic() - self._looked_s > _LOOK_S:
+            self._looked_s = time.monotonic()
+            self._end_revoked()
+
+    def _end_revoked(self) -> None:
         """End the connections of keys that are no longer admitted."""
         revoked = {name for name, key in list(self._keys.items()) if not self._admits(key)}
         for number, name in list(self._connections.items()):
@@ -213,7 +225,8 @@ class Authenticator:
         return [version, number, b"400", b"unknown key", b"", b""]
 
     def close(self) -> None:
-        self._answering.close()
+        self._thread.stop()
+        self._socket.close()
 
 
 def events_of(monitor: zmq.Socket) -> Iterator[tuple[int, int]]:

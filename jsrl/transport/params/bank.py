@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from jsrl.errors import CodecError
 from jsrl.transport.memory.segment import Segment, memory_fence
-from jsrl.transport.wire.schema import Layout, align, make_layout, schema_from_fields, schema_to_fields
+from jsrl.transport.wire.schema import Layout, align, decode_schema, encode_schema, make_layout
 
 _MAGIC = 0x4A53524C_50520001  # "JSRLPR", layout 1
 COPIES = 3
@@ -44,7 +43,7 @@ class Bank:
 
     @classmethod
     def create(cls, path: Path, layout: Layout, checked: bool) -> Bank:
-        schema = msgspec.msgpack.encode(schema_to_fields(layout.leaves))
+        schema = encode_schema(layout.leaves)
         size_bytes = align(_HEADS_BYTES + len(schema)) + COPIES * layout.size_bytes
         segment = Segment.create(path, size_bytes)
         segment.buffer[_HEADS_BYTES : _HEADS_BYTES + len(schema)] = schema
@@ -66,7 +65,7 @@ class Bank:
             raise CodecError(f"{path} holds no params of this version of jsrl; remove it or use another run folder.")
         end = _HEADS_BYTES + words[_SCHEMA_BYTES]
         words.release()
-        leaves = schema_from_fields(msgspec.msgpack.decode(segment.buffer[_HEADS_BYTES:end]))
+        leaves = decode_schema(segment.buffer[_HEADS_BYTES:end])
         layout = make_layout(leaves)
         if align(end) + COPIES * layout.size_bytes > segment.size_bytes:
             raise CodecError(f"{path} is shorter than its schema says; remove it or use another run folder.")

@@ -1,6 +1,6 @@
 """One host's copy of a params stream: fetched once from a parent, read here in shared memory, and relayed to other hosts.
 
-Hosts form a tree under the publisher. At each hop the newest version wins, as in `jsrl.transport.params.zmq`. A relay
+Hosts form a tree under the publisher. At each hop the newest version wins, as in `jsrl.transport.network.latest`. A relay
 whose parent is gone connects to the next address in its list: its grandparent, and finally the publisher.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jsrl.errors import JsrlError
 from jsrl.transport.meeting.keys import KeyPath
-from jsrl.transport.params.zmq import ZmqParamsSubscriber
+from jsrl.transport.network.latest import ZmqParamsSubscriber
 from jsrl.transport.transports import bind_params, connect_params
 
 FAN_OUT = 3

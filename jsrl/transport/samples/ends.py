@@ -6,19 +6,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage
 from jsrl.transport.meeting.address import check_producer
+from jsrl.transport.wire.message import Message
 from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema
 from jsrl.types import Trajectory, Tree, leaves
 
 MAX_GROUPS = 65536
 BLOCKS_PER_GROUP = 2  # one being written, one on its way
+
+
+class Welcome(Message, tag="welcome"):
+    """The consumer's answer to a hello: the producer's number of blocks, and the number of the consumer's incarnation."""
+
+    blocks: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    session: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 
 
 class _BlockOwner(Protocol):

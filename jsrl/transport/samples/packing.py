@@ -7,12 +7,9 @@ clears the stack (Atari after a lost life does not). The binding end decides, in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from jsrl.transport.wire.packing import LZ4, THIN, Packing, compress, is_stack, received_bytes, stack
+from jsrl.transport.wire.packing import Packed, Packing, compressed, is_stack, received_bytes, stack
 from jsrl.transport.wire.schema import Leaf, flatten_schema, make_layout
 from jsrl.types import Trajectory, Tree
 
@@ -31,27 +28,24 @@ class Packer:
         self._thin = make_layout(_thinned(self._layout.leaves) if self._has_stacks else ())
         self._at = next((i for i, leaf in enumerate(self._layout.leaves) if leaf.name == "observation"), -1)
 
-    def pack(self, raw: np.ndarray) -> tuple[dict[str, bool], Any]:
-        """Return (fields for the message, bytes to send) of a block [size_bytes]; the bytes are `raw` or new memory."""
-        fields, packed = {}, raw
+    def pack(self, raw: np.ndarray) -> Packed:
+        """Return what to send of a block [size_bytes]: `raw`, or new memory."""
+        packed = Packed(raw)
         if self._has_stacks:
-            fields[THIN], packed = True, np.empty(self._thin.size_bytes, np.uint8)
-            first, newest, black, *others = self._thin.views(packed)
+            packed = Packed(np.empty(self._thin.size_bytes, np.uint8), thin=True)
+            first, newest, black, *others = self._thin.views(packed.data)
             whole = self._layout.views(raw)
             observation = whole.pop(self._at)
             first[...], newest[...] = observation[0], observation[1:, ..., -1]
             black[...] = _black(observation, self._layout.tree(self._schema, raw).is_first)
             for target, leaf in zip(others, whole, strict=True):
                 target[...] = leaf
-        if self._compress and (smaller := compress(packed)) is not None:
-            fields[LZ4], packed = True, smaller
-        return fields, packed
+        return compressed(packed) if self._compress else packed
 
-    def unpack(self, fields: Mapping[str, Any], packed: Any) -> np.ndarray:
+    def unpack(self, packed: Packed) -> np.ndarray:
         """Return the block [size_bytes] from received bytes."""
-        thin = fields.get(THIN) is True and self._has_stacks
-        size = self._thin.size_bytes if thin else self._layout.size_bytes
-        raw = received_bytes("a sample", packed, size, compressed=fields.get(LZ4) is True and self._compress)
+        thin = packed.thin and self._has_stacks
+        raw = received_bytes("a sample", packed, (self._thin if thin else self._layout).size_bytes)
         return self._stacked(raw) if thin else raw
 
     def _stacked(self, packed: np.ndarray) -> np.ndarray:

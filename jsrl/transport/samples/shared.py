@@ -15,21 +15,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jsrl.errors import ConfigError, SpecMismatch, StreamError
+import msgspec
+
+from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
 from jsrl.transport.meeting.address import check_ipc_path
-from jsrl.transport.meeting.admission import ANYBODY, Hello, HelloChecker, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, HelloResponder, hello_limits
+from jsrl.transport.meeting.admission import ANYBODY, Hello, HelloChecker, HelloMessage, JoinRules, refusal
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.locks import make_folder, try_lock
-from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.network.link import BindingLink
+from jsrl.transport.network.thread import SocketThread
+from jsrl.transport.samples.ends import SampleQueue, Welcome, check_blocks, choose_blocks
 from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
-from jsrl.transport.wire.codec import Message, encode
+from jsrl.transport.wire.message import Message
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import Tree
 
 _LOOK_S = 0.25  # how often a waiting end checks that the other one is alive
+_LINGER_MS = 200
+_HELLOS = msgspec.msgpack.Decoder(HelloMessage)
 _ATTACH_S = 60.0  # how long a welcomed producer may take to map its memory
 
 
@@ -73,7 +78,7 @@ class SharedSampleConsumer:
         self._hop, self._session = hop, new_session()
         self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
         self._peers: dict[ProducerId, _Peer] = {}
-        self._lock = threading.RLock()  # the hello checker's thread adds peers
+        self._lock = threading.RLock()  # the thread that answers hellos adds peers
         self._next_look_s = 0.0
         prefix = f"{name}.samples"
         check_ipc_path(f"{self._folder / prefix}.hello")
@@ -87,9 +92,9 @@ class SharedSampleConsumer:
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)
         self._bell = Doorbell.create(self._folder / f"{prefix}.bell")
-        self._responder = HelloResponder(
-            f"ipc://{self._folder / prefix}.hello", self._welcome, hello_limits(self._hello_checker)
-        )
+        endpoint, header_bytes = f"ipc://{self._folder / prefix}.hello", self._hello_checker.header_bytes
+        self._link = BindingLink(endpoint, None, _HELLOS, header_bytes=header_bytes)
+        self._thread = SocketThread("sample-hellos", [self._link.socket], self._answer_hellos)
 
     @property
     def ledger(self) -> Ledger:
@@ -131,7 +136,8 @@ class SharedSampleConsumer:
     def close(self) -> None:
         if self._queue.closed:
             return
-        self._responder.close()
+        self._thread.stop()
+        self._link.close(_LINGER_MS)
         with self._lock:
             self._queue.close()  # later arrivals count as dropped
             for peer in list(self._peers.values()):
@@ -141,9 +147,20 @@ class SharedSampleConsumer:
             path.unlink(missing_ok=True)
         os.close(self._owner_fd)
 
-    # -- joining (the hello checker's thread)
+    # -- joining (the thread that answers hellos while the consumer is busy)
 
-    def _welcome(self, message: Message) -> list[Any]:
+    def _answer_hellos(self, ready: dict[Any, int]) -> None:
+        while (received := self._link.receive()) is not None:
+            answer: Message
+            try:
+                answer = self._welcome(self._link.read(received)[0])
+            except JsrlError as error:
+                answer = refusal(error)
+            except OSError as error:  # no descriptor, no memory: the next one may get some
+                answer = refusal(StreamError(f"the consumer cannot admit another producer now: {error}"))
+            self._link.send(received.route, answer)
+
+    def _welcome(self, message: HelloMessage) -> Welcome:
         try:
             hello = self._hello_checker.read(message)
         except SpecMismatch as error:
@@ -157,7 +174,7 @@ class SharedSampleConsumer:
             else:
                 peer = self._admit(hello)
         self._bell.ring()  # commits of an earlier incarnation may have been received here
-        return encode(WELCOME, {"blocks": peer.pages.num_blocks, "session": self._session})
+        return Welcome(peer.pages.num_blocks, self._session)
 
     def _admit(self, hello: Hello) -> _Peer:
         producer, num_groups = hello.sender, len(hello.groups)

@@ -6,19 +6,22 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
+
 from jsrl.errors import StreamClosed
 from jsrl.transport.base import Entry, Origin, ProducerId, remaining
-from jsrl.transport.ledger.hop_page import HopPage, read_session
-from jsrl.transport.meeting.admission import Check, hello_of_producer
-from jsrl.transport.meeting.handshake import meet_at
+from jsrl.transport.ledger.hop_page import HopPage
+from jsrl.transport.meeting.admission import Check, Refused, hello_of_producer
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.locks import is_locked
-from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, wait_until
+from jsrl.transport.network.link import ConnectingLink
+from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, Welcome, wait_until
 from jsrl.transport.samples.pages import ProducerPages, file_stem
 from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Tree
 
 _LOOK_S = 0.25  # how often a waiting end checks that the other one is alive
+_ANSWERS = msgspec.msgpack.Decoder(Welcome | Refused)
 _LEAVING_S = 0.5  # longest wait for a consumer that is just ending this connection
 
 
@@ -40,8 +43,10 @@ class SharedSampleProducer(ProducerEnd):
         folder, name = Path(path).parent, Path(path).name
         prefix = f"{name}.samples"
         hello = hello_of_producer(producer, num_groups, self.leaves)
-        welcome = meet_at(f"ipc://{folder / prefix}.hello", hello, timeout_s, check)
-        self._page = HopPage.attach(hop, producer, read_session(welcome.fields.get("session")))
+        link = ConnectingLink(f"ipc://{folder / prefix}.hello", None, _ANSWERS)
+        welcome: Welcome = link.meet(hello, timeout_s, check)
+        link.close()
+        self._page = HopPage.attach(hop, producer, welcome.session)
         stem = file_stem(name, producer)
         self._owner_fd = open_owner(folder / f"{prefix}.owner")
         self._pages = ProducerPages.attach(folder / f"{stem}.pages", make_layout(self.leaves), schema)
