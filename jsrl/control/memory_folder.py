@@ -16,7 +16,7 @@ from jsrl.graph.plan import JAX_PROCESS_MB, Plan, memory_mb
 from jsrl.linux import memory_folder
 from jsrl.services.runs.limits import runs_at_once, usable_memory_bytes
 from jsrl.transport.ledger.hops import close_hops
-from jsrl.transport.memory.locks import living_folder, make_folder, remove_unless_living
+from jsrl.transport.shared.locks import living_folder, make_folder, remove_unless_living
 from jsrl.workers.kinds import find_kind
 
 

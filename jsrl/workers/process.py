@@ -60,7 +60,7 @@ def work(
         from jsrl.references.reference import from_json
         from jsrl.services.runs.process import Lease
         from jsrl.services.runs.state import RUNNING
-        from jsrl.transport.memory.locks import share_lock
+        from jsrl.transport.shared.locks import share_lock
         from jsrl.workers.kinds import build_worker, find_kind, value_of
 
         with decoding():
