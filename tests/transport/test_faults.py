@@ -13,7 +13,7 @@ from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.network import reliable
 from jsrl.transport.network.reliable import ZmqSampleConsumer, ZmqSampleProducer
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.table import bind_samples, connect_samples
 from tests.contracts.fault_proxy import FaultProxy, Faults
 from tests.contracts.sample_contract import wait_for
 from tests.contracts.sample_producer import fill, make_schema, produce

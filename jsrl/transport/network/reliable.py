@@ -31,9 +31,8 @@ import zmq
 
 from jsrl.errors import JsrlError, SpecMismatch, StreamClosed, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId, remaining
-from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_session
-from jsrl.transport.meeting.address import check_origin
-from jsrl.transport.meeting.admission import (
+from jsrl.transport.door.address import check_origin
+from jsrl.transport.door.hello import (
     ANYBODY,
     Check,
     Hello,
@@ -44,13 +43,14 @@ from jsrl.transport.meeting.admission import (
     hello_of_producer,
     refusal,
 )
-from jsrl.transport.meeting.keys import ClientKeys, KeyPath
-from jsrl.transport.meeting.sockets import reuse_freed_memory
+from jsrl.transport.door.keys import ClientKeys, KeyPath
+from jsrl.transport.ends import samples as ends
+from jsrl.transport.ends.packing import Packer
+from jsrl.transport.ends.samples import OpenBlock, ProducerEnd, SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_session
+from jsrl.transport.local.samples import aligned_zeros
 from jsrl.transport.network.link import BindingLink, ConnectingLink, Received
-from jsrl.transport.samples import ends
-from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, SampleQueue, check_blocks, choose_blocks
-from jsrl.transport.samples.local import aligned_zeros
-from jsrl.transport.samples.packing import Packer
+from jsrl.transport.network.sockets import reuse_freed_memory
 from jsrl.transport.wire.message import Count, Message
 from jsrl.transport.wire.packing import PLAIN, Packed, Packing
 from jsrl.transport.wire.schema import flatten_schema, make_layout

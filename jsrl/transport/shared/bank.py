@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.errors import CodecError
-from jsrl.transport.memory.segment import Segment, memory_fence
+from jsrl.transport.shared.segment import Segment, memory_fence
 from jsrl.transport.wire.schema import Layout, align, decode_schema, encode_schema, make_layout
 
 _MAGIC = 0x4A53524C_50520001  # "JSRLPR", layout 1

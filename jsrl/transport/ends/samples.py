@@ -13,8 +13,8 @@ import numpy as np
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
+from jsrl.transport.door.address import check_producer
 from jsrl.transport.ledger.hop_page import HopPage
-from jsrl.transport.meeting.address import check_producer
 from jsrl.transport.wire.message import Message
 from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema
 from jsrl.types import Trajectory, Tree, leaves

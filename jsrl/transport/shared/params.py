@@ -19,10 +19,8 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import CodecError, ConfigError, StreamClosed
-from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.locks import is_locked, make_folder, try_lock
-from jsrl.transport.memory.segment import Segment, memory_fence
-from jsrl.transport.params.bank import (
+from jsrl.transport.local.params import too_late
+from jsrl.transport.shared.bank import (
     CHECKED,
     COPIES,
     HEAD_WORDS,
@@ -36,7 +34,9 @@ from jsrl.transport.params.bank import (
     copy_head,
     word_sum,
 )
-from jsrl.transport.params.local import too_late
+from jsrl.transport.shared.doorbell import Doorbell
+from jsrl.transport.shared.locks import is_locked, make_folder, try_lock
+from jsrl.transport.shared.segment import Segment, memory_fence
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
 from jsrl.types import version_updates
 

@@ -10,16 +10,16 @@ import numpy as np
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
-from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
-from jsrl.transport.meeting.address import check_name
-from jsrl.transport.meeting.admission import ANYBODY, Check, HelloChecker, JoinRules, hello_of_producer
-from jsrl.transport.samples.ends import (
+from jsrl.transport.door.address import check_name
+from jsrl.transport.door.hello import ANYBODY, Check, HelloChecker, JoinRules, hello_of_producer
+from jsrl.transport.ends.samples import (
     OpenBlock,
     ProducerEnd,
     SampleQueue,
     check_blocks,
     choose_blocks,
 )
+from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
 from jsrl.transport.wire.schema import ALIGNMENT_BYTES, Layout, flatten_schema, make_layout
 from jsrl.types import Trajectory, Tree, map_tree
 

@@ -1,4 +1,4 @@
-"""The writing end of a sample stream in shared memory (files: see jsrl.transport.samples.shared)."""
+"""The writing end of a sample stream in shared memory (files: see jsrl.transport.shared.samples)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 
 from jsrl.errors import StreamClosed
 from jsrl.transport.base import Entry, Origin, ProducerId, remaining
+from jsrl.transport.door.hello import Check, Refused, hello_of_producer
+from jsrl.transport.ends.samples import OpenBlock, ProducerEnd, Welcome, wait_until
 from jsrl.transport.ledger.hop_page import HopPage
-from jsrl.transport.meeting.admission import Check, Refused, hello_of_producer
-from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.locks import is_locked
 from jsrl.transport.network.link import ConnectingLink
-from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, Welcome, wait_until
-from jsrl.transport.samples.pages import ProducerPages, file_stem
+from jsrl.transport.shared.doorbell import Doorbell
+from jsrl.transport.shared.locks import is_locked
+from jsrl.transport.shared.pages import ProducerPages, file_stem
 from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Tree
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 
 from jsrl.errors import JsrlError
-from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.door.keys import KeyPath
 from jsrl.transport.network.latest import ZmqParamsSubscriber
-from jsrl.transport.transports import bind_params, connect_params
+from jsrl.transport.table import bind_params, connect_params
 
 FAN_OUT = 3
 CUT_S = 1.0  # time without a connection before the next ancestor is tried

@@ -11,7 +11,7 @@ import numpy as np
 
 from jsrl.errors import CodecError
 from jsrl.transport.base import InferenceSpec
-from jsrl.transport.inference.area import question_schema
+from jsrl.transport.ends.area import question_schema
 from jsrl.transport.wire.packing import (
     Packed,
     Packing,

@@ -22,12 +22,12 @@ import msgspec
 
 from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
-from jsrl.transport.inference.area import AreaLayout, ServerArea
-from jsrl.transport.inference.ends import PolicyNotServed, ServerEnd
-from jsrl.transport.meeting.admission import ANYBODY, Hello, HelloChecker, HelloMessage, JoinRules, refusal
-from jsrl.transport.meeting.unix_socket import listen_socket
-from jsrl.transport.memory.locks import make_folder
-from jsrl.transport.memory.segment import Segment
+from jsrl.transport.door.hello import ANYBODY, Hello, HelloChecker, HelloMessage, JoinRules, refusal
+from jsrl.transport.door.unix_socket import listen_socket
+from jsrl.transport.ends.area import AreaLayout, ServerArea
+from jsrl.transport.ends.inference import PolicyNotServed, ServerEnd
+from jsrl.transport.shared.locks import make_folder
+from jsrl.transport.shared.segment import Segment
 from jsrl.transport.wire.message import Message, pack, unpack
 from jsrl.transport.wire.schema import flatten_schema
 

@@ -17,7 +17,7 @@ import msgspec
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError
 from jsrl.transport.base import ProducerId
-from jsrl.transport.meeting.address import check_producer
+from jsrl.transport.door.address import check_producer
 from jsrl.transport.wire.message import Message, pack
 from jsrl.transport.wire.schema import Leaf, compare_schemas, decode_schema, encode_schema
 

@@ -95,6 +95,6 @@ def check_reach(endpoint: str, *, encrypted: bool) -> None:
     if not encrypted and endpoint.startswith("tcp://"):
         raise ConfigError(
             f"{endpoint} can be reached by other users and hosts, and there are no keys to encrypt it with: bind ipc:///PATH "
-            "in a folder of yours, or give keys=FOLDER, as jsrl.transport.meeting.keys.make_keys(FOLDER) makes them (a run "
+            "in a folder of yours, or give keys=FOLDER, as jsrl.transport.door.keys.make_keys(FOLDER) makes them (a run "
             "with --transport zeromq --bind ADDRESS makes its own)."
         )

@@ -2,7 +2,7 @@
 
 Files in the run folder, all mode 0600 and all the consumer's: `NAME.samples.owner` (locked while the consumer is alive),
 `.hello` (where producers ask to join), `.bell` (rung at every commit), and per producer incarnation
-`.PRODUCER.INCARNATION.pages` (see jsrl.transport.samples.pages) and `.bell` (rung when a block is granted). A trajectory
+`.PRODUCER.INCARNATION.pages` (see jsrl.transport.shared.pages) and `.bell` (rung when a block is granted). A trajectory
 costs no message and no copy.
 """
 
@@ -19,15 +19,15 @@ import msgspec
 
 from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId, remaining
+from jsrl.transport.door.address import check_ipc_path
+from jsrl.transport.door.hello import ANYBODY, Hello, HelloChecker, HelloMessage, JoinRules, refusal
+from jsrl.transport.ends.samples import SampleQueue, Welcome, check_blocks, choose_blocks
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
-from jsrl.transport.meeting.address import check_ipc_path
-from jsrl.transport.meeting.admission import ANYBODY, Hello, HelloChecker, HelloMessage, JoinRules, refusal
-from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.locks import make_folder, try_lock
 from jsrl.transport.network.link import BindingLink
 from jsrl.transport.network.thread import SocketThread
-from jsrl.transport.samples.ends import SampleQueue, Welcome, check_blocks, choose_blocks
-from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
+from jsrl.transport.shared.doorbell import Doorbell
+from jsrl.transport.shared.locks import make_folder, try_lock
+from jsrl.transport.shared.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
 from jsrl.transport.wire.message import Message
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import Tree

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError
 from jsrl.transport.base import Origin, ProducerId
-from jsrl.transport.meeting.address import check_origin
-from jsrl.transport.memory.segment import Segment, memory_fence
+from jsrl.transport.door.address import check_origin
+from jsrl.transport.shared.segment import Segment, memory_fence
 from jsrl.transport.wire.schema import Layout, align
 from jsrl.types import Trajectory, Tree
 

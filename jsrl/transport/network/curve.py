@@ -21,8 +21,8 @@ from zmq.utils import z85
 
 from jsrl.errors import AccessDenied, StreamTimeout
 from jsrl.rate_limit import is_reported
-from jsrl.transport.meeting.address import check_reach
-from jsrl.transport.meeting.keys import (
+from jsrl.transport.door.address import check_reach
+from jsrl.transport.door.keys import (
     ClientKeys,
     KeyPath,
     ServerKeys,
@@ -30,7 +30,7 @@ from jsrl.transport.meeting.keys import (
     load_client_keys,
     load_server_keys,
 )
-from jsrl.transport.meeting.sockets import bind, remove_path
+from jsrl.transport.network.sockets import bind, remove_path
 from jsrl.transport.network.thread import SocketThread
 from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
 

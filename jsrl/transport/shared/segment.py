@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import ConfigError, StreamClosed
-from jsrl.transport.memory.locks import is_locked, try_lock
+from jsrl.transport.shared.locks import is_locked, try_lock
 from jsrl.transport.wire.schema import Layout
 
 _fence_lock = threading.Lock()

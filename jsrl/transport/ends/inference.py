@@ -19,12 +19,12 @@ from jsrl.errors import (
     UnknownPolicy,
 )
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
-from jsrl.transport.meeting.admission import Admission
+from jsrl.transport.door.hello import Admission
 from jsrl.transport.wire.message import Count, Message
 from jsrl.types import Array
 
 if TYPE_CHECKING:
-    from jsrl.transport.inference.area import ClientArea, ServerArea
+    from jsrl.transport.ends.area import ClientArea, ServerArea
 
 
 class PolicyNotServed(Message, tag="unserved"):

@@ -9,14 +9,14 @@ from typing import NamedTuple, TypeAlias
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.inference.area import AreaLayout, ClientArea, ServerArea
-from jsrl.transport.inference.ends import (
+from jsrl.transport.door.hello import ANYBODY, Check, Hello, HelloChecker, JoinRules
+from jsrl.transport.ends.area import AreaLayout, ClientArea, ServerArea
+from jsrl.transport.ends.inference import (
     ClientEnd,
     PolicyNotServed,
     ServerEnd,
     unknown_policy,
 )
-from jsrl.transport.meeting.admission import ANYBODY, Check, Hello, HelloChecker, JoinRules
 from jsrl.transport.wire.schema import flatten_schema
 
 _servers: dict[str, LocalInferenceServer] = {}

@@ -28,29 +28,29 @@ from jsrl.transport.base import (
     SampleConsumer,
     SampleProducer,
 )
-from jsrl.transport.meeting.address import check_producer, parse_address
-from jsrl.transport.meeting.admission import ANYBODY, Check, JoinRules
+from jsrl.transport.door.address import check_producer, parse_address
+from jsrl.transport.door.hello import ANYBODY, Check, JoinRules
 from jsrl.transport.stream import StreamType
 from jsrl.types import Tree
 
 if TYPE_CHECKING:
-    from jsrl.transport.meeting.keys import KeyPath
+    from jsrl.transport.door.keys import KeyPath
     from jsrl.transport.wire.packing import Packing
 
-KEYS = "jsrl.transport.meeting.keys"  # imported where an address names a key
+KEYS = "jsrl.transport.door.keys"  # imported where an address names a key
 OWN = "transport"  # the scheme of a user's transport
 ZEROMQ = ("ipc", "tcp")
 _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 # (stream type, scheme) -> what makes the ends that bind and connect, below jsrl.transport; imported at the first use.
 ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
-    ("samples", "local"): ("samples.local:LocalSampleConsumer", "samples.local:connect_local"),
-    ("samples", "shm"): ("samples.shared:SharedSampleConsumer", "samples.shared_producer:SharedSampleProducer"),
+    ("samples", "local"): ("local.samples:LocalSampleConsumer", "local.samples:connect_local"),
+    ("samples", "shm"): ("shared.samples:SharedSampleConsumer", "shared.samples_producer:SharedSampleProducer"),
     ("samples", "zmq"): ("network.reliable:ZmqSampleConsumer", "network.reliable:ZmqSampleProducer"),
-    ("inference", "local"): ("inference.local:LocalInferenceServer", "inference.local:connect_local"),
-    ("inference", "shm"): ("inference.shared:SharedInferenceServer", "inference.shared_client:SharedInferenceClient"),
+    ("inference", "local"): ("local.inference:LocalInferenceServer", "local.inference:connect_local"),
+    ("inference", "shm"): ("shared.inference:SharedInferenceServer", "shared.inference_client:SharedInferenceClient"),
     ("inference", "zmq"): ("network.call:ZmqInferenceServer", "network.call:ZmqInferenceClient"),
-    ("params", "local"): ("params.local:LocalParamsPublisher", "params.local:LocalParamsSubscriber"),
-    ("params", "shm"): ("params.shared:SharedParamsPublisher", "params.shared:SharedParamsSubscriber"),
+    ("params", "local"): ("local.params:LocalParamsPublisher", "local.params:LocalParamsSubscriber"),
+    ("params", "shm"): ("shared.params:SharedParamsPublisher", "shared.params:SharedParamsSubscriber"),
     ("params", "zmq"): ("network.latest:ZmqParamsPublisher", "network.latest:ZmqParamsSubscriber"),
     ("ranks", "zmq"): ("network.call:ZmqFirstRank", "network.call:ZmqOtherRank"),
 }
@@ -173,7 +173,7 @@ def bind_samples(
       schema: tree of ArraySpec leaves, as jsrl.types.make_trajectory_spec returns it.
       blocks_per_producer: trajectories of one producer that may be open, in flight or lent at once; None: two
         per group.
-      keys: folder or file of the keys (jsrl.transport.meeting.keys) for encryption and access; tcp needs
+      keys: folder or file of the keys (jsrl.transport.door.keys) for encryption and access; tcp needs
         them, even on loopback. The other transports do not leave the host and need none.
       ledger: to count in, such as that of the learner's earlier incarnations; None: a new one.
       join_rules: which workers may join, and with how many groups.

@@ -1,4 +1,4 @@
-"""The client end of the inference stream in shared memory (server and messages: see jsrl.transport.inference.shared)."""
+"""The client end of the inference stream in shared memory (server and messages: see jsrl.transport.shared.inference)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 
 from jsrl.errors import CodecError, ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.inference.area import AreaLayout, ClientArea
-from jsrl.transport.inference.ends import ClientEnd, PolicyNotServed, unknown_policy
-from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST, Welcome
-from jsrl.transport.meeting.admission import Check, Hello, Refused, hello_frames, raise_refusal
-from jsrl.transport.meeting.unix_socket import connect_socket
-from jsrl.transport.memory.segment import Segment
+from jsrl.transport.door.hello import Check, Hello, Refused, hello_frames, raise_refusal
+from jsrl.transport.door.unix_socket import connect_socket
+from jsrl.transport.ends.area import AreaLayout, ClientArea
+from jsrl.transport.ends.inference import ClientEnd, PolicyNotServed, unknown_policy
+from jsrl.transport.shared.inference import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST, Welcome
+from jsrl.transport.shared.segment import Segment
 from jsrl.transport.wire.message import unpack
 from jsrl.transport.wire.schema import flatten_schema
 

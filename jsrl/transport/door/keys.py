@@ -109,7 +109,7 @@ def make_keys(folder: str | os.PathLike[str]) -> Path:
 
 
 def make_server_keys() -> ServerKeys:
-    """Return new keys of a binding end that decides itself whom it admits (see jsrl.transport.meeting.curve)."""
+    """Return new keys of a binding end that decides itself whom it admits (see jsrl.transport.network.curve)."""
     (public, secret), (client, _) = zmq.curve_keypair(), zmq.curve_keypair()
     return ServerKeys(public, secret, client)
 
