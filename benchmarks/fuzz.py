@@ -39,10 +39,10 @@ from benchmarks.endless import FRAME_BYTES, as_sent, shake_hands
 from jsrl.errors import CodecError, JsrlError, StreamTimeout
 from jsrl.services.runs.control import ControlServer
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
-from jsrl.transport.inference.area import AreaLayout
-from jsrl.transport.meeting.admission import Hello, HelloMessage, JoinRules, hello_frames, hello_of_producer
+from jsrl.transport.door.hello import Hello, HelloMessage, JoinRules, hello_frames, hello_of_producer
+from jsrl.transport.ends.area import AreaLayout
 from jsrl.transport.network import call, latest, reliable
-from jsrl.transport.transports import (
+from jsrl.transport.table import (
     bind_inference,
     bind_params,
     bind_samples,

@@ -33,7 +33,7 @@ from jsrl.services.runs.state import revoked_hosts
 from jsrl.services.runs.values import Registration
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.ledger.hops import ledger_path
-from jsrl.transport.meeting.curve import Listener, events_of, incoming, outgoing
+from jsrl.transport.network.curve import Listener, events_of, incoming, outgoing
 
 _logger = logging.getLogger("jsrl.hosts")
 LOOK_S = 0.2  # between checks for silent hosts and for new names of the run

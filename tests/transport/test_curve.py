@@ -22,11 +22,10 @@ from jsrl.errors import AccessDenied, ConfigError, StreamClosed, StreamError, St
 from jsrl.services.runs.control import ControlClient, ControlServer
 from jsrl.services.runs.control_bodies import Event
 from jsrl.transport.base import ProducerId
-from jsrl.transport.meeting import curve
-from jsrl.transport.meeting.admission import hello_frames, hello_of_producer
-from jsrl.transport.meeting.keys import admit_hosts, load_client_keys, make_host_keys, make_keys, named_by_key
-from jsrl.transport.network import link
-from jsrl.transport.transports import (
+from jsrl.transport.door.hello import hello_frames, hello_of_producer
+from jsrl.transport.door.keys import admit_hosts, load_client_keys, make_host_keys, make_keys, named_by_key
+from jsrl.transport.network import curve, link
+from jsrl.transport.table import (
     bind_inference,
     bind_params,
     bind_samples,

@@ -13,7 +13,7 @@ from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.network import reliable
 from jsrl.transport.network.reliable import ZmqSampleConsumer, ZmqSampleProducer
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.table import bind_samples, connect_samples
 from tests.contracts.fault_proxy import FaultProxy, Faults
 from tests.contracts.sample_contract import wait_for
 from tests.contracts.sample_producer import fill, make_schema, produce
@@ -200,7 +200,7 @@ def test_a_hello_or_its_answer_may_be_lost(consumer: ZmqSampleConsumer) -> None:
 def test_producer_that_gave_up_before_its_welcome_may_ask_again(consumer: ZmqSampleConsumer) -> None:
     """A consumer that was stopped for a while finds the hellos of both connections, in any order."""
     name = ProducerId("actor-0", 0)
-    with consumer._socket_lock:  # nothing is read
+    with consumer._lock:  # nothing is read
         for _ in range(2):
             with pytest.raises(StreamTimeout):
                 connect_samples(consumer.address, SCHEMA, name, GROUPS, 0.2)

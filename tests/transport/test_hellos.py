@@ -16,12 +16,12 @@ import zmq
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference import shared as inference_shared
-from jsrl.transport.meeting import admission
-from jsrl.transport.meeting.admission import MOST_NAMES, Admission, HelloChecker, HelloMessage, JoinRules
+from jsrl.transport.door import hello
+from jsrl.transport.door.hello import MOST_NAMES, Admission, HelloChecker, HelloMessage, JoinRules
 from jsrl.transport.network import call
-from jsrl.transport.samples import shared as samples_shared
-from jsrl.transport.transports import bind_inference, bind_samples, connect_inference, connect_samples
+from jsrl.transport.shared import inference as inference_shared
+from jsrl.transport.shared import samples as samples_shared
+from jsrl.transport.table import bind_inference, bind_samples, connect_inference, connect_samples
 from jsrl.transport.wire.message import pack, unpack
 from jsrl.transport.wire.schema import encode_schema, flatten_schema
 from jsrl.types import zeros
@@ -61,10 +61,10 @@ def refuse_work(patch: pytest.MonkeyPatch) -> None:
     def work(*_: Any, **__: Any) -> None:
         raise AssertionError("a hello was worked on before it was checked")
 
-    patch.setattr(inference_shared, "AreaLayout", work)
+    patch.setattr(inference_shared.Segment, "create", work)
     patch.setattr(call, "_Client", work)
     for name in ("compare_schemas", "decode_schema"):
-        patch.setattr(admission, name, work)
+        patch.setattr(hello, name, work)
     patch.setattr(samples_shared.ProducerPages, "create", work)
 
 
@@ -97,7 +97,7 @@ def test_inference(transport: str, producer, groups, expected: str, tmp_path: Pa
     server = bind_inference(address(transport, tmp_path), SPEC, join_rules=ACTORS)
     refuse_work(monkeypatch)
     if producer.incarnation > HUGE:  # the connecting end refuses that too
-        monkeypatch.setattr("jsrl.transport.transports.check_producer", lambda _: None)
+        monkeypatch.setattr("jsrl.transport.table.check_producer", lambda _: None)
     where = (server.address, SPEC, producer, groups, TIMEOUT_S)
     error = connecting(server, lambda: connect_inference(*where))
     assert type(error) is (StreamClosed if "cannot join" in expected else ConfigError) and re.search(

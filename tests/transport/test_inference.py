@@ -16,12 +16,12 @@ import zmq
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference.area import AreaLayout
-from jsrl.transport.meeting.admission import Hello, hello_frames
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.meeting.unix_socket import connect_socket
+from jsrl.transport.door.hello import Hello, hello_frames
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.door.unix_socket import connect_socket
+from jsrl.transport.ends.area import AreaLayout
 from jsrl.transport.network import call
-from jsrl.transport.transports import bind_inference, connect_inference
+from jsrl.transport.table import bind_inference, connect_inference
 from jsrl.transport.wire.message import pack
 from jsrl.transport.wire.schema import flatten_schema
 from tests.contracts import inference_contract

@@ -7,9 +7,9 @@ import pytest
 import zmq
 
 from jsrl.errors import ConfigError, StreamTimeout
-from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.door.keys import make_keys
 from jsrl.transport.network.latest import Want
-from jsrl.transport.transports import bind_params, connect_params
+from jsrl.transport.table import bind_params, connect_params
 from jsrl.transport.wire.message import pack
 from tests.contracts import params_contract
 from tests.contracts.params_contract import *  # noqa: F403

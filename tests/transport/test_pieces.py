@@ -15,8 +15,8 @@ from jsrl.errors import CodecError
 from jsrl.services.runs.control import ControlClient, ControlServer
 from jsrl.services.runs.control_bodies import Event
 from jsrl.transport.base import ProducerId
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.transports import (
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.table import (
     bind_inference,
     bind_params,
     bind_samples,
@@ -24,7 +24,7 @@ from jsrl.transport.transports import (
     connect_params,
     connect_samples,
 )
-from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
+from jsrl.transport.wire.message import PIECE_BYTES, cut, join
 from tests.contracts.inference_contract import SPEC, Serving, check_answer
 from tests.contracts.sample_contract import drain
 from tests.contracts.sample_producer import fill, make_schema

@@ -22,12 +22,11 @@ import zmq
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Origin, ProducerId
-from jsrl.transport.meeting import sockets
-from jsrl.transport.meeting.admission import HelloMessage, hello_frames, hello_of_producer
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.network import reliable
-from jsrl.transport.samples import shared
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.door.hello import HelloMessage, hello_frames, hello_of_producer
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.network import reliable, sockets
+from jsrl.transport.shared import samples as shared
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.transport.wire.message import pack, unpack
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import zeros
@@ -42,8 +41,8 @@ HELLOS = msgspec.msgpack.Decoder(HelloMessage)
 _numbers = itertools.count()
 _CONSUMER = """
 import sys, time
-from jsrl.transport.samples import shared
-from jsrl.transport.transports import bind_samples
+from jsrl.transport.shared import samples as shared
+from jsrl.transport.table import bind_samples
 sys.path.insert(0, sys.argv[2])
 from tests.contracts.sample_producer import make_schema
 consumer = bind_samples(sys.argv[1], make_schema())
@@ -515,7 +514,7 @@ def test_unadmitted_client_cannot_fill_consumer_memory(tmp_path: Path) -> None:
     stranger.setsockopt(zmq.SNDHWM, 10)
     stranger.connect(consumer.address)
     sent = 0
-    with consumer._socket_lock:  # nothing is read meanwhile, as while the learner's process computes
+    with consumer._lock:  # nothing is read meanwhile, as while the learner's process computes
         while stranger.poll(1000, zmq.POLLOUT) and sent < 20_000:
             stranger.send(bytes(4096))
             sent += 1

@@ -18,7 +18,7 @@ from jsrl.graph.plan import make_plan
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.values import Registration
-from jsrl.transport.transports import bind_inference, bind_samples
+from jsrl.transport.table import bind_inference, bind_samples
 from jsrl.workers import following, peers
 from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams

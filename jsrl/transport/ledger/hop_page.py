@@ -213,7 +213,7 @@ def _read(path: Path) -> Connection:
 
 
 def _commits_in(path: Path, session: int) -> int:
-    from jsrl.transport.samples.pages import read_commits
+    from jsrl.transport.shared.pages import read_commits
 
     return read_commits(path, session)
 

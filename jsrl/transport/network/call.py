@@ -9,7 +9,7 @@
                                                 <-     refused: closed or fenced
 
 The body of a request or answer has the bytes of the group's area, with the layout that both ends derive from the schema.
-Between hosts requests may be smaller, see jsrl.transport.inference.packing. A client whose connection breaks is closed: the
+Between hosts requests may be smaller, see jsrl.transport.ends.packing. A client whose connection breaks is closed: the
 worker that connected first connects again and asks again.
 """
 
@@ -25,10 +25,7 @@ import numpy as np
 from jsrl.errors import AccessDenied, CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport import base
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
-from jsrl.transport.inference.area import AreaLayout, ClientArea, ServerArea
-from jsrl.transport.inference.ends import ClientEnd, PolicyNotServed, ServerEnd, unknown_policy
-from jsrl.transport.inference.packing import RequestPacker
-from jsrl.transport.meeting.admission import (
+from jsrl.transport.door.hello import (
     Check,
     Hello,
     HelloChecker,
@@ -38,7 +35,10 @@ from jsrl.transport.meeting.admission import (
     raise_refusal,
     refusal,
 )
-from jsrl.transport.meeting.keys import ClientKeys, KeyPath
+from jsrl.transport.door.keys import ClientKeys, KeyPath
+from jsrl.transport.ends.area import AreaLayout, ClientArea, ServerArea
+from jsrl.transport.ends.inference import ClientEnd, PolicyNotServed, ServerEnd, unknown_policy
+from jsrl.transport.ends.packing import RequestPacker
 from jsrl.transport.network.link import BindingLink, ConnectingLink, Received
 from jsrl.transport.wire.message import Count, Message
 from jsrl.transport.wire.packing import PLAIN, Packed, Packing

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 
 from jsrl.errors import CodecError, StreamClosed, StreamError
-from jsrl.transport.meeting.admission import Refused, raise_refusal, refusal
-from jsrl.transport.meeting.keys import ClientKeys, KeyPath
-from jsrl.transport.meeting.sockets import SILENCE_MS
+from jsrl.transport.door.hello import Refused, raise_refusal, refusal
+from jsrl.transport.door.keys import ClientKeys, KeyPath
+from jsrl.transport.local.params import LatestStore
 from jsrl.transport.network.link import BindingLink, ConnectingLink
+from jsrl.transport.network.sockets import SILENCE_MS
 from jsrl.transport.network.thread import SocketThread
-from jsrl.transport.params.local import LatestStore
 from jsrl.transport.wire.message import Message
 from jsrl.transport.wire.schema import (
     Leaf,

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import zmq
 
 from jsrl.transport.base import remaining
-from jsrl.transport.meeting.admission import Check, Hello, Refused, hello_frames, raise_refusal
-from jsrl.transport.meeting.curve import (
+from jsrl.transport.door.hello import Check, Hello, Refused, hello_frames, raise_refusal
+from jsrl.transport.door.keys import ClientKeys, KeyPath
+from jsrl.transport.network.curve import (
     Listener,
     connect,
     incoming,
@@ -23,8 +24,7 @@ from jsrl.transport.meeting.curve import (
     keys_to_connect,
     outgoing,
 )
-from jsrl.transport.meeting.keys import ClientKeys, KeyPath
-from jsrl.transport.meeting.sockets import MAX_WAITING, SILENCE_MS, configure
+from jsrl.transport.network.sockets import MAX_WAITING, SILENCE_MS, configure
 from jsrl.transport.wire.message import SMALL_BYTES, Message, pack, unpack
 
 _ANSWER_BYTES = 1 << 20  # of a header to a connecting end: the schema of params may be long
@@ -116,7 +116,8 @@ class BindingLink:
 
     def close(self, linger_ms: int) -> None:
         """Close; messages are sent for at most `linger_ms`."""
-        self._listener.close(linger_ms)
+        if not self.socket.closed:
+            self._listener.close(linger_ms)
 
 
 class ConnectingLink:

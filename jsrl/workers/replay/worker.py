@@ -23,9 +23,9 @@ from jsrl.services.metrics.phases import Phases
 from jsrl.services.runs.control_bodies import Command
 from jsrl.services.runs.values import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
+from jsrl.transport.door.hello import Check
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import read_page
-from jsrl.transport.meeting.admission import Check
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_readers
