@@ -34,8 +34,8 @@ from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
-from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.actor.worker import Actor, ActorSettings
+from jsrl.workers.attached.recording import RecordingWriter
 from jsrl.workers.base import NullReporter
 from jsrl.workers.inline import InlineInference
 

@@ -30,7 +30,7 @@ from jsrl.types import (
     map_tree,
     zeros,
 )
-from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.attached.recording import RecordingWriter
 
 WRITER = ProducerId("written", 0)
 

@@ -25,7 +25,6 @@ from jsrl.services.runs.standings import read_standings
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
-from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.attached.directed import DirectorGate
 from jsrl.workers.base import NullReporter
@@ -130,8 +129,8 @@ class Fleet:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch) -> None:
     """Let actors send their messages at once."""
-    monkeypatch.setattr("jsrl.workers.actor.assignments.TELL_S", 0.0)
-    monkeypatch.setattr("jsrl.workers.actor.assignments.URGE_S", 0.0)
+    monkeypatch.setattr("jsrl.workers.attached.selfplay.TELL_S", 0.0)
+    monkeypatch.setattr("jsrl.workers.attached.selfplay.URGE_S", 0.0)
 
 
 @pytest.mark.parametrize("seed", [0, slow(1), nightly(2), nightly(3)])

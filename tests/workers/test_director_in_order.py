@@ -18,7 +18,7 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command, Lease
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.types import make_version
-from jsrl.workers.actor.assignments import Assignments
+from jsrl.workers.attached.selfplay import Assignments
 from jsrl.workers.director.in_order import Merge, OrderSettings
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker
@@ -145,7 +145,7 @@ class RandomOrderRun:
     "director", [DeltaUniform(freeze_env_steps=30, latest_share=0.3), PLR(num_levels=9, capacity=4)]
 )
 def test_worker_speed_does_not_change_the_order(tmp_path: Path, director, monkeypatch) -> None:
-    monkeypatch.setattr("jsrl.workers.actor.assignments.URGE_S", 0.0)  # unanswered messages are repeated continually
+    monkeypatch.setattr("jsrl.workers.attached.selfplay.URGE_S", 0.0)  # unanswered messages are repeated continually
     fleets = [RandomOrderRun(tmp_path / str(seed), director, seed) for seed in range(3)]
     first, *others = [fleet.run(20) for fleet in fleets]
     assert len(first) == 4 and all(other == first for other in others)

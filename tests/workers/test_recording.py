@@ -31,8 +31,8 @@ from jsrl.types import (
     named_leaves,
     with_columns,
 )
-from jsrl.workers.actor import recording
-from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.attached import recording
+from jsrl.workers.attached.recording import RecordingWriter
 from jsrl.workers.learner.recorded import RecordedConsumer
 from tests.marks import nightly, slow
 

@@ -8,17 +8,17 @@ from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.references.importing import import_target, shown_target
 from jsrl.services.metrics.metrics import Meter
-from jsrl.workers.actor.journaled import journaled
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.actor.worker import Actor, ActorSettings
+from jsrl.workers.attached.journaled import journaled
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 
 # imported only where a run records, or has a director
-RECORDER = "jsrl.workers.actor.recording:recording_writer"
-ASSIGNMENTS = "jsrl.workers.actor.assignments:assignments_of"
+RECORDER = "jsrl.workers.attached.recording:recording_writer"
+ASSIGNMENTS = "jsrl.workers.attached.selfplay:assignments_of"
 
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:

@@ -18,7 +18,7 @@ from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.base import EnvCall
 
 if TYPE_CHECKING:
-    from jsrl.workers.actor.assignments import SeatPlayers
+    from jsrl.workers.attached.selfplay import SeatPlayers
 
 
 class Pace(NamedTuple):

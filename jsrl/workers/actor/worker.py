@@ -27,8 +27,8 @@ from jsrl.workers.actor.policies import ActingPolicy, Group, PolicyRows
 from jsrl.workers.base import EnvCall, Reporter
 
 if TYPE_CHECKING:
-    from jsrl.workers.actor.assignments import Assignments
-    from jsrl.workers.actor.recording import RecordingWriter
+    from jsrl.workers.attached.recording import RecordingWriter
+    from jsrl.workers.attached.selfplay import Assignments
 
 SHORT_WAIT_S = 0.002  # timeout for one policy, while another's actions may arrive
 OUTDATED_S = 0.01  # between retries while params of the new learner are on their way
