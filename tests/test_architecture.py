@@ -63,7 +63,7 @@ def test_every_experiment_builds_and_has_a_one_line_description():
         assert description and "\n" not in description and len(description) <= 100, f"{name}: {description!r}"
 
 
-LOOPS = ("learner/worker.py",)
+LOOPS = ("actor/worker.py", "learner/worker.py")
 OPTIONAL = re.compile(r"\b(assign|director|journal|prefetch|rank|record|seat_players)\w*", re.IGNORECASE)
 
 

@@ -18,11 +18,11 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command, Lease
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.types import make_version
-from jsrl.workers.attached.selfplay import Assignments
+from jsrl.workers.attached.selfplay import DirectedRows, PlayedSeats
 from jsrl.workers.director.in_order import Merge, OrderSettings
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker
-from tests.workers.test_director import SPEC, MessageQueue
+from tests.workers.test_director import SPEC, MessageQueue, group_of
 
 GROUPS, SLOTS, ROWS = 3, 2, 4
 TEAM = dataclasses.replace(SPEC, seats=tuple(dataclasses.replace(seat, side="all") for seat in SPEC.seats))
@@ -62,17 +62,17 @@ class RandomOrderRun:
         )  # fmt: skip
         self.worker.setup()
         self.actors = [
-            Assignments([(0, (0, 1))], [False], reporter=MessageQueue(), in_order=True) for _ in range(GROUPS)
+            DirectedRows([PlayedSeats(0, (0, 1))], reporter=MessageQueue(), in_order=True) for _ in range(GROUPS)
         ]
         self.steps, self.over = [0] * GROUPS, [list(range(SLOTS))] * GROUPS
         for group, assignments in enumerate(self.actors):
-            assignments.join(group, TEAM if self.scored else SPEC, SLOTS)
+            assignments.join(group_of(group, TEAM if self.scored else SPEC, SLOTS), 0)
         self.mail: list[tuple[str, str, dict]] = []
 
     def play(self, group: int) -> None:
         """Make a step of a group; a fixed rule ends its episodes."""
         assignments = self.actors[group]
-        if assignments.is_ready(group) and self.steps[group] < (self.updates + 1) * ROWS:
+        if assignments.ready(group_of(group)) and self.steps[group] < (self.updates + 1) * ROWS:
             assignments.opened(group, self.over[group])
             step = self.steps[group] = self.steps[group] + 1
             drawn = [zlib.crc32(bytes([group, slot, step])) for slot in range(SLOTS)]
@@ -87,7 +87,7 @@ class RandomOrderRun:
     def learn(self) -> None:
         """Make an update once all groups have delivered their trajectories, and sometimes write a snapshot."""
         if any(
-            a.holds(g) or s < (self.updates + 1) * ROWS
+            not a.may_commit(group_of(g)) or s < (self.updates + 1) * ROWS
             for g, (a, s) in enumerate(zip(self.actors, self.steps, strict=True))
         ):
             return

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import time
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_t
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replayed import FromReplay, ReplayConsumer
-from jsrl.workers.peers import CLOSED_S
+from jsrl.workers.peers import CLOSED_S, Connector
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker, build_replay
 
 T, B, M = 4, 3, 8
@@ -232,9 +233,11 @@ def test_learner_that_ends_again_while_a_replay_worker_reconnects_costs_no_rows(
         return batches
 
     monkeypatch.setattr(batches, "close", lambda: None)
-    learner = SimpleNamespace(check=lambda: None, find=lambda _: NEXT, is_known=lambda found: found in known, known="")
+    learner: Any = SimpleNamespace(
+        check=lambda: None, find=lambda _: NEXT, is_known=lambda found: found in known, known=""
+    )
     monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
-    worker._streams.learner, worker._streams.connect_batches = learner, connect
+    worker._streams.learner = Connector(learner, connect)
     worker._lose(StreamClosed("the learner is gone"), batches)
     w.put(0, 0.0)
     for _ in range(3):
@@ -266,7 +269,7 @@ def test_drawing_thread_that_finds_the_old_stream_closed_late_ends_nothing(world
     worker = w.workers[0]
     batches, lose = worker._streams.batches, worker._lose
     next_batches = SimpleNamespace(mark_lost=lambda _: None, close=lambda: None)
-    worker._streams.learner, worker._streams.connect_batches = RestartedLearner(), lambda *_: next_batches
+    worker._streams.learner = Connector(cast("Any", RestartedLearner()), lambda *_: next_batches)
     monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
 
     def closed(timeout_s):
@@ -293,9 +296,9 @@ def test_closed_stream_to_a_living_learner_is_borne_until_its_process_ends(world
     """It may end long after it has closed its streams, and on another host that is noticed late."""
     w = world()
     worker = w.workers[0]
-    learner = worker._streams.learner = RestartedLearner(is_elsewhere=elsewhere)
+    learner = RestartedLearner(is_elsewhere=elsewhere)
     learner.known = NEXT
-    worker._streams.connect_batches = lambda *_: None
+    worker._streams.learner = Connector(cast("Any", learner), lambda *_: None)
     monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
     worker._lose(StreamClosed("the learner closed this stream"), worker._streams.batches)
     worker._lost_s -= CLOSED_S - 1

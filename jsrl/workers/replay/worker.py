@@ -29,9 +29,9 @@ from jsrl.transport.ledger.page import read_page
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_readers
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.peers import CLOSED_S, BriefRetry, Peer, meet_present, silent, stays
+from jsrl.workers.peers import CLOSED_S, Connector
 
 FOLDER = "replay"  # of a run: counters, and rows if they are saved
 INSERTS = 16  # most trajectories of one step
@@ -61,15 +61,13 @@ class ReplaySettings:
 class ReplayStreams:
     """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back.
 
-    learner, connect_batches: the reader of the batches, and (where, timeout, check) -> stream to its new incarnation; None if
-    the learner lives as long as this worker.
+    learner: connects to the reader of the batches; None if it lives as long as this worker.
     """
 
     rows: SampleConsumer
     batches: SampleProducer
     priorities: SampleConsumer
-    learner: Peer | None = None
-    connect_batches: Callable[[Registration, float, Check], SampleProducer] | None = None
+    learner: Connector[SampleProducer] | None = None
 
 
 class ReplayWorker:
@@ -97,7 +95,6 @@ class ReplayWorker:
         self._error: BaseException | None = None
         self._lost: StreamClosed | None = None  # the learner's stream, until its new incarnation is found
         self._lost_s = 0.0
-        self._patience = BriefRetry()
         self._drawing = 0  # number of batches being written
         self._snapshot_at = time.monotonic() + settings.period_s
         self._refusals = Refusals(name, reporter)
@@ -178,38 +175,29 @@ class ReplayWorker:
     def _follow_learner(self) -> None:
         """Connect to the learner's new incarnation, once there is one; until then rows are inserted and nothing is drawn."""
         streams = self._streams
-        if streams.learner is None or streams.connect_batches is None or not self._settings.threads:
+        if streams.learner is None or not self._settings.threads:
             return
         try:
-            streams.learner.check()
+            streams.learner.peer.check()
         except StreamClosed as error:
             self._lose(error, streams.batches)
         if self._lost is None or self._drawing:
             return
-        found = streams.learner.find(0.0)
+        found = streams.learner.peer.find(0.0)
         if found is None:
-            self._patience.end()
+            streams.learner.reset()
             return
-        if streams.learner.is_known(found):
+        if streams.learner.peer.is_known(found):
             if time.monotonic() - self._lost_s > CLOSED_S:
                 raise self._lost  # the learner is alive, but takes no batches
             return
         with self._lock:  # a last batch may just be committed
             streams.batches.mark_lost("the learner was replaced")
             streams.batches.close()
-            try:
-                streams.batches = streams.connect_batches(
-                    found, self._patience.connect_s, stays(streams.learner, found)
-                )
-            except StreamTimeout as silence:
-                if not found.host:
-                    self._patience.unanswered(silent(found, silence))
+            batches = streams.learner.connect(0.0)
+            if batches is None:
                 return
-            except StreamClosed as refusal:  # it may be ending again
-                self._patience.pause(refusal)
-                return
-            streams.learner.known, self._lost = found, None
-            self._patience.end()
+            streams.batches, self._lost = batches, None
         self._reporter.event("note", "reconnected to the restarted learner")
 
     def _draw_on(self, phases: Phases) -> None:
@@ -374,12 +362,12 @@ def _connect(job: Job) -> Callable[[], ReplayStreams]:
         priorities = bind_reader(job, "priorities", priorities_spec(size))
         windows = windows_spec(config, job.schemas.trajectory)
 
-        def connect_batches(found: Registration, timeout_s: float, check: Check = lambda: None) -> SampleProducer:
+        def connect_batches(found: Registration, timeout_s: float, check: Check) -> SampleProducer:
             schema = replay_batch_spec(windows)
             return connect_writer(job, "batches", schema, found.address, timeout_s, check=check)
 
-        (learner,) = find_readers(job, "batches")
-        batches = meet_present(learner, CONNECT_TIMEOUT_S, connect_batches)
-        return ReplayStreams(rows, batches, priorities, learner, connect_batches)
+        (reader,) = find_readers(job, "batches")
+        learner = Connector(reader, connect_batches)
+        return ReplayStreams(rows, learner.first(), priorities, learner)
 
     return connect
