@@ -14,7 +14,7 @@ import numpy as np
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Block, Entry, Lease, Ledger, Origin, ProducerId, SampleProducer, remaining
 from jsrl.transport.door.address import check_producer
-from jsrl.transport.ledger.hop_page import HopPage
+from jsrl.transport.ledger.leg_page import LegPage
 from jsrl.transport.wire.message import Message
 from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema
 from jsrl.types import Trajectory, Tree, leaves
@@ -122,7 +122,7 @@ class SampleQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, trajectory: Trajectory, entry: Entry, token: Any, page: HopPage) -> None:
+    def add(self, trajectory: Trajectory, entry: Entry, token: Any, page: LegPage) -> None:
         """Receive a committed trajectory; `token` identifies its memory, `page` counts its connection."""
         with self.changed:
             self.ledger.mark(True)

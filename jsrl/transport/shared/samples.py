@@ -40,7 +40,7 @@ from jsrl.transport.ends.samples import (
     choose_blocks,
     wait_until,
 )
-from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
+from jsrl.transport.ledger.leg_page import SHARED, LegPage, count_rings, new_session
 from jsrl.transport.network.link import BindingLink, ConnectingLink
 from jsrl.transport.network.thread import SocketThread
 from jsrl.transport.shared.doorbell import Doorbell
@@ -65,7 +65,7 @@ class _Peer:
     pages: ProducerPages
     bell: Doorbell
     num_groups: int
-    page: HopPage
+    page: LegPage
     granted_s: float = field(default_factory=time.monotonic)
     seen: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class SharedSampleConsumer:
         blocks_per_producer: int | None = None,
         ledger: Ledger | None = None,
         join_rules: JoinRules = ANYBODY,
-        hop: Path | None = None,
+        leg: Path | None = None,
     ):
         self._folder = make_folder(Path(path).parent)
         self._name = name = Path(path).name
@@ -94,7 +94,7 @@ class SharedSampleConsumer:
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._queue = SampleQueue(self.address, ledger)
-        self._hop, self._session = hop, new_session()
+        self._leg, self._session = leg, new_session()
         self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
         self._peers: dict[ProducerId, _Peer] = {}
         self._lock = threading.RLock()  # the thread that answers hellos adds peers
@@ -105,8 +105,8 @@ class SharedSampleConsumer:
         self._owner_fd = claim_owner(self._owner_path, self.address)
         for stale in self._folder.glob(f"{prefix}.*.pages"):  # of a consumer that was killed
             end_ring(stale)  # first, so that what is counted is all
-        if hop is not None:
-            count_rings(hop)
+        if leg is not None:
+            count_rings(leg)
         for stale in self._folder.glob(f"{prefix}.*"):
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)
@@ -205,7 +205,7 @@ class SharedSampleConsumer:
         path = self._folder / f"{stem}.pages"
         pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation, session)
         bell = Doorbell.create(self._folder / f"{stem}.bell")
-        page = HopPage.create(self._hop, producer, session, blocks=num_blocks, transport=SHARED, ring=path)
+        page = LegPage.create(self._leg, producer, session, blocks=num_blocks, transport=SHARED, ring=path)
         self._queue.ledger.join()
         self._peers[producer] = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
         return self._peers[producer]
@@ -301,7 +301,7 @@ class SharedSampleProducer(ProducerEnd):
         producer: ProducerId,
         num_groups: int,
         timeout_s: float,
-        hop: Path | None = None,
+        leg: Path | None = None,
         check: Check = lambda: None,
     ):
         super().__init__(schema, producer, num_groups)
@@ -312,7 +312,7 @@ class SharedSampleProducer(ProducerEnd):
         link = ConnectingLink(f"ipc://{folder / prefix}.hello", None, _ANSWERS)
         welcome: Welcome = link.meet(hello, timeout_s, check)
         link.close()
-        self._page = HopPage.attach(hop, producer, welcome.session)
+        self._page = LegPage.attach(leg, producer, welcome.session)
         stem = file_stem(name, producer)
         self._owner_fd = open_owner(folder / f"{prefix}.owner")
         self._pages = ProducerPages.attach(folder / f"{stem}.pages", make_layout(self.leaves), schema)

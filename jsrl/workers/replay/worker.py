@@ -24,7 +24,7 @@ from jsrl.services.runs.control_bodies import Command
 from jsrl.services.runs.values import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.transport.door.hello import Check
-from jsrl.transport.ledger.hops import ledger_path
+from jsrl.transport.ledger.legs import ledger_path
 from jsrl.transport.ledger.page import read_page
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Refusals, Reporter
@@ -359,7 +359,7 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
     )
     if job.incarnation or (job.start_point.restore is not None and not job.start_point.params_only):
         load_replay(Path(settings.folder), replay, limiter)
-    if job.incarnation and (page := read_page(ledger_path(Path(job.folder), samples.hop))) is not None:
+    if job.incarnation and (page := read_page(ledger_path(Path(job.folder), samples.leg))) is not None:
         limiter.count_lost(page.ledger.consumed * shape.num_rows * shape.group_size)
     return ReplayWorker(job.name, settings, replay, limiter, _connect(job), reporter, make_meter(job))
 
