@@ -3,7 +3,7 @@
 Run: python benchmarks/fuzz.py [--frames 1000000] [--seed 0] [--targets codec,samples,...] [--output FILE]
 
 Valid messages of each stream are mutated: bits flipped, truncated, extended, frames lost, doubled, swapped, oversized; headers
-of valid checksum with other numbers, other nesting, impossible counts and shapes. Half of the connections send a valid hello
+of valid size with other numbers, other nesting, impossible counts. Half of the connections send a valid hello
 first; some send a message without end. Each target has one process, which also reports its memory: more than twice its
 limit of a message is a failure of the codec, more than LIVE_BYTES a failure of a socket.
 """
@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 import tracemalloc
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,10 +39,10 @@ from benchmarks.endless import FRAME_BYTES, as_sent, shake_hands
 from jsrl.errors import CodecError, JsrlError, StreamTimeout
 from jsrl.services.runs.control import ControlServer
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
-from jsrl.transport.inference.area import AreaLayout
-from jsrl.transport.meeting.admission import Hello, JoinRules, hello_of_producer
-from jsrl.transport.meeting.handshake import hello_frames
-from jsrl.transport.transports import (
+from jsrl.transport.door.hello import Hello, HelloMessage, JoinRules, hello_frames, hello_of_producer
+from jsrl.transport.ends.area import AreaLayout
+from jsrl.transport.network import call, latest, reliable
+from jsrl.transport.table import (
     bind_inference,
     bind_params,
     bind_samples,
@@ -51,12 +50,13 @@ from jsrl.transport.transports import (
     connect_params,
     connect_samples,
 )
-from jsrl.transport.wire.codec import PROTOCOL_VERSION, Limits, decode, encode
+from jsrl.transport.wire.message import pack, unpack
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec
 
-PREFIX = struct.Struct("<4sHHI")
-LIMITS = Limits(header_bytes=1 << 16, frames=8, message_bytes=1 << 20, depth=16)
+SIZE = struct.Struct("<I")
+HEADER_BYTES = 1 << 16
+ANY = msgspec.msgpack.Decoder(HelloMessage | reliable.Sample | reliable.Sync | call.Request | call.Bye | latest.Want)
 # fmt: off
 ODD = (
     0, 1, -1, 2**7, 2**8, 2**15, 2**31 - 1, 2**31, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, -(2**31), -(2**63), 2**64 - 1,
@@ -68,6 +68,7 @@ ODD_VALUES: tuple[Any, ...] = (
 MAX_CHANGED_BYTES = 20_000
 LIVE = ("samples", "inference", "params", "segment", "control")
 TARGETS = ("codec", *LIVE)
+CODEC_BYTES = 2 << 20  # memory limit of decoding a message
 LIVE_BYTES = 128 << 20  # memory limit of a live socket, with the thousands of messages in ZeroMQ's queues
 STRANGERS = tuple(f"stranger-{i}" for i in range(32))
 JOIN_RULES = JoinRules(frozenset({"good", *STRANGERS}), num_groups=4, rows=4)
@@ -77,11 +78,6 @@ SCHEMA = make_trajectory_spec(EnvSpec(ArraySpec((4,), "float32"), Discrete(2)), 
 
 
 # -- mutations --------------------------------------------------------------------------------------------------------
-
-
-def with_checksum(body: bytes, frames: int) -> bytes:
-    """Return a header frame with a valid prefix and checksum for any body."""
-    return PREFIX.pack(b"JSRL", PROTOCOL_VERSION, frames & 0xFFFF, zlib.crc32(body)) + body
 
 
 def change_value(value: Any, chance: random.Random) -> Any:
@@ -110,9 +106,10 @@ def change_value(value: Any, chance: random.Random) -> Any:
     return chance.choice(ODD_VALUES)
 
 
-def change_header(frame: bytes, frames: int, chance: random.Random) -> bytes:
-    """Return a header with a valid checksum and other values, or with other bytes."""
-    body = frame[PREFIX.size :]
+def change_header(frame: bytes, chance: random.Random) -> bytes:
+    """Return a first frame whose header has other values, or other bytes, and a valid size."""
+    size = SIZE.unpack_from(frame)[0] if len(frame) >= SIZE.size else 0
+    body, rest = frame[SIZE.size :][:size], frame[SIZE.size :][size:]
     kind = chance.random()
     if kind < 0.7 and len(body) < MAX_CHANGED_BYTES:  # repeating it again would grow without end
         try:
@@ -130,7 +127,7 @@ def change_header(frame: bytes, frames: int, chance: random.Random) -> bytes:
         )
     else:
         body = flip(body, chance)
-    return with_checksum(body, frames)
+    return SIZE.pack(len(body)) + body + rest
 
 
 def flip(frame: bytes, chance: random.Random) -> bytes:
@@ -150,7 +147,7 @@ def mutate(frames: list[bytes], chance: random.Random, oversize_bytes: int = 1 <
         if not frames:
             frames = [b""]
         elif kind < 0.45:
-            frames[0] = change_header(frames[0], len(frames), chance)
+            frames[0] = change_header(frames[0], chance)
         elif kind < 0.65:
             frames[at] = flip(frames[at], chance)
         elif kind < 0.78:
@@ -196,23 +193,22 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def examples(incarnation: int = 0) -> list[list[bytes]]:
-    """Return valid messages of every kind; the requests are those of a client of this incarnation."""
+def examples() -> list[list[bytes]]:
+    """Return valid messages of every kind."""
     raw = np.arange(56, dtype=np.uint8)
     block = np.zeros(make_layout(flatten_schema(SCHEMA)).size_bytes, np.uint8)
     question = np.zeros(AreaLayout(SPEC, {0: 2}).question_bytes(0), np.uint8)
-    asked = {"incarnation": incarnation, "group": 0, "min_updates": 0, "step": 0, "wants_core": True}
+    sample, asked = reliable.Sample(0, 0, 0, None, False, False), call.Request(0, 0, 0, True, False, False)
     hello = hello_frames(hello_of_producer(ProducerId("a", 0), 2, flatten_schema(SCHEMA)))
     messages = [
         hello,
-        encode("sample", {"index": 0, "group": 0, "sequence": 0}, raw),
-        encode("sample", {"index": 0, "group": 0, "sequence": 0}, block),
-        encode("request", asked, (raw,)),
-        encode("request", asked, (question,)),
-        encode("want", {"policy": 0, "have": -1}),
-        encode("sync", {"sent": 1}),
-        encode("bye", {"incarnation": 0}),
-        encode("x", {"deep": [1, {"y": [2.5, None, "z"]}]}, {"a": (raw, None, {"b": np.zeros((2, 3))}), "c": ()}),
+        pack(sample, raw),
+        pack(sample, block),
+        pack(asked, raw),
+        pack(asked, question),
+        pack(latest.Want(0, -1)),
+        pack(reliable.Sync(1)),
+        pack(call.Bye()),
     ]
     return [[bytes(frame) for frame in frames] for frames in messages]
 
@@ -230,17 +226,17 @@ def traced_memory(outcome: Outcome) -> Iterator[None]:
 
 def fuzz_codec(number: int, seed: int) -> Outcome:
     """Decode broken messages in this process."""
-    outcome, chance, known = Outcome("codec", limit_bytes=2 * LIMITS.message_bytes), random.Random(seed), examples()
+    outcome, chance, known = Outcome("codec", limit_bytes=CODEC_BYTES), random.Random(seed), examples()
     for frames in known:
-        decode(frames, LIMITS)
+        unpack(frames, ANY, HEADER_BYTES)
     begin = time.perf_counter()
     for count in range(number):
         frames = mutate(chance.choice(known), chance)
-        traced = count % 10 == 0 or sum(map(len, frames)) > LIMITS.header_bytes // 2
+        traced = count % 10 == 0 or sum(map(len, frames)) > HEADER_BYTES // 2
         # of every tenth message, and of every large one: memory used by decoding, apart from the message itself
         with traced_memory(outcome) if traced else contextlib.nullcontext():
             try:
-                decode(frames, LIMITS)
+                unpack(frames, ANY, HEADER_BYTES)
                 outcome.answers["accepted"] += 1
             except CodecError:
                 outcome.answers["CodecError"] += 1
@@ -318,9 +314,7 @@ def send(endpoint: str, number: int, seed: int, target: str) -> Outcome:
             outcome.answers["a message without end"] += 1
         while len(unfinished) > MOST_OPEN:
             unfinished.pop(0).close()
-        outcome.frames += send_round(
-            context, endpoint, hello, incarnation, chance, outcome, min(250, number - outcome.frames)
-        )
+        outcome.frames += send_round(context, endpoint, hello, chance, outcome, min(250, number - outcome.frames))
     for connection in unfinished:
         connection.close()
     context.term()
@@ -339,7 +333,7 @@ def hello_of(target: str, who: ProducerId) -> list[bytes]:
 def start_endless_message(endpoint: str, incarnation: int, hello: list[bytes], chance: random.Random) -> Any:
     """Return an open connection that sent a hello and then started a message of up to 1 MiB that never ends."""
     connection = shake_hands(endpoint.removeprefix("ipc://"), f"endless-{incarnation}".encode(), 20.0)
-    begun = mutate(chance.choice(examples(incarnation)), chance, oversize_bytes=0)
+    begun = mutate(chance.choice(examples()), chance, oversize_bytes=0)
     more = [bytes(chance.randrange(FRAME_BYTES)) for _ in range(chance.choice((0, 1, 64)))]
     with contextlib.suppress(OSError):  # it may be closed, because a frame was too large
         connection.sendall((as_sent(hello, ended=True) if hello else b"") + as_sent([*begun, *more], ended=False))
@@ -350,13 +344,12 @@ def send_round(
     context: zmq.Context,
     endpoint: str,
     hello: list[bytes],
-    incarnation: int,
     chance: random.Random,
     outcome: Outcome,
     number: int,
 ) -> int:
     """Send a hello, if given, and some broken messages over a new connection; return their number."""
-    known = examples(incarnation)
+    known = examples()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 2000)
     socket.setsockopt(zmq.SNDTIMEO, 10_000)
@@ -380,10 +373,10 @@ def send_round(
 def answered(frames: list[bytes]) -> str:
     """Return the name of an answer."""
     try:
-        message = decode(frames)
+        (tag, *fields), _ = unpack(frames, msgspec.msgpack.Decoder(), HEADER_BYTES)
     except CodecError:
         return "unreadable"
-    return f"{message.kind} {message.fields.get('error', '')}".strip()
+    return f"refused {fields[0]}" if tag == "refused" else str(tag)
 
 
 def make_live(target: str, folder: Path) -> SocketTarget:

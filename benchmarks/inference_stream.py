@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.transports import bind_inference, bind_params, connect_inference, connect_params
+from jsrl.transport.table import bind_inference, bind_params, connect_inference, connect_params
 from jsrl.types import ArraySpec
 
 ROWS = 16

@@ -32,7 +32,7 @@ from jsrl.replay.host.tree import HostTree
 from jsrl.replay.shared import windows_spec
 from jsrl.transport.base import Block, ProducerId, SampleProducer
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker

@@ -80,8 +80,7 @@ def repeated_hellos(jobs: Path | None) -> list[tuple[str, list[bytes]]]:
     if jobs is None:
         return []
     from jsrl.references.reference import from_json
-    from jsrl.transport.meeting.admission import Hello, hello_of_producer
-    from jsrl.transport.meeting.handshake import hello_frames
+    from jsrl.transport.door.hello import Hello, hello_frames, hello_of_producer
     from jsrl.transport.wire.schema import flatten_schema
 
     hellos: list[tuple[str, list[bytes]]] = []

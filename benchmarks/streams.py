@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 
 from jsrl.transport.base import ProducerId
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.samples.zmq_consumer import reuse_freed_memory
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.network.sockets import reuse_freed_memory
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, zeros
 
 TIMEOUT_S = 30.0

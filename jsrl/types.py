@@ -282,13 +282,16 @@ class GameSpec:
 
 
 def is_image(leaf: ArraySpec) -> bool:
-    """Return whether a leaf of one agent's observation is an image; other uint8 leaves are bytes, and flags are bool."""
-    return leaf.dtype == "uint8" and len(leaf.shape) == 3
+    """Return whether a leaf of one agent's observation is an image, or a stack of images [k, ...].
+
+    Other uint8 leaves are bytes, and flags are bool.
+    """
+    return leaf.dtype == "uint8" and len(leaf.shape) in (3, 4)
 
 
 def has_channels_first(shape: tuple[int, ...]) -> bool:
-    """Return whether an image of this shape is [C, H, W]: its first axis is the shortest; else it is [H, W, C]."""
-    return shape[0] < min(shape[1:])
+    """Return whether images of this shape are [C, H, W]: their first axis is the shortest; else they are [H, W, C]."""
+    return shape[-3] < min(shape[-2:])
 
 
 def own_leaves(spec: EnvSpec) -> list[tuple[str, ArraySpec]]:

@@ -83,7 +83,7 @@ HEAVY = "{m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib', 'flax',
 LIGHT = (
     "import jsrl.workers.actor.worker, jsrl.workers.actor.build, jsrl.workers.__main__",
     "import jsrl.envs.make; jsrl.envs.make.make_spec(jsrl.envs.make.EnvConfig('CartPole-v1'))",
-    "import jsrl.transport.transports, jsrl.transport.transports, jsrl.transport.transports",
+    "import jsrl.transport.table, jsrl.transport.table, jsrl.transport.table",
     "import jsrl.services.runs.control, jsrl.services.metrics.metrics, jsrl.services.runs.names, jsrl.services.runs.runs",
     "import jsrl.experiment, jsrl.references.reference, jsrl.references.capture",
     "import jsrl.workers.replay.worker, jsrl.workers.learner.batching",
@@ -105,8 +105,8 @@ from jsrl.envs.make import make_spec
 from jsrl.experiment import Experiment
 from jsrl.references.reference import from_json, to_json
 from jsrl.transport.base import InferenceSpec, Reply
-from jsrl.transport.transports import bind_inference
-from jsrl.transport.transports import bind_samples
+from jsrl.transport.table import bind_inference
+from jsrl.transport.table import bind_samples
 from jsrl.transport.stream import End, Peer, Stream
 from jsrl.types import ArraySpec, make_trajectory_spec
 from jsrl.workers.jobs import Job, JobPlace, Schemas
@@ -180,8 +180,8 @@ OTHERS = (
     "jsrl.workers.actor.assignments", "jsrl.workers.evaluator.matches", "jsrl.workers.frozen",
     "jsrl.workers.attached.directed", "jsrl.cluster", "jsrl.control.processes", "jsrl.control.controller",
     "jsrl.networks.images", "jsrl.networks.kernels.conv", "jsrl.networks.cores", "jsrl.networks.entities", "jsrl.replay.",
-    "jsrl.workers.learner.replayed", "jsrl.transport.inference.", "jsrl.transport.meeting.curve",
-    "jsrl.transport.meeting.handshake", "jsrl.transport.meeting.keys", "jsrl.transport.wire.packing",
+    "jsrl.workers.learner.replayed", "jsrl.transport.ends.inference", "jsrl.transport.ends.area",
+    "jsrl.transport.network", "jsrl.transport.door.keys", "jsrl.transport.wire.packing",
     "jsrl.references.capture", "jsrl.tools.tuning.space", "jsrl.tools.tuning.advice",
     "jsrl.services.metrics.wandb_sink", "jsrl.games.",
 )  # fmt: skip

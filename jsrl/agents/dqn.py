@@ -1,10 +1,11 @@
-"""Deep Q-learning: double, duelling, n-step, prioritised, and with distributions over values (C51), each an option.
+"""Deep Q-learning: double, duelling, n-step, prioritised, and with distributions over values (C51, QR), each an option.
 
 Read `dqn` first: `update` is the algorithm in three steps.
 
 Source: Mnih et al., 2015 (DQN); van Hasselt et al., 2016, arXiv 1509.06461 (double); Wang et al., 2016, arXiv 1511.06581
 (duelling); Schaul et al., 2016, arXiv 1511.05952 (prioritised); Bellemare et al., 2017, arXiv 1707.06887 (C51); Hessel et
-al., 2018, arXiv 1710.02298 (all together); Horgan et al., 2018, arXiv 1803.00933 (a ladder of epsilons).
+al., 2018, arXiv 1710.02298 (all together); Horgan et al., 2018, arXiv 1803.00933 (a ladder of epsilons); Dabney et al.,
+2018, arXiv 1710.10044 (QR).
 Differs: the length of replay's windows is the number of steps of a return; the place on the ladder is drawn at the start
 of each episode and kept in a core for acting alone, because `act` does not know the number of its actor.
 """
@@ -73,6 +74,7 @@ class DQNConfig:
     num_atoms: PositiveInt = option(1, "1, or the number of atoms of the value distribution (C51).")
     value_min: FiniteFloat = option(-10.0, "lowest atom.")
     value_max: FiniteFloat = option(10.0, "highest atom.")
+    quantiles: bool = option(False, "the atoms are equally likely, and their places are learned, without bounds (QR-DQN).")
     loss: ValueLoss = option("huber", "huber or mse, half the squared error (one atom).")
     huber_delta: PositiveFinite = option(1.0, "error at which the Huber loss becomes linear.")
     exploration: Literal["linear", "ladder"] = option("linear", "`linear`: epsilon falls from 1 to `epsilon` over "
@@ -87,6 +89,8 @@ class DQNConfig:
     # fmt: on
 
     def __post_init__(self) -> None:
+        if self.quantiles and self.num_atoms == 1:
+            raise ConfigError("quantiles=True needs num_atoms above 1; 50 to 200 are usual")
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"value_min must be below value_max, got {self.value_min} and {self.value_max}")
         if self.network.core != "none":
@@ -216,6 +220,8 @@ def mean_values(parts: Components, outputs: Array) -> Array:
     """Return values [..., A] for outputs [..., A, Z]."""
     if parts.config.num_atoms == 1:
         return outputs[..., 0]
+    if parts.config.quantiles:
+        return jnp.mean(outputs, axis=-1)
     return jnp.sum(jax.nn.softmax(outputs) * parts.support, axis=-1)
 
 
@@ -227,7 +233,8 @@ def loss(
     y = r + d Q'(o', argmax_a Q(o', a)) (double; else the argmax of Q'), over the actions that o' allows. Where o' is a
     value-only row, y = r + d Q'(o', 0): action 0 stands for none, and only its value is trained there.
     One atom: Huber's or the squared error to y. More atoms: the cross-entropy to the projected distribution of y; the error
-    is then the KL divergence, the cross-entropy minus that distribution's own entropy.
+    is then the KL divergence, the cross-entropy minus that distribution's own entropy. Quantiles: `quantile_loss`, and the
+    error of the mean.
 
     Args:
       weights: what the gradient is for. target: weights of the target network.
@@ -239,6 +246,11 @@ def loss(
     )
     if config.num_atoms == 1:
         return one_step_loss(config, taken[:, 0], following[:, 0], batch, mean)
+    if config.quantiles:
+        quantiles = jax.lax.stop_gradient(batch.reward[:, None] + batch.discount[:, None] * following)
+        value = jnp.mean(taken, axis=-1)
+        each = quantile_loss(taken, quantiles, huber_delta=config.huber_delta)
+        return _summed(each, value, value - jnp.mean(quantiles, axis=-1), batch, mean)
     atoms = batch.reward[:, None] + batch.discount[:, None] * parts.support
     goal = jax.lax.stop_gradient(av.project(atoms, jax.nn.softmax(following), parts.support))
     log_p = jax.nn.log_softmax(taken)
@@ -246,6 +258,17 @@ def loss(
     error = each + jnp.sum(goal * jnp.log(jnp.maximum(goal, 1e-30)), axis=-1)
     value = jnp.sum(jnp.exp(log_p) * parts.support, axis=-1)
     return _summed(each, value, error, batch, mean)
+
+
+def quantile_loss(value: Array, target: Array, *, huber_delta: float) -> Array:
+    """Return the quantile Huber loss [B] of quantiles [B, Z], at (i + 1/2) / Z, to samples [B, Z] of the target.
+
+    Source: Dabney et al., 2018, equation 10, as in Stable-Baselines3: a sum over quantiles, a mean over samples.
+    """
+    error = target[:, None, :] - value[:, :, None]
+    place = (jnp.arange(value.shape[-1]) + 0.5)[:, None] / value.shape[-1]
+    huber = value_loss(error, jnp.zeros_like(error), error, kind="huber", huber_delta=huber_delta) / huber_delta
+    return jnp.mean(jnp.sum(jnp.abs(place - (error < 0)) * huber, axis=1), axis=-1)
 
 
 def outputs_of(

@@ -21,7 +21,7 @@ from jsrl.extras import EXTRAS, install_command, pip_command
 from jsrl.graph.machine import cache_folder
 from jsrl.linux import SHM
 from jsrl.services.runs.provenance import hardware_facts
-from jsrl.transport.memory.locks import is_living
+from jsrl.transport.shared.locks import is_living
 
 LEAST_FILES, LEAST_SHM_MB, LEAST_MEMORY_GB = 1024, 256, 4
 JAX_S = 60.0  # until jax has found its devices

@@ -20,7 +20,7 @@ from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
 from jsrl.services.runs.door import printable
-from jsrl.transport.meeting.sockets import allowed_ports
+from jsrl.transport.network.sockets import allowed_ports
 
 if TYPE_CHECKING:
     from jsrl.cluster.engines.engine import Engine

@@ -70,7 +70,7 @@ def join(key: Path, name: str, patience_s: float, most: tuple[int, int] = (0, 0)
     from jsrl.cluster.host_agent import Agent, agent_folder, check_address
     from jsrl.cluster.join_key import read_key
     from jsrl.control.memory_folder import own_memory_folder
-    from jsrl.transport.meeting.sockets import allowed_ports
+    from jsrl.transport.network.sockets import allowed_ports
 
     allowed_ports()  # a wrong JSRL_PORTS would only be noticed by the workers
     if not key.exists():

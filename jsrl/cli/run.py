@@ -197,10 +197,10 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> AbstractContextM
 
 def settled_args(asked: cli.CommandLine) -> list[str]:
     """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs."""
-    from jsrl.graph.plan import make_plan, settle
+    from jsrl.graph.plan import decided, make_plan
 
     experiment = fastest(asked)
-    make_plan(settle(experiment)[0], "(not run)", SHM / "jsrl", graph=asked.run.graph)
+    make_plan(decided(experiment)[0], "(not run)", SHM / "jsrl", graph=asked.run.graph)
     return [*cli.spelled(experiment, asked.experiment), "--profile", "none"]
 
 
@@ -216,11 +216,11 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     from jsrl.graph.launcher import ALONE, Hosts
     from jsrl.graph.machine import accelerators
     from jsrl.graph.needs import needs_of
-    from jsrl.graph.plan import Plan, make_plan, settle
+    from jsrl.graph.plan import Plan, decided, make_plan
     from jsrl.services.runs.runs import RunFolder
 
     plan_file, hosts_file = (user_path(one) if one else None for one in (options.plan_file, options.hosts_file))
-    experiment, chosen = settle(experiment)
+    experiment, chosen = decided(experiment)
     if chosen:
         print(chosen)
     find_start_points(None, options.init_from, options.runs_dir)

@@ -79,13 +79,13 @@ def _begin(args: list[str]) -> int:
 
 def _measure(own: SimulateCommand, asked: cli.CommandLine, path: Path) -> None:
     """Write the service times of an experiment, or of a run."""
-    from jsrl.graph.plan import settle
+    from jsrl.graph.plan import decided
     from jsrl.tools.simulation.calibration import INLINE, SERVED, calibrate, from_run
 
     if own.run is not None:
         times = from_run(own.run, own.runs_dir)
     else:
-        experiment, _ = settle(asked.experiment)
+        experiment, _ = decided(asked.experiment)
         placements = (experiment.placement,) if "placement" in asked.given else (INLINE, SERVED)
         times = calibrate(
             experiment, placements, seconds=own.trial_seconds, notify=lambda line: print(f"  {line}", flush=True)
@@ -114,7 +114,7 @@ def _simulate(own: SimulateCommand, experiment: Experiment, hosts: str, path: Pa
     """Assign an experiment to hosts, simulate it, and show the results."""
     from jsrl.cluster.hosts_file import read_hosts
     from jsrl.cluster.layout import layout_text
-    from jsrl.graph.plan import settle
+    from jsrl.graph.plan import decided
     from jsrl.tools.simulation.outcome import simulate
     from jsrl.tools.simulation.page import page, summary
     from jsrl.tools.simulation.speed import interval
@@ -122,7 +122,7 @@ def _simulate(own: SimulateCommand, experiment: Experiment, hosts: str, path: Pa
     from jsrl.tools.simulation.times import read_times
 
     facts, times = read_hosts(hosts), read_times(path)
-    experiment, chosen = settle(experiment)
+    experiment, chosen = decided(experiment)
     if chosen:
         print(chosen)
     layout, system = lay_out_on(experiment, facts)

@@ -23,8 +23,8 @@ from jsrl.services.runs.control import identity_of
 from jsrl.services.runs.control_bodies import AnyMessage, Bye, Crash, Heartbeat, Report, Stage
 from jsrl.services.runs.door import MAX_MESSAGE_BYTES
 from jsrl.services.runs.values import log_name
-from jsrl.transport.meeting.address import check_ipc_path
-from jsrl.transport.meeting.sockets import bind
+from jsrl.transport.door.address import check_ipc_path
+from jsrl.transport.network.sockets import bind
 
 _logger = logging.getLogger("jsrl.hosts")
 TAIL_LINES = 200

@@ -44,9 +44,9 @@ from jsrl.services.runs.limits import usable_cores
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.process import Lease, now_s
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, WANTED
-from jsrl.transport.meeting.curve import connect, incoming, outgoing
-from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts
-from jsrl.transport.memory.locks import living_folder, make_folder, remove_unless_living
+from jsrl.transport.door.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts
+from jsrl.transport.network.curve import connect, incoming, outgoing
+from jsrl.transport.shared.locks import living_folder, make_folder, remove_unless_living
 
 _TURN_MS = 50
 _PAUSE_S = 0.0002  # between two turns, per worker: the messages of hundreds arrive one by one

@@ -15,8 +15,8 @@ import zmq
 
 from jsrl.cluster.members import JOIN
 from jsrl.errors import ConfigError
-from jsrl.transport.meeting.keys import ClientKeys, load_address, load_client_keys, make_server_keys, write_client_keys
-from jsrl.transport.memory.locks import lock_file
+from jsrl.transport.door.keys import ClientKeys, load_address, load_client_keys, make_server_keys, write_client_keys
+from jsrl.transport.shared.locks import lock_file
 
 LOOK_S = 0.5
 ENDED, HELD = ".ended", ".running"  # suffixes of files beside the key: no more will come; a run holds it

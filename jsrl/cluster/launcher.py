@@ -28,8 +28,8 @@ from jsrl.graph.placements import with_servers
 from jsrl.references.reference import to_json
 from jsrl.services.runs.values import Registration
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.meeting.keys import admit_hosts, hex_of, make_host_keys
-from jsrl.transport.params.relay import ancestors
+from jsrl.transport.door.keys import admit_hosts, hex_of, make_host_keys
+from jsrl.transport.network.relay import ancestors
 from jsrl.transport.stream import epoch_at, name_at
 from jsrl.workers.jobs import Job, JobPlace, kind_of
 from jsrl.workers.kinds import find_kind, value_of

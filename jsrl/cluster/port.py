@@ -33,7 +33,7 @@ from jsrl.services.runs.state import revoked_hosts
 from jsrl.services.runs.values import Registration
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.ledger.hops import ledger_path
-from jsrl.transport.meeting.curve import Listener, events_of, incoming, outgoing
+from jsrl.transport.network.curve import Listener, events_of, incoming, outgoing
 
 _logger = logging.getLogger("jsrl.hosts")
 LOOK_S = 0.2  # between checks for silent hosts and for new names of the run
@@ -254,11 +254,11 @@ class HostPort:
         for _ in range(_MOST_AT_ONCE):
             if not self._socket.poll(0):
                 break
-            frames = self._listener.receive()
-            identity, key = bytes(frames[0].buffer), str(frames[-1].get("User-Id"))
+            identity, frames = self._listener.receive()
+            key = str(frames[-1].get("User-Id"))
             self._connections[int(frames[-1].get(zmq.SRCFD))] = identity
             try:
-                (body,) = incoming([frame.buffer for frame in frames[1:]], self._join_key.server, MAX_MESSAGE_BYTES)
+                (body,) = incoming([frame.buffer for frame in frames], self._join_key.server, MAX_MESSAGE_BYTES)
                 message: wire.AnyAgentMessage = wire.decode(body, wire.AnyAgentMessage)
             except (CodecError, ValueError) as error:
                 self.tell(machine.Unreadable(key, str(error)))

@@ -9,8 +9,8 @@ from pathlib import Path
 from jsrl.errors import JsrlError
 from jsrl.graph.links import tcp
 from jsrl.services.runs.values import Registration
-from jsrl.transport.meeting.keys import named_by_key
-from jsrl.transport.params.relay import ParamsRelay
+from jsrl.transport.door.keys import named_by_key
+from jsrl.transport.network.relay import ParamsRelay
 
 
 class HostRelays:

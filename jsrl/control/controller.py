@@ -59,7 +59,7 @@ from jsrl.services.runs.runs import to_resume
 from jsrl.services.runs.state import NO_SNAPSHOT, has_snapshot
 from jsrl.services.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
-from jsrl.transport.memory.locks import make_folder
+from jsrl.transport.shared.locks import make_folder
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import value_of
 

@@ -16,7 +16,7 @@ from jsrl.graph.plan import JAX_PROCESS_MB, Plan, memory_mb
 from jsrl.linux import memory_folder
 from jsrl.services.runs.limits import runs_at_once, usable_memory_bytes
 from jsrl.transport.ledger.hops import close_hops
-from jsrl.transport.memory.locks import living_folder, make_folder, remove_unless_living
+from jsrl.transport.shared.locks import living_folder, make_folder, remove_unless_living
 from jsrl.workers.kinds import find_kind
 
 
@@ -54,14 +54,14 @@ def check_memory(plan: Plan) -> None:
         on_gpu = has_gpus and kind.resources.device == "learns"
         sizes[kind.name] += JAX_PROCESS_MB if on_gpu else memory_mb(plan, job)
     runs = runs_at_once()
-    needed_mb, most_mb = sizes.total(), (usable_memory_bytes() >> 20) // runs
-    if needed_mb > most_mb:
+    needed_mb, max_mb = sizes.total(), (usable_memory_bytes() >> 20) // runs
+    if needed_mb > max_mb:
         e, counts = plan.experiment, Counter(find_kind(job.kind).name for job in plan.jobs)
         each = ", ".join(f"{counted(counts[name], name)} {size:,}" for name, size in sizes.most_common(3) if size)
         kept = "" if e.buffer is None else f"a smaller --replay.capacity (now {e.buffer.capacity:,}), or "
         shared, fewer = (f", one of {runs} runs at once", "fewer runs at once, ") if runs > 1 else ("", "")
         raise ConfigError(
-            f"this run needs about {needed_mb:,} MB of memory ({each}), but may use {most_mb:,} MB here{shared}. Use {fewer}"
+            f"this run needs about {needed_mb:,} MB of memory ({each}), but may use {max_mb:,} MB here{shared}. Use {fewer}"
             f"{kept}fewer environments or actors (--num-envs, --num-actors)."
         )
 

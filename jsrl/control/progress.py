@@ -15,7 +15,7 @@ from jsrl.types import version_updates
 from jsrl.workers.jobs import StartPoint
 
 BEGINNING = StartPoint()
-MOST_PROGRESS = 4096  # points of env steps by updates, and scores
+MAX_PROGRESS = 4096  # points of env steps by updates, and scores
 
 
 class Progress:
@@ -86,14 +86,14 @@ class Progress:
         unmade = number - facts["updates"]
         if number > self._points[-1][0] and (rows_are_kept or unmade != self._points[-1][1]):
             self._points.append((number, unmade, self.env_steps))
-            if len(self._points) > MOST_PROGRESS:
+            if len(self._points) > MAX_PROGRESS:
                 del self._points[1:-1:2]  # the points between are interpolated anyway
 
     def evaluated(self, facts: dict[str, Any]) -> None:
         if self.ended != "stop_at_return":
             self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
         self.curve.append((facts["env_steps"], score_of(facts)))
-        if len(self.curve) > MOST_PROGRESS:
+        if len(self.curve) > MAX_PROGRESS:
             best = max(self.curve, key=lambda point: point[1])
             self.curve = [point for number, point in enumerate(self.curve) if number % 2 == 0 or point is best]
         self.reached = self.reached and self.goal is not None and score_of(facts) >= self.goal

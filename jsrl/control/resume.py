@@ -18,7 +18,7 @@ from jsrl.services.runs.state import RUNNING, read_identity, write_identity
 from jsrl.services.snapshots.format import remove_incomplete, version_damage
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, read_page
-from jsrl.transport.memory.locks import lock_file
+from jsrl.transport.shared.locks import lock_file
 from jsrl.types import version_updates
 from jsrl.workers.actor.journal import Journal, journal_path
 from jsrl.workers.actor.journaled import exact_obstacle

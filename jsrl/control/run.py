@@ -50,7 +50,7 @@ from jsrl.graph.graph_file import (
 from jsrl.graph.launcher import ALONE, Hosts, Launcher
 from jsrl.graph.links import begin_encryption, check_address
 from jsrl.graph.machine import accelerators, threads_obstacle
-from jsrl.graph.plan import Plan, make_plan, settle
+from jsrl.graph.plan import Plan, decided, make_plan
 from jsrl.interrupts import Stopped, remembered
 from jsrl.linux import FORKS
 from jsrl.references.importing import CAPTURED, import_target, importable_target, init_fields
@@ -77,8 +77,6 @@ PARTS = {
     "check_recordings": "jsrl.graph.recording_plan:check_recordings",
     "begin_record": "jsrl.graph.recording_plan:begin_record",
     "found_opponents": "jsrl.graph.opponents:found_opponents",
-    "check_players": "jsrl.graph.opponents:check_players",
-    "check_initial": "jsrl.graph.opponents:check_initial",
     "lz4_block": "jsrl.transport.wire.packing:lz4_block",
     "report": "jsrl.tools.report.report:leave_report",
 }
@@ -132,7 +130,7 @@ def run(
         FORKS,
     ):
         found, messages = find_start_points(folder, init_from, runs_dir) if resumed else (starts, [])
-        experiment, chosen = settle(placed_as_before(experiment, folder) if resumed else experiment)
+        experiment, chosen = decided(placed_as_before(experiment, folder) if resumed else experiment)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, list(filter(None, (*messages, followed, chosen, *changed)))):
@@ -323,11 +321,8 @@ def ready_plan(
     check_devices(plan, accelerators())
     check_memory(plan)
     check_shared_memory(plan)
-    folders = [policy.folder for policy in plan.policies.values()]
-    if resumed:
-        part_of_run("check_players")(folder.path, folders)
-        if all_opponents(plan.experiment):
-            part_of_run("check_initial")(plan.experiment, folder.path, folders)
+    for line in check_resume(plan) if resumed else ():
+        show(line)
     parts = [part.experiment for part in plan.policies.values()]
     if any(e.recording is not None or getattr(e.agent, "needs_recording", False) for e in parts):
         part_of_run("check_recordings")(plan, show)
@@ -341,6 +336,13 @@ def ready_plan(
         part_of_run("begin_record")(plan.experiment, plan.schemas, folder.name, plan.experiment.seed, "learning")
     begin_encryption(plan.experiment, plan.keys, show=show)
     return plan
+
+
+def check_resume(plan: Plan) -> Iterator[str]:
+    """Let the kinds of a resumed run's workers check that they can continue; yield lines to show."""
+    for job in plan.jobs:
+        if check := plan.kinds[job.name].lifecycle.check_resume:
+            yield from import_target(check)(job) or ()
 
 
 def placing(launcher: Launcher | None, folder: RunFolder) -> Callable[[Plan], Hosts]:

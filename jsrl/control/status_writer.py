@@ -31,7 +31,7 @@ from jsrl.workers.kinds import Kind, find_kind
 
 NEWS_S = 2.0
 MANY = 500  # workers
-MOST_EVALUATIONS = 200  # the newest, and the best
+MAX_EVALUATIONS = 200  # the newest, and the best
 
 
 class _Moment(TypedDict):
@@ -93,14 +93,14 @@ class StatusWriter:
 
 def newest_and_best(evaluations: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """Return the newest evaluations, and before them the best one if it is older."""
-    newest = evaluations[-MOST_EVALUATIONS:]
+    newest = evaluations[-MAX_EVALUATIONS:]
     older = evaluations[: -len(newest)] if newest else []
     best = max(older, key=lambda point: point[1], default=None)
     return newest if best is None or best[1] <= max(value for _, value in newest) else [best, *newest[1:]]
 
 
 READY = "ready"  # the stage that ends a start
-MOST_CALLS = 3  # of which the longest are shown
+MAX_CALLS = 3  # of which the longest are shown
 
 
 class Stages:
@@ -155,8 +155,8 @@ class Stages:
         return tuple(Waiting(worker, stage, now_s - since_s) for worker, stage, since_s in found)
 
     def long_calls(self, now_s: float) -> tuple[Waiting, ...]:
-        """Return the workers that have been in one call for over LONG_S, the longest first, at most MOST_CALLS."""
-        oldest = sorted(self._calls.items(), key=lambda item: item[1][1])[:MOST_CALLS]
+        """Return the workers that have been in one call for over LONG_S, the longest first, at most MAX_CALLS."""
+        oldest = sorted(self._calls.items(), key=lambda item: item[1][1])[:MAX_CALLS]
         return tuple(Waiting(worker, name, now_s - since_s) for worker, (name, since_s) in oldest)
 
 
@@ -171,7 +171,7 @@ def row_of(kind: Kind) -> WorkerRow:
     )
 
 
-MOST_PLAYERS = 6  # in the display
+MAX_PLAYERS = 6  # in the display
 
 
 def frames_per_step(env: EnvConfig) -> int:
@@ -200,7 +200,7 @@ class RatedPlayers:
         except OSError:
             return ()
         if written_ns != self._written_ns and (table := read_standings(self._folder)) is not None:
-            self._written_ns, self._rows = written_ns, player_rows(table.best(MOST_PLAYERS))
+            self._written_ns, self._rows = written_ns, player_rows(table.best(MAX_PLAYERS))
         return self._rows
 
 

@@ -21,11 +21,11 @@ from jsrl.services.runs.process import all_stacks
 
 FOLDER = "watchdog"  # of a run
 KEPT = 50  # reports; the oldest are deleted
-MOST_LOOKED_AT = 50  # workers, the first of each kind: with thousands a report would take minutes
+MAX_LOOKED_AT = 50  # workers, the first of each kind: with thousands a report would take minutes
 ANSWER_S, INSIST_S, LOOK_S = 0.4, 0.4, 0.02
 FRESH_S = 2.0  # for this time other workers are not asked again,
-MOST_LOOKING = 0.1  # and for longer if looking at them takes more than this share of the time: many die at once
-TAIL_LINES, MOST_CHARS = 20, 500
+MAX_LOOKING = 0.1  # and for longer if looking at them takes more than this share of the time: many die at once
+TAIL_LINES, MAX_CHARS = 20, 500
 # The progress counters.
 COUNTERS = ("env_steps", "trajectories", "episodes", "rows", "updates")
 # Reported values that show where rows, params and trajectories pile up.
@@ -70,7 +70,7 @@ class Watchdog:
             earlier = f"(An earlier report, of {now_s - self._looked_s:.1f} s ago, has the other workers.)\n"
             return "\n".join([*self._sections([subject], subject, now_s), earlier])
         everybody = sorted(self._workers.values(), key=lambda worker: (worker is not subject, worker.job.index))
-        workers, rest = everybody[:MOST_LOOKED_AT], len(everybody) - MOST_LOOKED_AT
+        workers, rest = everybody[:MAX_LOOKED_AT], len(everybody) - MAX_LOOKED_AT
         others = [f"({rest} other workers were not looked at.)\n"] if rest > 0 else []
         found = "\n".join([*self._sections(workers, subject, now_s), *others])
         self._looked_s = self._clock()
@@ -162,7 +162,7 @@ class Watchdog:
 
 def due_after(began_s: float, now_s: float) -> float:
     """Return when to do again what began then and has just ended, so that it takes only a small share of the time."""
-    return now_s + max(FRESH_S, (now_s - began_s) / MOST_LOOKING)
+    return now_s + max(FRESH_S, (now_s - began_s) / MAX_LOOKING)
 
 
 # -- the state of a worker --------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def section(worker: SupervisedWorker, log_tail: str, now_s: float) -> str:
         lines.append(f"  stacks, {now_s - worker.stacks_s:.1f} s ago:\n{indented(worker.stacks)}")
     else:
         lines.append(f"  no stacks: {why_silent(worker, found)}")
-    tail = [line[:MOST_CHARS] for line in log_tail.splitlines()]
+    tail = [line[:MAX_CHARS] for line in log_tail.splitlines()]
     lines.append(f"  log ({worker.handle.log}) ends with:\n{indented(chr(10).join(tail) or '(nothing)')}")
     return "\n".join(lines) + "\n"
 

@@ -12,7 +12,17 @@ from jsrl.errors import ConfigError
 from jsrl.fields import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, option, suggesting
 from jsrl.references.importing import importable_target
 
-SUITES = ("particle", "matrix", "foraging", "hide_and_seek", "pettingzoo", "lbf", "openspiel")  # with seats
+# environments with seats: a function of (config) that imports what one needs, and returns its maker of vectors from (num_envs,
+# seed, group, groups)
+SUITES = {
+    "particle": "jsrl.games.particle.game:particle",
+    "matrix": "jsrl.games.matrix:matrix",
+    "foraging": "jsrl.games.foraging:foraging",
+    "hide_and_seek": "jsrl.games.hide_and_seek.game:hide_and_seek",
+    "pettingzoo": "jsrl.envs.adapters.pettingzoo:pettingzoo",
+    "lbf": "jsrl.envs.adapters.lbf:lbf",
+    "openspiel": "jsrl.envs.adapters.openspiel:openspiel",
+}
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
 # an id that a module registers, as gymnasium.make takes it
 _WITH_MODULE = re.compile(r"(?P<module>(?!envpool:)[\w.]+):(?P<id>(?:[\w.:-]+/)?[\w.:-]+-v\d+)")

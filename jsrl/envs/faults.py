@@ -63,6 +63,11 @@ def first_non_finite(leaf: np.ndarray) -> tuple[int, tuple[int, ...], float] | N
     return index[0], index[1:], float(leaf[index])
 
 
+def unfit(name: Any, kwargs: Mapping[str, Any], error: BaseException) -> ConfigError:
+    """Return the error for kwargs that an environment does not take."""
+    return ConfigError(f"environment {name!r} could not be made with kwargs {dict(kwargs)}: {error}. Check env.kwargs")
+
+
 def in_making(name: Any, kwargs: Mapping[str, Any], error: BaseException) -> EnvironmentFault:
     """Return the error for an exception that a user's environment raised as it was made."""
     return EnvironmentFault(

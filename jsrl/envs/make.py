@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -14,7 +15,7 @@ import numpy as np
 
 from jsrl.envs.base import Episode, VectorEnv, VectorGame
 from jsrl.envs.config import SUITES, AtariConfig, EnvConfig, main_target, split_module, split_wrapper
-from jsrl.envs.faults import close_quietly, in_making
+from jsrl.envs.faults import close_quietly, in_making, unfit
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import import_extra, install_command
@@ -43,21 +44,7 @@ ADAPTERS = {
     "probe": "jsrl.games.probes:make_probe",
     "envpool": "jsrl.envs.adapters.envpool:make_pool",
     "atari": "jsrl.envs.adapters.atari:make_atari",
-    "particle": "jsrl.games.particle.game:make_particle",
-    "matrix": "jsrl.games.matrix:make_matrix",
-    "foraging": "jsrl.games.foraging:make_foraging",
-    "hide_and_seek": "jsrl.games.hide_and_seek.game:make_hide_and_seek",
-    "pettingzoo": "jsrl.envs.adapters.pettingzoo:make_pettingzoo",
     "jax": "jsrl.envs.adapters.in_jax:make_jax",
-    "lbf": "jsrl.envs.adapters.lbf:make_lbf",
-    "openspiel": "jsrl.envs.adapters.openspiel:make_openspiel",
-}
-# of a suite: its function of (config) that imports the packages that its maker needs besides its module
-PREPARATIONS = {
-    "hide_and_seek": "jsrl.games.hide_and_seek.game:import_mujoco",
-    "pettingzoo": "jsrl.envs.adapters.pettingzoo:import_pettingzoo",
-    "lbf": "jsrl.envs.adapters.lbf:import_lbf",
-    "openspiel": "jsrl.envs.adapters.openspiel:import_openspiel",
 }
 # names of the base classes of PettingZoo's environments, also of those without `possible_agents`
 PETTINGZOO_BASES = ("ParallelEnv", "AECEnv")
@@ -143,7 +130,8 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
         return adapter(scheme)(config, num_envs, seed, group)
     if scheme in SUITES:
         _refuse_wrappers(config)
-        return _of_suite(config, num_envs, seed, group, groups)
+        with _naming_kwargs(config):
+            return _suite(config)(num_envs, seed, group, groups)
     if scheme == "envpool" or config.backend == "envpool":
         _refuse_wrappers(config)
         _refuse_reseeding(config)
@@ -157,17 +145,21 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
     return _from_registry(config, num_envs, seed, group)
 
 
-def _of_suite(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups) -> VectorEnv:
+def _suite(config: EnvConfig) -> Callable[[int, Seed, int, Groups], VectorEnv]:
+    """Return the maker of vectors of one environment of a suite; what it needs is imported then."""
+    return import_target(SUITES[config.id.partition(":")[0]])(config)
+
+
+@contextlib.contextmanager
+def _naming_kwargs(config: EnvConfig) -> Iterator[None]:
     try:
-        return adapter(config.id.partition(":")[0])(config, num_envs, seed, group, groups)
-    except (TypeError, ValueError) as error:  # an option of another type
-        raise ConfigError(
-            f"environment {config.id!r} could not be made with kwargs {config.kwargs}: {error}. Check env.kwargs"
-        ) from error
+        yield
+    except (TypeError, ValueError) as error:  # an option of another name or type
+        raise unfit(config.id, config.kwargs, error) from error
 
 
 def adapter(name: str) -> Callable[..., VectorEnv]:
-    """Return the function that makes vectors of one suite."""
+    """Return a maker of vectors."""
     return cast(Callable[..., VectorEnv], import_target(ADAPTERS[name]))
 
 
@@ -196,9 +188,8 @@ def import_modules(config: EnvConfig) -> None:
         adapter(scheme)
         return
     if scheme in SUITES:
-        adapter(scheme)
-        if scheme in PREPARATIONS:
-            import_target(PREPARATIONS[scheme])(config)
+        with _naming_kwargs(config):
+            _suite(config)
         return
     if scheme == "envpool" or config.backend == "envpool":
         import_module("jsrl.envs.adapters.envpool")
@@ -276,7 +267,7 @@ def _from_factory(
     factory = factory or import_target(config.id)
     if is_pettingzoo(factory):
         _refuse_wrappers(config)
-        return adapter("pettingzoo")(config, num_envs, seed, group, groups, factory=factory)
+        return import_target(SUITES["pettingzoo"])(config, factory)(num_envs, seed, group, groups)
     if not callable(factory):
         raise ConfigError(f"{config.id!r} is {type(factory).__name__}; expected a function or class to call")
     try:
@@ -356,9 +347,7 @@ def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise MissingExtra(_missing(config.id, str(error))) from error
     except (TypeError, gymnasium.error.Error) as error:
-        raise ConfigError(
-            f"environment {config.id!r} could not be made with kwargs {config.kwargs}: {error}. Check env.kwargs and wrappers"
-        ) from error
+        raise unfit(config.id, config.kwargs, error) from error
     except JsrlError:
         raise
     except (Exception, SystemExit) as error:

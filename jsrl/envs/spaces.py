@@ -415,7 +415,7 @@ def spec_notes(spec: EnvSpec | GameSpec) -> tuple[str, ...]:
     for path, leaf in seen:
         name, shape = path or "observation", list(leaf.shape)
         if is_image(leaf) and has_channels_first(leaf.shape):
-            notes.append(f"{name} {shape} is an image with the channels first, because its first axis is the shortest")
+            notes.append(f"{name} {shape} is an image with the channels first, because that axis is the shortest")
         elif leaf.dtype == "uint8" and not is_image(leaf) and path.rpartition("/")[2] != MASK_KEY:
             notes.append(
                 f"{name} is uint8 {shape}: bytes, scaled by 1/255 or normalised (an image is uint8 [H, W, C], flags are bool)"

@@ -24,7 +24,7 @@ class Machine(NamedTuple):
     threads: int | None = None
 
 
-def settled(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec]) -> tuple[Experiment, str | None]:
+def decided_for(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec]) -> tuple[Experiment, str | None]:
     """Return the experiment with `auto` decided for a machine, and a sentence about it; None: nothing was `auto`.
 
     Environments: see Experiment.envs. Placement: `served` if there is an accelerator and a large network (images, a

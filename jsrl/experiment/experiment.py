@@ -126,7 +126,7 @@ class Experiment:
 
     @functools.cached_property
     def where(self) -> Placement:
-        """Return the placement; `auto` counts as inline until `automatic.settled` decides it at the start."""
+        """Return the placement; `auto` counts as inline until `automatic.decided_for` decides it at the start."""
         name = "inline" if self.placement == AUTO else self.placement
         return dataclasses.replace(PLACEMENTS[name], transport=self.transport)
 

@@ -10,7 +10,8 @@ a truncation as long as food is left, and there are no grid observations.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -228,14 +229,8 @@ def _listed(places: np.ndarray, levels: np.ndarray, seen: np.ndarray) -> np.ndar
     return whole.reshape(*whole.shape[:2], -1)
 
 
-def make_foraging(
-    config: EnvConfig,
-    num_envs: int,
-    seed: int | tuple[int, ...] = 0,
-    group: int = 0,
-    groups: Mapping[str, tuple[str, ...]] | None = None,
-) -> ForagingGame:
-    """Build the game that an id `foraging:SxS-Pp-Ff` names; `2s-` before it limits the sight, `-coop` after it adds coop."""
+def foraging(config: EnvConfig) -> Callable[..., ForagingGame]:
+    """Return the maker of the game `foraging:SxS-Pp-Ff`; `2s-` before it limits the sight, `-coop` after it adds coop."""
     name = config.id.partition(":")[2]
     found = NAME.fullmatch(name)
     if found is None or found[2] != found[3] or int(found[2]) < 3 or not (int(found[4]) and int(found[5])):
@@ -247,7 +242,4 @@ def make_foraging(
     own: dict[str, Any] = {"size": int(size), "agents": int(agents), "foods": int(foods), "coop": bool(coop)}
     if sight:
         own["sight"] = int(sight)
-    try:
-        return ForagingGame(config, num_envs, seed, group, groups, **own, **config.kwargs)
-    except TypeError as error:
-        raise ConfigError(f"foraging:{name} does not take {config.kwargs}: {error}") from None
+    return partial(ForagingGame, config, **own, **config.kwargs)

@@ -16,7 +16,8 @@ Source: climbing and penalty: Claus and Boutilier 1998; two_step: Rashid et al. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,13 +123,8 @@ class MatrixGame:
         """Do nothing: it holds no resources."""
 
 
-def make_matrix(
-    config: EnvConfig,
-    num_envs: int,
-    seed: int | tuple[int, ...] = 0,
-    group: int = 0,
-    groups: Mapping[str, tuple[str, ...]] | None = None,
-) -> MatrixGame:
+def matrix(config: EnvConfig) -> Callable[..., MatrixGame]:
+    """Return the maker of the game that an id names."""
     name, kwargs = config.id.partition(":")[2], dict(config.kwargs)
     if name not in NAMES:
         raise ConfigError(f"there is no matrix game {name!r}{nearest(name, NAMES)}; games: {', '.join(NAMES)}")
@@ -145,7 +141,7 @@ def make_matrix(
         )
     payoffs, following = _two_step() if name == "two_step" else _one_stage(name, kwargs, rounds)
     limit = rounds if rounds > 1 else None
-    return MatrixGame(config, payoffs, following, num_envs, seed, group, groups, rounds=limit, see_last=see_last)
+    return partial(MatrixGame, config, payoffs, following, rounds=limit, see_last=see_last)
 
 
 def _one_stage(name: str, kwargs: Mapping[str, Any], rounds: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,9 +9,9 @@ from typing import get_args, get_type_hints
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.policies import learners_of, policy_of
-from jsrl.transport.meeting.address import check_name
+from jsrl.transport.door.address import check_name
 from jsrl.transport.stream import Stream
-from jsrl.transport.transports import find_transport
+from jsrl.transport.table import find_transport
 from jsrl.workers.kinds import Port, own_kinds
 
 

@@ -14,12 +14,12 @@ from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.launcher import ALONE, Hosts
 from jsrl.graph.policies import learners_of, policy_of
+from jsrl.transport.door.address import check_ipc_path
 from jsrl.transport.ledger.hops import SAMPLES, recorded_hop
-from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.stream import End, Peer, Stream, name_at
-from jsrl.transport.transports import own_address
+from jsrl.transport.table import own_address
 
-KEYS_MODULE = "jsrl.transport.meeting.keys"  # imported where streams are encrypted
+KEYS_MODULE = "jsrl.transport.door.keys"  # imported where streams are encrypted
 KEYS = "keys"  # in the run folder
 _MAX_PORT = 65535
 

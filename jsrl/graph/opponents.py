@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 from jsrl.directors.messages import INITIAL
-from jsrl.errors import ConfigError, SnapshotError
+from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.policies import all_opponents, opponents_of
+from jsrl.experiment.policies import opponents_of
 from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides
 from jsrl.services.runs.runs import RunFolder
-from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.tools.contest import check_same, load_player
 from jsrl.types import EnvSpec, GameSpec
 
@@ -90,25 +88,3 @@ def spec_places(spec: GameSpec, names: tuple[str, ...]) -> dict[str, int]:
 def plays_initial(names: Iterable[str]) -> bool:
     """Return whether the first params of the run's policies are among these opponents."""
     return any(name.rpartition("/")[2] == INITIAL for name in names if "@" not in name)
-
-
-def check_initial(experiment: Experiment, folder: Path, policy_folders: list[str]) -> None:
-    """Check that a resumed run has the player `initial`, if evaluations need it."""
-    for name in all_opponents(experiment):
-        if not plays_initial([name]):
-            continue
-        for policy in policy_folders:
-            if INITIAL not in PlayerStore(folder / PLAYERS_FOLDER / policy).names():
-                raise ConfigError(
-                    f"{folder.name} has no frozen player {INITIAL}: it started without --evaluator.against {INITIAL}. Name a "
-                    "snapshot of another run: RUN@TAG."
-                )
-
-
-def check_players(folder: Path, policy_folders: Sequence[str]) -> None:
-    """Check the frozen players of a run that will be continued."""
-    for policy in policy_folders:
-        try:
-            PlayerStore(folder / PLAYERS_FOLDER / policy).check()
-        except SnapshotError as error:
-            raise ConfigError(f"{folder.name} cannot be resumed: {error}") from error

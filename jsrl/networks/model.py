@@ -296,7 +296,7 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool =
         make_entity_torso = import_target(PARTS[kind])
         return make_entity_torso(entities, leaves, hidden, config.activation, config.precision, value=value)
     if kind in ("nature_cnn", "impala_resnet") and not images:
-        kind_of_image = "images are uint8 [H, W, C]"
+        kind_of_image = "images are uint8 [H, W, C], stacks [k, H, W, C]"
         raise ConfigError(f"torso={kind!r} needs an image ({kind_of_image}), but there is only {shapes}; use 'mlp'")
     small = [leaf for leaf in images if _side(leaf) < MIN_NATURE_SIDE]
     if kind == "nature_cnn" and small:
@@ -314,7 +314,7 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool =
 
 
 def _side(leaf: Leaf) -> int:
-    return min(leaf.shape[1:] if leaf.channels_first else leaf.shape[:2])
+    return min(leaf.shape[-2:] if leaf.channels_first else leaf.shape[-3:-1])
 
 
 def check_features(config: NetworkConfig, spec: EnvSpec) -> None:

@@ -64,7 +64,7 @@ class Leaf(NamedTuple):
 
     @property
     def channels_first(self) -> bool:
-        """Return whether the leaf is an image [C, H, W]."""
+        """Return whether the leaf is an image [C, H, W], or a stack of such."""
         return self.is_image and has_channels_first(self.shape)
 
 
@@ -72,6 +72,15 @@ def as_vector(x: Array, leading: int) -> Array:
     """Return a leaf that is no image, flat behind its first axes: float32 [..., F]; bytes are scaled as pixels are."""
     flat = x.reshape(*x.shape[:leading], math.prod(x.shape[leading:])).astype(jnp.float32)
     return flat * pixel_scale(x) if x.dtype == jnp.uint8 else flat
+
+
+def as_image(leaf: Leaf, x: Array) -> Array:
+    """Return images [..., H, W, C]; of a stack [..., k, H, W, C] the frames are joined as channels, in their order."""
+    x = jnp.moveaxis(x, -3, -1) if leaf.channels_first else x
+    if len(leaf.shape) == 3:
+        return x
+    x = jnp.moveaxis(x, -4, -2)
+    return x.reshape(*x.shape[:-2], -1)
 
 
 class Encoder(nn.Module):
@@ -99,7 +108,7 @@ class Encoder(nn.Module):
             x = arrays[leaf.path]
             if leaf.is_image:
                 assert self.make_image_torso is not None
-                features.append(self.make_image_torso()(jnp.moveaxis(x, -3, -1) if leaf.channels_first else x))
+                features.append(self.make_image_torso()(as_image(leaf, x)))
             else:
                 vectors.append(as_vector(x, x.ndim - len(leaf.shape)))
         if vectors:

@@ -27,7 +27,7 @@ class Stream:
       blocks: of samples: trajectories of one group that may be in flight at once.
       routing: of samples with several readers: `by-group` (each group has one reader), or `broadcast` (every reader gets all).
       failover: of inference: whether clients may use another server while their own is away.
-      transport: a user's own, `module:NAME` of a jsrl.transport.transports.Transport; empty: chosen by the experiment and
+      transport: a user's own, `module:NAME` of a jsrl.transport.table.Transport; empty: chosen by the experiment and
         the hosts of its ends.
       feedback: flows against the data (priorities); it does not decide which worker stops first.
     """

@@ -187,10 +187,9 @@ def load_modules(job_path: Path) -> None:
     from jsrl.envs.make import import_modules
     from jsrl.fields import decoding
     from jsrl.references.reference import from_json
-    from jsrl.transport.inference import shared_client as inference_shared_client
-    from jsrl.transport.inference import zmq_client as inference_zmq_client
-    from jsrl.transport.samples import shared_producer as samples_shared_producer
-    from jsrl.transport.samples import zmq as samples_zmq
+    from jsrl.transport.network import call, reliable
+    from jsrl.transport.shared import inference_client as inference_shared_client
+    from jsrl.transport.shared import samples_producer as samples_shared_producer
     from jsrl.workers import jobs, process
     from jsrl.workers.actor import build as build_actor
     from jsrl.workers.kinds import find_kind
@@ -198,9 +197,9 @@ def load_modules(job_path: Path) -> None:
     assert all(
         (
             inference_shared_client,
-            inference_zmq_client,
+            call,
             samples_shared_producer,
-            samples_zmq,
+            reliable,
             build_actor,
             jobs,
             process,

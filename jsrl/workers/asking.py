@@ -5,8 +5,8 @@ from __future__ import annotations
 from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.services.runs.values import Registration
 from jsrl.transport.base import InferenceClient, Reply, Request
-from jsrl.transport.meeting.admission import Check
-from jsrl.transport.transports import connect_inference
+from jsrl.transport.door.hello import Check
+from jsrl.transport.table import connect_inference
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, WorkerJob, whole
 from jsrl.workers.peers import BriefRetry, FailoverPeer, meet_present, silent, stays

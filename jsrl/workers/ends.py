@@ -15,11 +15,11 @@ from jsrl.transport.base import (
     SampleConsumer,
     SampleProducer,
 )
+from jsrl.transport.door.hello import Check, JoinRules
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger
-from jsrl.transport.meeting.admission import Check, JoinRules
 from jsrl.transport.stream import End, name_at
-from jsrl.transport.transports import bind_inference, bind_params, bind_samples, connect_params, connect_samples
+from jsrl.transport.table import bind_inference, bind_params, bind_samples, connect_params, connect_samples
 from jsrl.types import Tree
 from jsrl.workers.jobs import Job, WorkerJob, whole
 from jsrl.workers.peers import FollowingParams, Peer

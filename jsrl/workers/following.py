@@ -11,14 +11,14 @@ from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.references.importing import import_target
 from jsrl.services.runs.values import Registration
 from jsrl.transport.base import Block, Entry, Origin, SampleProducer
-from jsrl.transport.meeting.admission import Check
+from jsrl.transport.door.hello import Check
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves
 from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, WorkerJob, whole
 from jsrl.workers.peers import CLOSED_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present, silent, stays
 
-BROADCAST = "jsrl.transport.samples.broadcast:reserve_all"  # imported where a stream has several readers
+BROADCAST = "jsrl.transport.ends.broadcast:reserve_all"  # imported where a stream has several readers
 
 
 class Writer:

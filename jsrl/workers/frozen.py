@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from jsrl.directors.messages import INITIAL
+from jsrl.errors import ConfigError, SnapshotError
 from jsrl.services.runs.limits import MIB
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore, SentPlayers
 from jsrl.transport.base import NOT_PLAYED
@@ -161,6 +163,20 @@ def players_of(job: Job) -> PlayerStore:
     """Return the frozen players of a job's policy."""
     kind = SentPlayers if job.place.away else PlayerStore
     return kind(Path(job.folder, PLAYERS_FOLDER, job.part.folder))
+
+
+def check_players(job: Job) -> None:
+    """Check, before a resumed run starts, that the frozen players of a learner's policy are there and unchanged."""
+    store, run = players_of(job), Path(job.folder).name
+    try:
+        store.check()
+    except SnapshotError as error:
+        raise ConfigError(f"{run} cannot be resumed: {error}") from error
+    if job.run.keeps_initial and INITIAL not in store.names():
+        raise ConfigError(
+            f"{run} has no frozen player {INITIAL}: it started without --evaluator.against {INITIAL}. Name a snapshot of "
+            "another run: RUN@TAG."
+        )
 
 
 def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams]:

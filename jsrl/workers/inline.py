@@ -15,7 +15,7 @@ from jsrl.workers.acting import Engine, GroupSlots, frozen_players, make_agent, 
 from jsrl.workers.ends import subscribe
 from jsrl.workers.jobs import Job
 
-REFUSED = "jsrl.transport.inference.ends:refused"  # imported with the first refusal
+REFUSED = "jsrl.transport.ends.inference:refused"  # imported with the first refusal
 
 
 class InlineInference:

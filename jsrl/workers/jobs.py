@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jsrl.directors.messages import Assignment
 
 CONNECT_TIMEOUT_S = 120.0
-NAMED_BY_KEY = "jsrl.transport.meeting.keys:named_by_key"  # imported where streams have keys
+NAMED_BY_KEY = "jsrl.transport.door.keys:named_by_key"  # imported where streams have keys
 FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
 BEGINS_WITH = "begins-with"  # folder of a run: snapshots of other runs, for learners on hosts that do not see these
 SEED_STRIDE, SESSIONS_PER_EPOCH = 7_919, 1_009

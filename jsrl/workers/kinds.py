@@ -129,6 +129,7 @@ class Lifecycle(NamedTuple):
       saves: its shutdown may take as long as writing a snapshot.
       must_finish: the run fails if its shutdown fails. Such a worker has an attribute `counts`.
       last_task: after the training.
+      check_resume: "module:function" of (job), called before a resumed run starts: refuses it, or returns lines to show.
     """
 
     state: Literal["none", "snapshot"] = "none"
@@ -138,6 +139,7 @@ class Lifecycle(NamedTuple):
     saves: bool = False
     must_finish: bool = False
     last_task: LastTask = LastTask()
+    check_resume: str = ""
 
 
 class Shown(NamedTuple):

@@ -15,7 +15,7 @@ from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.values import Registration
 from jsrl.transport.base import ParamsSubscriber
-from jsrl.transport.meeting.admission import Check
+from jsrl.transport.door.hello import Check
 
 LOOK_S = 0.5  # between checks of a name
 CONNECT_S = 2.0  # for a bound stream to answer a hello, in the first attempt

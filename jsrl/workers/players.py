@@ -17,18 +17,18 @@ from jsrl.workers.play import PlayedPolicy
 def played_policies(job: Job) -> list[PlayedPolicy]:
     """Return the policies that a player plays: its own first, then one for each group of other seats."""
     of_group: dict[str, Job] = {}
-    for part in job.by_policy:
-        of_group.setdefault(part.part.seat_group, part)
+    for own in job.by_policy:
+        of_group.setdefault(own.part.seat_group, own)
     return [
         PlayedPolicy(
-            make_agent(part),
-            part.schemas.env,
-            functools.partial(subscribe, part),
-            part.experiment.seed + 1,
-            part.view,
-            part.policy,
+            make_agent(own),
+            own.schemas.env,
+            functools.partial(subscribe, own),
+            own.experiment.seed + 1,
+            own.view,
+            own.policy,
         )
-        for part in of_group.values()
+        for own in of_group.values()
     ]
 
 

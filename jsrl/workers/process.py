@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 REPORT_S = 0.5
 QUICK_WORKERS = 50  # above this number of workers in a run, actors report less often
-MOST_SLOWNESS = 25.0  # then a report is 12.5 s old when the next one comes; the controller leaves out old ones
-LEAST_BEATS = 6  # heartbeats within the silence after which a worker counts as hung
+MAX_SLOWNESS = 25.0  # then a report is 12.5 s old when the next one comes; the controller leaves out old ones
+MIN_BEATS = 6  # heartbeats within the silence after which a worker counts as hung
 
 
 def work(
@@ -60,7 +60,7 @@ def work(
         from jsrl.references.reference import from_json
         from jsrl.services.runs.process import Lease
         from jsrl.services.runs.state import RUNNING
-        from jsrl.transport.memory.locks import share_lock
+        from jsrl.transport.shared.locks import share_lock
         from jsrl.workers.kinds import build_worker, find_kind, value_of
 
         with decoding():
@@ -157,7 +157,7 @@ def slowness(kind: Kind, workers: int, silence_s: float) -> float:
     It exceeds 1 only for kinds of which there may be thousands: together they report as much as QUICK_WORKERS do. Heartbeats
     still come often enough that no worker seems to hang, which is assumed after `silence_s` without one.
     """
-    most = min(MOST_SLOWNESS, silence_s / (LEAST_BEATS * HEARTBEAT_S))
+    most = min(MAX_SLOWNESS, silence_s / (MIN_BEATS * HEARTBEAT_S))
     return max(1.0, min(workers / QUICK_WORKERS, most)) if kind.resources.forks else 1.0
 
 

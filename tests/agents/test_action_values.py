@@ -116,6 +116,7 @@ def test_dueling_values_average_to_the_value_stream():
     [
         (DQNConfig, {"epsilon": 1.5}, "epsilon"),
         (DQNConfig, {"num_atoms": 51, "value_min": 1.0, "value_max": 1.0}, "value_min"),
+        (DQNConfig, {"quantiles": True}, "num_atoms above 1"),
         (DQNConfig, {"network": RECURRENT}, "r2d2"),
         (R2D2Config, {"network": NETWORK}, "dqn"),
         (R2D2Config, {"burn_in": -1}, "burn_in"),
@@ -198,6 +199,45 @@ def test_c51_loss_equals_rlax(rlax):
     still = compiled(jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, fifth)[0]))(target)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
     assert abs(metrics["value_mean"]) < 2
+
+
+def test_quantile_loss_is_that_of_stable_baselines3():
+    """Numbers of sb3-contrib 2.9.2, and a slow form of the paper's equation."""
+    value = np.array([[0.3, -1.2, 2.5], [1.0, 0.1, -0.4]], np.float32)
+    target = np.array([[1.5, -0.6, 0.2], [-2.0, 0.9, 3.0]], np.float32)
+    np.testing.assert_allclose(
+        dqn_file.quantile_loss(value, target, huber_delta=1.0), [0.9716666340827942, 2.5880556106567383], rtol=1e-6
+    )
+    value, target = np.random.default_rng(0).normal(size=(2, 4, 5))
+    delta, expected = 0.3, np.zeros(4)
+    for row, i, j in np.ndindex(4, 5, 5):
+        u = target[row, j] - value[row, i]
+        huber = 0.5 * u**2 if abs(u) <= delta else delta * (abs(u) - 0.5 * delta)
+        expected[row] += abs((i + 0.5) / 5 - (u < 0)) * huber / delta / 5
+    got = dqn_file.quantile_loss(jnp.asarray(value), jnp.asarray(target), huber_delta=delta)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_loss_of_quantiles_has_its_targets_from_the_target_network():
+    config = DQNConfig(network=NETWORK, num_atoms=7, quantiles=True, double=False, total_updates=10)
+    network = value_network(NETWORK, SPEC, dueling=True, num_atoms=7)
+    parts = dqn_file.Components(config, network, jnp.zeros(7))
+    weights, target = map(compiled(network.init), (jax.random.key(0), jax.random.key(1)))
+    batch = compiled(lambda t: off.transition(t, GAMMA))(draw())
+    total, (_, error) = compiled(lambda t: dqn_file.loss(parts, weights, t, batch, fifth))(target)
+    now, ahead = (
+        compiled(lambda w, seen: dqn_file.apply(parts, w, seen))(*asked)
+        for asked in ((weights, batch.observation), (target, batch.next_observation))
+    )
+    chooser = np.where(np.asarray(batch.next_observation["action_mask"], bool), ahead.mean(-1), -np.inf)
+    best = action_0_where_dead(batch, chooser).argmax(-1)
+    rows = np.arange(len(best))
+    goal = np.asarray(batch.reward)[:, None] + np.asarray(batch.discount)[:, None] * ahead[rows, best]
+    taken = now[rows, np.asarray(batch.action)]
+    each = np.asarray(dqn_file.quantile_loss(taken, goal, huber_delta=1.0))
+    np.testing.assert_allclose(total, (each * batch.weight).sum() / 5.0, rtol=1e-4)
+    np.testing.assert_allclose(error, taken.mean(-1) - goal.mean(-1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -21,8 +21,8 @@ from jsrl.agents.seats import team_rows
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig, recurrent_vdn, summing, vdn
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.rows import GameRows
+from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError
-from jsrl.games.matrix import make_matrix
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import value_network
 from jsrl.types import (
@@ -415,7 +415,7 @@ def two_step(agent, act, update, seed: int, num_updates: int = 400) -> float:
 
 
 def two_step_game(seed: int):
-    game = make_matrix(EnvConfig("matrix:two_step"), 64, seed, groups={"team": ("player_0", "player_1")})
+    game = make_game(EnvConfig("matrix:two_step"), 64, seed, groups={"team": ("player_0", "player_1")})
     return game, spec_for_one(game.spec)
 
 

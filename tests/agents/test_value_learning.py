@@ -64,6 +64,7 @@ LADDER = {"exploration": "ladder", "epsilon": 0.4}
     [
         nightly("masked", {}, id="one-masked"),
         pytest.param("action_by_observation", C51, id="c51"),
+        pytest.param("action_by_observation", {"num_atoms": 21, "quantiles": True}, id="quantiles"),
         pytest.param("action_by_observation", LADDER, id="ladder"),
         nightly("action_by_observation", {}, id="one"),
         nightly("masked", C51, id="c51-masked"),

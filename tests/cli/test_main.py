@@ -24,7 +24,7 @@ from jsrl.cli import doctor, experiments, main
 from jsrl.envs.make import _REGISTERED_BY
 from jsrl.envs.rendering import DRAWN_WITH
 from jsrl.extras import install_command
-from jsrl.transport.memory.locks import ALIVE, living_folder, make_folder, remove_unless_living
+from jsrl.transport.shared.locks import ALIVE, living_folder, make_folder, remove_unless_living
 
 ROOT = Path(__file__).parents[2]
 OWN = '''"""My own task"""

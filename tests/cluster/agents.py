@@ -23,7 +23,7 @@ from jsrl.cluster.launcher import JoinedHosts
 from jsrl.cluster.members import JOIN, JoinedHost, Received
 from jsrl.cluster.messages import Hello, Join
 from jsrl.cluster.port import HostPort
-from jsrl.transport.meeting.keys import ClientKeys
+from jsrl.transport.door.keys import ClientKeys
 from tests.patience import stretched
 
 HIDDEN = ("/tmp", "/dev/shm")  # of agents in namespaces, each of which has its own

@@ -36,9 +36,9 @@ from jsrl.services.runs.control import encoded
 from jsrl.services.runs.control_bodies import FINAL, AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage
 from jsrl.services.runs.door import MAX_MESSAGE_BYTES
 from jsrl.services.runs.values import Registration
-from jsrl.transport.meeting.curve import connect, incoming, outgoing
-from jsrl.transport.meeting.keys import ClientKeys
-from jsrl.transport.meeting.sockets import send_if_possible
+from jsrl.transport.door.keys import ClientKeys
+from jsrl.transport.network.curve import connect, incoming, outgoing
+from jsrl.transport.network.sockets import send_if_possible
 
 SCORE = {"return_mean": 9999.0, "return_ci95": 0.0, "episodes": 20}
 AT = {"updates": 9, "env_steps": 9}

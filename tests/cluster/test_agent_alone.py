@@ -28,8 +28,8 @@ from jsrl.cluster.agent import (
 from jsrl.cluster.archive import archive
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.messages import BeatReceived, Begin, CodePart, Keys
-from jsrl.transport.meeting.keys import load_client_keys
-from jsrl.transport.memory.locks import make_folder
+from jsrl.transport.door.keys import load_client_keys
+from jsrl.transport.shared.locks import make_folder
 
 
 @pytest.fixture

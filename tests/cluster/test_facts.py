@@ -17,7 +17,7 @@ from jsrl.cluster import children
 from jsrl.cluster import host_agent as agent
 from jsrl.cluster import this_host as facts
 from jsrl.errors import ConfigError
-from jsrl.transport.memory import locks
+from jsrl.transport.shared import locks
 
 
 def test_host_that_has_enough_lacks_nothing(tmp_path: Path):

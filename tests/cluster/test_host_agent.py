@@ -45,8 +45,8 @@ from jsrl.references.importing import spawn_environment
 from jsrl.services.runs.control import ControlServer
 from jsrl.services.runs.control_bodies import Heartbeat, Stacks, Stage
 from jsrl.services.runs.values import Registration
-from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make_keys
-from jsrl.transport.memory.locks import make_folder
+from jsrl.transport.door.keys import load_client_keys, load_server_keys, make_keys
+from jsrl.transport.shared.locks import make_folder
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import find_kind, value_of
 from tests.cluster.agents import Agent, await_that, joined, lives

@@ -40,8 +40,8 @@ from jsrl.errors import CodecError, ConfigError
 from jsrl.graph.launcher import Start
 from jsrl.linux import resident_bytes
 from jsrl.services.runs.door import MAX_MESSAGE_BYTES
-from jsrl.transport.meeting.curve import incoming, outgoing
-from jsrl.transport.meeting.keys import ClientKeys, load_client_keys
+from jsrl.transport.door.keys import ClientKeys, load_client_keys
+from jsrl.transport.network.curve import incoming, outgoing
 from jsrl.workers.kinds import find_kind
 from tests.cluster.agents import admitted
 from tests.marks import slow

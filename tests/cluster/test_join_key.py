@@ -9,7 +9,7 @@ import pytest
 from jsrl.cluster.join_key import ENDED, JoinKey, has_moved, read_key
 from jsrl.cluster.members import JOIN
 from jsrl.errors import ConfigError
-from jsrl.transport.meeting.keys import load_client_keys
+from jsrl.transport.door.keys import load_client_keys
 
 
 def test_replaced_join_key_admits_no_one_and_hosts_that_are_in_stay(tmp_path: Path):

@@ -13,7 +13,7 @@ import pytest
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout, UnknownPolicy
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.transports import bind_inference, connect_inference
+from jsrl.transport.table import bind_inference, connect_inference
 from jsrl.types import ArraySpec, leaves, map_tree
 from tests.patience import stretched
 

@@ -12,7 +12,7 @@ import pytest
 
 from jsrl.errors import SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import ParamsSubscriber
-from jsrl.transport.transports import bind_params, connect_params
+from jsrl.transport.table import bind_params, connect_params
 from jsrl.types import make_version
 
 TIMEOUT_S = 20.0

@@ -20,8 +20,8 @@ import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.samples.broadcast import reserve_all
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.ends.broadcast import reserve_all
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, leaves, named_leaves, zeros
 from tests.contracts.sample_producer import checksum, fill, make_schema, produce
 

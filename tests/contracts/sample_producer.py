@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 
 from jsrl.transport.base import ProducerId, SampleProducer
-from jsrl.transport.transports import connect_samples
+from jsrl.transport.table import connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec
 
 TIMEOUT_S = 30.0

@@ -25,7 +25,7 @@ from jsrl.graph.launcher import Start
 from jsrl.graph.plan import Plan, make_plan
 from jsrl.references.importing import spawn_environment
 from jsrl.services.runs.control import ControlServer
-from jsrl.transport.memory.locks import make_folder
+from jsrl.transport.shared.locks import make_folder
 from tests.marks import nightly, slow
 from tests.patience import stretched
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.sac import SACConfig
 from jsrl.control.resume import allowed_changes, environment_obstacle
+from jsrl.control.run import check_resume
 from jsrl.control.start_points import check_snapshots, what_is_lost
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -26,6 +28,7 @@ from jsrl.references.reference import to_json
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.workers.jobs import StartPoint
+from jsrl.workers.kinds import Kind, Lifecycle
 from tests.marks import slow
 
 PPO = Experiment(PPOConfig(), EnvConfig("CartPole-v1"), placement="serial")
@@ -104,6 +107,22 @@ def test_a_resume_says_what_is_lost(tmp_path: Path) -> None:
     assert line == f"its replay begins empty, because its rows are missing: {folder.path / 'replay/*/rows'}"
     (folder.path / "replay" / "0" / "rows").mkdir(parents=True)
     assert what_is_lost(folder, host, StartPoint(1, 100, "x@latest", env_steps=5632)) == []
+
+
+def refuse_or_tell(job: Any) -> list[str] | None:
+    if job.name == "wrong":
+        raise ConfigError(f"{job.name} cannot continue.")
+    return [f"{job.name} begins anew"] if job.name == "new" else None
+
+
+def test_a_kind_checks_the_resume_of_its_workers() -> None:
+    kind = Kind("own", "own", "a:b", lifecycle=Lifecycle(check_resume=f"{__name__}:refuse_or_tell"))
+    plain = Kind("plain", "plain", "a:b")
+    kinds = {"new": kind, "kept": kind, "other": plain, "wrong": kind}
+    found = check_resume(SimpleNamespace(kinds=kinds, jobs=[SimpleNamespace(name=name) for name in kinds]))  # type: ignore[arg-type]
+    assert next(found) == "new begins anew"
+    with pytest.raises(ConfigError, match="wrong cannot continue"):
+        next(found)
 
 
 DQN = dataclasses.replace(SAC, agent=DQNConfig(), env=EnvConfig("CartPole-v1"))

@@ -74,7 +74,7 @@ def test_status_keeps_the_best_evaluation_however_old(session: Session, best_at:
     session.tick()
     found = read_state(session.folder.path)
     kept = status_writer.moment_of(found.status).evaluations  # type: ignore[arg-type]
-    assert len(kept) == status_writer.MOST_EVALUATIONS and kept[-1][0] == 299 and kept == sorted(kept)
+    assert len(kept) == status_writer.MAX_EVALUATIONS and kept[-1][0] == 299 and kept == sorted(kept)
     assert max(kept, key=lambda point: point[1]) == (best_at, 500.0)
 
 

@@ -15,7 +15,7 @@ import pytest
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.replay_update import replay_update
 from jsrl.control import resume, start_points
-from jsrl.control.progress import MOST_PROGRESS, Progress
+from jsrl.control.progress import MAX_PROGRESS, Progress
 from jsrl.control.result import Result
 from jsrl.control.resume import init_points
 from jsrl.control.run import run
@@ -254,10 +254,10 @@ def test_counts_of_other_workers_are_not_those_of_the_training(session: Session)
 
 def test_scores_of_a_very_long_run_take_a_bounded_memory(session: Session) -> None:
     progress = session.run.policies["policy"]
-    for number in range(3 * MOST_PROGRESS):
+    for number in range(3 * MAX_PROGRESS):
         progress.evaluated({"env_steps": number, "return_mean": 9.0 if number == 101 else number / 1e6})
         assert progress.curve[-1][0] == number
-    assert MOST_PROGRESS / 2 < len(progress.curve) <= MOST_PROGRESS
+    assert MAX_PROGRESS / 2 < len(progress.curve) <= MAX_PROGRESS
     assert progress.curve[0][0] == 0 and (101, 9.0) in progress.curve and progress.curve == sorted(progress.curve)
 
 

@@ -27,7 +27,7 @@ from jsrl.graph.placements import make_graph
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.runs.process import ProcessIdentity
 from jsrl.services.runs.state import RUNNING, read_state
-from jsrl.transport.transports import Transport, find_transport, place_in, transport_at
+from jsrl.transport.table import Transport, find_transport, place_in, transport_at
 from jsrl.types import version_updates
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind, Shown

@@ -9,7 +9,7 @@ import pytest
 from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, LearnerConfig
-from jsrl.experiment.automatic import Machine, settled
+from jsrl.experiment.automatic import Machine, decided_for
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Discrete, EnvSpec
 
@@ -25,7 +25,7 @@ def choice(experiment: Experiment, machine: Machine, spec: EnvSpec | None = None
         assert spec is not None, "this choice does not need the environment"
         return spec
 
-    chosen, said = settled(experiment, machine, make)
+    chosen, said = decided_for(experiment, machine, make)
     assert said is None or all(f"--{name} " in said for name in ("placement",) if experiment.placement == "auto")
     return chosen.placement, chosen.num_actors
 
@@ -60,7 +60,7 @@ def test_choices_on_cpu(values, machine, expected) -> None:
     ],
 )
 def test_a_deterministic_run_has_a_number_of_threads(values, machine, threads) -> None:
-    assert settled(dataclasses.replace(PPO, **values), machine, lambda: VECTOR)[0].learner.threads == threads
+    assert decided_for(dataclasses.replace(PPO, **values), machine, lambda: VECTOR)[0].learner.threads == threads
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_an_unknown_agent_acts_on_the_accelerator() -> None:
 
 def test_given_options_stay_and_are_not_announced() -> None:
     given = dataclasses.replace(PPO, placement="served", num_actors=2)
-    assert settled(given, Machine(8, 1), lambda: IMAGE) == (given, None)
-    _, said = settled(dataclasses.replace(PPO, placement="serial"), Machine(8), lambda: VECTOR)
+    assert decided_for(given, Machine(8, 1), lambda: IMAGE) == (given, None)
+    _, said = decided_for(dataclasses.replace(PPO, placement="serial"), Machine(8), lambda: VECTOR)
     assert said is None  # a serial run has no actor processes
 
 

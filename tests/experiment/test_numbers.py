@@ -15,7 +15,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig
 from jsrl.experiment.numbers import fits, followed
 from jsrl.experiment.options import with_changes
-from jsrl.graph.plan import make_plan, settle
+from jsrl.graph.plan import decided, make_plan
 from jsrl.networks.model import NetworkConfig
 from tests.marks import slow
 
@@ -110,7 +110,7 @@ def test_given_numbers_that_contradict_each_other_are_refused(words, hint):
 )
 def test_the_numbers_can_be_planned(words):
     name, *arguments = words.split()
-    experiment, _ = settle(parse(arguments, load(name)).experiment)
+    experiment, _ = decided(parse(arguments, load(name)).experiment)
     assert make_plan(experiment, "(not run)", Path("/dev/shm/jsrl")).experiment.envs == experiment.num_envs
 
 
@@ -133,5 +133,5 @@ def test_environments_in_python_fit_the_other_numbers(values, envs):
     experiment = Experiment(**{"agent": PPOConfig(), "placement": "inline", **values})
     assert (experiment.num_envs, experiment.envs) == ("auto", envs)
     assert dataclasses.replace(experiment, num_envs=envs).envs == envs
-    decided, line = settle(dataclasses.replace(experiment, env=EnvConfig("CartPole-v1")))
-    assert decided.num_envs == envs and f"--num-envs {envs}" in line
+    found, line = decided(dataclasses.replace(experiment, env=EnvConfig("CartPole-v1")))
+    assert found.num_envs == envs and f"--num-envs {envs}" in line

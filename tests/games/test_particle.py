@@ -11,7 +11,6 @@ import pytest
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError, EnvironmentFault
-from jsrl.games.particle.game import make_particle
 from jsrl.games.particle.tasks import TASKS
 from jsrl.types import Discrete, MultiDiscrete
 from tests.marks import slow
@@ -44,7 +43,7 @@ def test_equals_mpe2_step_by_step(name: str, kwargs: dict, continuous: bool) -> 
     pytest.importorskip("mpe2")
     module = importlib.import_module(f"mpe2.{name}")
     options = {**kwargs, "max_cycles": STEPS, "continuous_actions": continuous}
-    game = make_particle(EnvConfig(f"particle:{name}", kwargs=options, action_transform="clip"), SLOTS)
+    game = make_game(EnvConfig(f"particle:{name}", kwargs=options, action_transform="clip"), SLOTS, 0)
     step = game.reset()
     others = [module.parallel_env(**options) for _ in range(SLOTS)]
     for slot, other in enumerate(others):
@@ -169,7 +168,7 @@ def test_move_and_symbol_as_two_choices_do_what_their_combination_does() -> None
 
 
 def test_silent_agents_have_only_moves() -> None:
-    game = make_particle(EnvConfig("particle:simple_speaker_listener_v4", kwargs={"multi_discrete": True}), 1)
+    game = make_game(EnvConfig("particle:simple_speaker_listener_v4", kwargs={"multi_discrete": True}), 1, 0)
     assert [seat.action for seat in game.spec.seats] == [Discrete(3), Discrete(5)]
 
 
@@ -177,7 +176,7 @@ def test_silent_agents_have_only_moves() -> None:
     ("config", "told"),
     [
         (EnvConfig("particle:simple_spred_v3"), "no particle task 'simple_spred_v3'.*simple_spread_v3"),
-        (EnvConfig("particle:simple_spread_v3", kwargs={"M": 3}), "does not take"),
+        (EnvConfig("particle:simple_spread_v3", kwargs={"M": 3}), "could not be made with .*'M'"),
         (EnvConfig("particle:simple_spread_v3", kwargs={"local_ratio": 2}), "local_ratio is 2"),
         (EnvConfig("particle:simple_tag_v3", kwargs={"num_good": 0}), "num_good is 0"),
         (EnvConfig("particle:simple_tag_v3", kwargs={"num_obstacles": -1}), "num_obstacles is -1; give at least 0"),

@@ -49,7 +49,7 @@ from jsrl.graph.schemas import make_schemas
 from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
 from jsrl.services.runs.limits import RUNS_AT_ONCE
-from jsrl.transport.meeting import keys
+from jsrl.transport.door import keys
 from jsrl.transport.stream import name_at
 from jsrl.types import ArraySpec
 from tests.loopback import own_loopback

@@ -14,7 +14,7 @@ from jsrl.cli.plan_text import describe
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig, ReplayConfig
-from jsrl.experiment.automatic import Machine, settled
+from jsrl.experiment.automatic import Machine, decided_for
 from jsrl.graph.check import check
 from jsrl.graph.devices import process_environment
 from jsrl.graph.drawing import draw
@@ -114,4 +114,4 @@ def test_options_incompatible_with_ranks_are_refused():
 def test_automatic_number_of_actors_is_divisible_by_ranks():
     auto = experiment(num_actors="auto", num_groups=None, placement="inline", num_envs=48)
     for cores in (1, 5, 8):
-        assert settled(auto, Machine(cores), lambda: None)[0].actors % 2 == 0
+        assert decided_for(auto, Machine(cores), lambda: None)[0].actors % 2 == 0

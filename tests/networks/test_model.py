@@ -2,6 +2,7 @@ import dataclasses
 import functools
 
 import flax.linen as nn
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ from flax import nnx
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, actor_critic, observation_leaves
 from jsrl.networks.off_policy import policy_network, value_network
+from jsrl.networks.torsos import as_image
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
 from tests.marks import slow
 from tests.networks.weights import drawn, programs
@@ -201,9 +203,7 @@ def test_pixels_are_scaled_inside():
     np.testing.assert_allclose(features, as_floats, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "torso"), [((5,), "auto"), ((4, 6), "auto"), ((2, 9, 9, 3), "auto"), ((9, 9, 3), "mlp")]
-)
+@pytest.mark.parametrize(("shape", "torso"), [((5,), "auto"), ((4, 6), "auto"), ((9, 9, 3), "mlp")])
 def test_bytes_that_are_no_image_are_scaled_as_pixels_are(shape, torso):
     spec = EnvSpec(ArraySpec(shape, "uint8"), Discrete(6))
     network = programs(actor_critic(NetworkConfig(torso=torso, shared=True), spec))
@@ -231,6 +231,44 @@ def test_bytes_that_are_no_image_are_scaled_as_pixels_are(shape, torso):
 def test_an_image_whose_first_axis_is_the_shortest_has_its_channels_first(shape, channels):
     (leaf,) = observation_leaves(EnvSpec(ArraySpec(shape, "uint8"), Discrete(2)))
     assert leaf.is_image and shape[0 if leaf.channels_first else 2] == channels
+
+
+class Counting(gymnasium.Env):
+    """Images of 2 x 2 pixels, each 20 brighter than the one before."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (2, 2, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.shown = np.arange(12, dtype=np.uint8).reshape(2, 2, 3) + np.uint8(20)
+        return self.shown, {}
+
+    def step(self, action):
+        self.shown = self.shown + np.uint8(20)
+        return self.shown, 0.0, False, False, {}
+
+
+def test_a_stack_of_frames_is_read_as_stable_baselines3_stacks_them():
+    """Gymnasium's wrapper, and the channels of VecFrameStack of Stable-Baselines3 2.9.2 after a reset and a step."""
+    env = gymnasium.wrappers.FrameStackObservation(Counting(), 2, padding_type="zero")
+    (leaf,) = observation_leaves(EnvSpec(ArraySpec((2, 2, 2, 3), "uint8"), Discrete(2)))
+    reset = [[[0, 0, 0, 20, 21, 22], [0, 0, 0, 23, 24, 25]], [[0, 0, 0, 26, 27, 28], [0, 0, 0, 29, 30, 31]]]
+    step = [[[20, 21, 22, 40, 41, 42], [23, 24, 25, 43, 44, 45]], [[26, 27, 28, 46, 47, 48], [29, 30, 31, 49, 50, 51]]]
+    np.testing.assert_array_equal(as_image(leaf, jnp.asarray(env.reset()[0])), reset)
+    np.testing.assert_array_equal(as_image(leaf, jnp.asarray(env.step(0)[0][None])), [step])
+
+
+@pytest.mark.parametrize("shape", [(2, 40, 36, 3), (2, 3, 40, 36)])
+def test_a_stack_is_read_by_the_same_torso_whatever_its_layout(shape):
+    stacked = EnvSpec(ArraySpec(shape, "uint8"), Discrete(6))
+    joined = EnvSpec(ArraySpec((40, 36, 6), "uint8"), Discrete(6))
+    rows = make_rows(stacked, 1, 2)
+    (leaf,) = observation_leaves(stacked)
+    network, other = (programs(actor_critic(NetworkConfig(), spec)) for spec in (stacked, joined))
+    policy, _ = drawn(other.init)
+    read = (np.zeros((1, 2), bool), ())
+    features = other.policy(policy, np.asarray(as_image(leaf, jnp.asarray(rows))), *read)[1]
+    np.testing.assert_array_equal(network.policy(policy, rows, *read)[1], features)
 
 
 class OwnTorso(nn.Module):

@@ -279,6 +279,7 @@ class Agent(Process):
         for process in self._workers.values():
             process.die(-9)
         self._workers.clear()
+        self._pending.clear()  # one new name for all refusals of a turn, or duplicates of messages would multiply it
         name = f"{self.host.name}-{self.world.new_id()}"
         self._hello = msgspec.structs.replace(self._hello, name=name, session=name, boot=name)
         self._send(self._hello)

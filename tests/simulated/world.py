@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+MAX_EVENTS = 1_000_000  # of a history; most have some thousands
 JITTER = 0.2  # share by which the time between two turns of a process varies
 
 
@@ -77,7 +78,9 @@ class World:
 
     def run(self, until_s: float) -> None:
         while self._events and self._events[0][0] <= until_s:
-            self.now, _, process, action, args = heapq.heappop(self._events)
+            self.now, number, process, action, args = heapq.heappop(self._events)
+            if number > MAX_EVENTS:
+                raise Violation(f"more than {MAX_EVENTS:,} events: messages call forth messages without end")
             if process is None:
                 action(*args)
             elif process.alive and process.frozen:

@@ -18,8 +18,8 @@ import pytest
 from jsrl.errors import AccessDenied, ConfigError
 from jsrl.services.runs.names import FileNames
 from jsrl.transport.base import ProducerId
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.transports import (
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.table import (
     bind_inference,
     bind_params,
     bind_samples,

@@ -18,8 +18,8 @@ from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
 from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.transports import bind_params, bind_samples
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.table import bind_params, bind_samples
 from jsrl.types import ArraySpec
 from tests.marks import marked
 from tests.system.launched import FOREVER, WORLD

@@ -1,11 +1,15 @@
-"""Unused addresses of each transport."""
+"""Unused addresses of each transport, and messages on the wire."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from jsrl.transport.wire.message import unpack
 from tests.loopback import own_loopback
 
 _numbers = itertools.count()
@@ -24,3 +28,8 @@ def new_addresses(scheme: str, folder: Path) -> Callable[[], str]:
         }[scheme]
 
     return new_address
+
+
+def tag_of(frames: Sequence[Any]) -> str:
+    """Return which message these frames are."""
+    return unpack(frames, msgspec.msgpack.Decoder(), 1 << 24)[0][0]

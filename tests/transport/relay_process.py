@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from jsrl.transport.params.relay import ParamsRelay
-from jsrl.transport.transports import bind_params
+from jsrl.transport.network.relay import ParamsRelay
+from jsrl.transport.table import bind_params
 
 
 def say(*words: object) -> None:

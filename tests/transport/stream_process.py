@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from jsrl.transport.base import ProducerId
-from jsrl.transport.transports import bind_inference, bind_params, connect_inference, connect_params
+from jsrl.transport.table import bind_inference, bind_params, connect_inference, connect_params
 from tests.contracts.inference_contract import SPEC, answer_to, check_answer, make_request
 
 ASKED, STRESS_VERSIONS, STRESS_SHAPE = 200, 2000, (64, 1024)

@@ -22,13 +22,10 @@ from jsrl.errors import AccessDenied, ConfigError, StreamClosed, StreamError, St
 from jsrl.services.runs.control import ControlClient, ControlServer
 from jsrl.services.runs.control_bodies import Event
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference import zmq_client
-from jsrl.transport.meeting import curve
-from jsrl.transport.meeting.admission import hello_of_producer
-from jsrl.transport.meeting.handshake import hello_frames
-from jsrl.transport.meeting.keys import admit_hosts, load_client_keys, make_host_keys, make_keys, named_by_key
-from jsrl.transport.samples import zmq as samples
-from jsrl.transport.transports import (
+from jsrl.transport.door.hello import hello_frames, hello_of_producer
+from jsrl.transport.door.keys import admit_hosts, load_client_keys, make_host_keys, make_keys, named_by_key
+from jsrl.transport.network import curve, link
+from jsrl.transport.table import (
     bind_inference,
     bind_params,
     bind_samples,
@@ -227,7 +224,7 @@ def test_refusal_before_the_hello_is_sent_is_an_error_too(
             time.sleep(0.01)
         return watch
 
-    monkeypatch.setattr({"samples": samples, "inference": zmq_client}[transport], "connect", connect_slowly)
+    monkeypatch.setattr(link, "connect", connect_slowly)
     with opened(transport, world / "run") as end, pytest.raises(AccessDenied):
         end.use("stranger", stranger_keys(world, stranger))
 
@@ -235,7 +232,7 @@ def test_refusal_before_the_hello_is_sent_is_an_error_too(
 def test_request_over_a_connection_that_is_gone_for_good_is_an_error(world: Path) -> None:
     with opened("inference", world / "run") as end:
         client = connect_inference(end.address, SPEC, ProducerId("actor-0", 0), {0: 3}, TIMEOUT_S, keys=world / "run")
-        client._socket.disconnect(client.address)  # type: ignore[attr-defined]  # as after a refusal
+        client._link.socket.disconnect(client.address)  # type: ignore[attr-defined]  # as after a refusal
         with pytest.raises(StreamClosed, match="it was not accepted again"):
             client.send(0, make_request(3, 1))
         client.close()
@@ -441,7 +438,7 @@ def test_client_with_only_the_server_key_delivers_nothing(world: Path, caplog) -
         stranger.send_multipart(hello_frames(hello_of_producer(ProducerId("stranger", 0), 1, consumer.leaves)))
         strangers.append(stranger)
     deadline = time.monotonic() + TIMEOUT_S
-    while consumer._listener.refused < 9:
+    while consumer._link.refused < 9:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert [stranger.poll(20) for stranger in strangers] == [0] * 9

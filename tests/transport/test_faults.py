@@ -11,10 +11,9 @@ import pytest
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples import zmq as samples_zmq
-from jsrl.transport.samples.zmq import ZmqSampleProducer
-from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.network import reliable
+from jsrl.transport.network.reliable import ZmqSampleConsumer, ZmqSampleProducer
+from jsrl.transport.table import bind_samples, connect_samples
 from tests.contracts.fault_proxy import FaultProxy, Faults
 from tests.contracts.sample_contract import wait_for
 from tests.contracts.sample_producer import fill, make_schema, produce
@@ -34,7 +33,7 @@ STORMS = {
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry soon: what takes half a second otherwise takes a twentieth."""
-    monkeypatch.setattr(samples_zmq, "_SYNC_S", 0.05)
+    monkeypatch.setattr(reliable, "_SYNC_S", 0.05)
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def abandon(producer: ZmqSampleProducer) -> None:
     """Act like kill -9 on a producer: its sockets close without a message."""
     producer._stop.set()
     producer._thread.join()
-    producer._context.destroy(linger=0)
+    producer._link.close()
     producer._closed, producer._departed = "killed", True
 
 

@@ -23,7 +23,7 @@ from jsrl.transport.ledger.hop_page import HopPage, pages_in
 from jsrl.transport.ledger.hops import SAMPLES, close_hops, hop_folder, ledger_path, read_hop, read_hops
 from jsrl.transport.ledger.page import PersistedLedger, open_ledger
 from jsrl.transport.ledger.reconcile import HopLedger
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.table import bind_samples, connect_samples
 from tests.contracts.sample_producer import fill, make_schema
 from tests.marks import nightly
 
@@ -35,7 +35,7 @@ _PRODUCER = """
 import json, sys, time
 from pathlib import Path
 from jsrl.transport.base import ProducerId
-from jsrl.transport.transports import connect_samples
+from jsrl.transport.table import connect_samples
 from tests.contracts.sample_producer import fill, make_schema
 options = json.loads(sys.argv[1])
 hop = Path(options["hop"]) if options["hop"] else None
@@ -55,7 +55,7 @@ import json, sys, time
 from pathlib import Path
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger
-from jsrl.transport.transports import bind_samples
+from jsrl.transport.table import bind_samples
 from tests.contracts.sample_producer import make_schema
 options = json.loads(sys.argv[1])
 run = Path(options["run"])
@@ -75,7 +75,7 @@ _BUSY_PRODUCER = """
 import json, sys
 from pathlib import Path
 from jsrl.transport.base import ProducerId
-from jsrl.transport.transports import connect_samples
+from jsrl.transport.table import connect_samples
 from tests.contracts.sample_producer import make_schema
 options = json.loads(sys.argv[1])
 who = ProducerId("actor-0", options["incarnation"])
@@ -285,7 +285,8 @@ def test_producer_of_a_dead_consumer_commits_nothing_that_the_next_one_does_not_
     producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, hop=hop)
     put(producer, 3)
     take(consumer, 1)
-    consumer._responder.close()  # type: ignore[attr-defined]
+    consumer._thread.stop()
+    consumer._link.close(0)  # type: ignore[attr-defined]
     os.close(consumer._owner_fd)  # type: ignore[attr-defined]  # as if it were killed
     block = producer.reserve(TIMEOUT_S)
     again = bind(run, consumer.address)

@@ -16,14 +16,13 @@ import zmq
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference import zmq as zmq_server
-from jsrl.transport.inference.area import AreaLayout
-from jsrl.transport.meeting.admission import Hello
-from jsrl.transport.meeting.handshake import WELCOME, hello_frames, read_answer
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.meeting.unix_socket import connect_socket
-from jsrl.transport.transports import bind_inference, connect_inference
-from jsrl.transport.wire.codec import decode, encode
+from jsrl.transport.door.hello import Hello, hello_frames
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.door.unix_socket import connect_socket
+from jsrl.transport.ends.area import AreaLayout
+from jsrl.transport.network import call
+from jsrl.transport.table import bind_inference, connect_inference
+from jsrl.transport.wire.message import pack
 from jsrl.transport.wire.schema import flatten_schema
 from tests.contracts import inference_contract
 from tests.contracts.inference_contract import *  # noqa: F403
@@ -37,7 +36,7 @@ from tests.contracts.inference_contract import (
     wait_until,
 )
 from tests.marks import slow
-from tests.transport.addresses import new_addresses
+from tests.transport.addresses import new_addresses, tag_of
 
 
 @pytest.fixture(params=["local", "shm", "ipc", slow("tcp")])
@@ -70,12 +69,12 @@ def test_pings_are_rarer_with_many_clients(tmp_path, monkeypatch: pytest.MonkeyP
     server = bind_inference(f"ipc://{tmp_path}/many", SPEC)
     now_s, pinged = [time.monotonic()], [0]
     clients = {
-        bytes([n // 256, n % 256]): SimpleNamespace(heard_s=0.0, send=lambda _: pinged.append(1) or True)
+        bytes([n // 256, n % 256]): SimpleNamespace(heard_s=0.0, ping=lambda: pinged.append(1) or True)
         for n in range(1000)
     }
-    monkeypatch.setattr(zmq_server, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(call, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     with monkeypatch.context() as patch:
-        patch.setattr(server, "_routes", clients)
+        patch.setattr(server, "_clients", clients)
         for _ in range(200):
             now_s[0] += 0.1
             server._find_broken()
@@ -93,7 +92,7 @@ def test_many_clients_at_once_are_all_welcome(tmp_path) -> None:
         clients[-1].send(hello_frames(hello)[0])
     for _ in range(3):
         server.collect(1, 0.0)
-    assert {read_answer([client.recv(1 << 16)]).kind for client in clients} == {WELCOME}
+    assert {tag_of([client.recv(1 << 16)]) for client in clients} == {"welcome"}
     server.close()
     for client in clients:
         client.close()
@@ -123,11 +122,10 @@ def test_silent_connections_are_evicted(tmp_path) -> None:
     server.close()
 
 
-def test_a_thousand_late_requests_of_a_replaced_client_are_refused(tmp_path: Path) -> None:
+def test_hundreds_of_late_requests_of_a_replaced_client_are_refused(tmp_path: Path) -> None:
     """As a host sends them that was stopped, or cut off, while its workers were replaced."""
     server = bind_inference(f"ipc://{tmp_path}/i", SPEC)
     raw = np.zeros(AreaLayout(SPEC, {0: 5}).question_bytes(0), np.uint8)
-    fields = {"incarnation": 0, "group": 0, "min_updates": -1, "wants_core": False}
     with zmq.Context() as context, context.socket(zmq.DEALER) as old:
         old.setsockopt(zmq.LINGER, 0)
         old.connect(server.address)
@@ -136,13 +134,13 @@ def test_a_thousand_late_requests_of_a_replaced_client_are_refused(tmp_path: Pat
         with ThreadPoolExecutor(1) as pool:
             joining = pool.submit(connect, server.address, incarnation=1)
             wait_until(lambda: server.collect(5, 0.05) == [] and joining.done(), "the next incarnation")
-        for step in range(1_000):
-            old.send_multipart(encode("request", fields | {"step": step}, (raw,)))
+        for step in range(900):  # fewer than may wait in a connection
+            old.send_multipart(pack(call.Request(0, -1, step, False, False, False), raw))
         kinds = list[str]()
-        while kinds.count("refused") < 1_001:  # one when it was replaced; pings come too
+        while kinds.count("refused") < 901:  # one when it was replaced; pings come too
             assert server.collect(5, 0.0) == []
             while old.poll(0):
-                kinds.append(decode(old.recv_multipart()).kind)
+                kinds.append(tag_of(old.recv_multipart()))
         assert set(kinds) - {"ping"} == {"welcome", "refused"}
     client = joining.result()
     client.send(0, make_request(5, 0))

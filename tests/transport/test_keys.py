@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from jsrl.errors import ConfigError
-from jsrl.transport.meeting import keys as keys_module
-from jsrl.transport.meeting.keys import ClientKeys, ServerKeys, load_client_keys, load_server_keys, make_keys
+from jsrl.transport.door import keys as keys_module
+from jsrl.transport.door.keys import ClientKeys, ServerKeys, load_client_keys, load_server_keys, make_keys
 
 
 def mode(path: Path) -> int:

@@ -17,13 +17,13 @@ from jsrl.control.run import fitting
 from jsrl.errors import CodecError, MissingExtra, UnknownPolicy
 from jsrl.experiment import Experiment
 from jsrl.transport.base import InferenceSpec, ProducerId, Request
-from jsrl.transport.inference.area import question_schema
-from jsrl.transport.inference.packing import RequestPacker
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.samples.packing import Packer
-from jsrl.transport.transports import bind_inference, bind_samples, connect_inference, connect_samples
-from jsrl.transport.wire.codec import Message
-from jsrl.transport.wire.packing import LZ4, PLAIN, THIN, Packing, read_packing
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.ends.area import question_schema
+from jsrl.transport.ends.packing import Packer
+from jsrl.transport.ends.request_packing import RequestPacker
+from jsrl.transport.network.reliable import Credit
+from jsrl.transport.table import bind_inference, bind_samples, connect_inference, connect_samples
+from jsrl.transport.wire.packing import PLAIN, Packed, Packing
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec
 
@@ -61,60 +61,58 @@ def test_block_arrives_unchanged(frames: int, dtype: str, compress: bool) -> Non
     packer = Packer(schema, Packing(frames, compress))
     for seed in range(5):
         raw = filled(schema, seed)
-        fields, packed = packer.pack(raw)
-        assert fields == ({THIN: True, LZ4: True} if compress else {THIN: True})
-        assert packed.nbytes < raw.nbytes / (2 if frames > 3 else 1)
-        assert packer.unpack(fields, packed).tobytes() == raw.tobytes()
+        packed = packer.pack(raw)
+        assert packed.thin and packed.compressed == compress
+        assert packed.data.nbytes < raw.nbytes / (2 if frames > 3 else 1)
+        assert packer.unpack(packed).tobytes() == raw.tobytes()
 
 
 def test_unpackable_blocks_are_sent_unchanged() -> None:
     schema = schema_of(1)
     packer = Packer(schema, Packing(4))
     raw = filled(schema)
-    assert packer.pack(raw) == ({}, raw) and packer.unpack({}, raw) is raw
+    assert packer.pack(raw) == Packed(raw) and packer.unpack(Packed(raw)) is raw
     pytest.importorskip("lz4.block")
     noise = np.random.default_rng(0).integers(0, 256, raw.shape).astype(np.uint8)
-    assert Packer(schema, Packing(None, True)).pack(noise)[0] == {}
+    assert not Packer(schema, Packing(None, True)).pack(noise).compressed
 
 
 def test_mismatched_inputs_are_refused() -> None:
     schema = schema_of(4)
     packer, raw = Packer(schema, Packing(4)), filled(schema)
-    _, packed = packer.pack(raw)
-    for fields, found in [({}, packed), ({THIN: True}, raw), ({}, raw[:-1]), ({}, raw.view(np.int8)), ({}, ())]:
+    packed = packer.pack(raw)
+    for found in (packed._replace(thin=False), Packed(raw, thin=True), Packed(raw[:-1]), Packed(raw[:0])):
         with pytest.raises(CodecError):
-            packer.unpack(fields, found)
+            packer.unpack(found)
     with pytest.raises(CodecError):
-        Packer(schema, PLAIN).unpack({THIN: True}, packed)  # it did not request that
-    with pytest.raises(CodecError, match="asks for the packing"):
-        read_packing({"frames": "many"})
-    assert read_packing(Packing(4, True).fields) == Packing(4, True) and read_packing(None) == PLAIN
+        Packer(schema, PLAIN).unpack(packed)  # it did not request that
 
 
 def test_compressed_garbage_is_refused() -> None:
     pytest.importorskip("lz4.block")
     schema = schema_of(4)
     packer = Packer(schema, Packing(4, True))
-    fields, packed = packer.pack(filled(schema))
+    packed = packer.pack(filled(schema))
     rng = np.random.default_rng(0)
     for _ in range(200):
-        wrong = packed.copy()
+        wrong = packed.data.copy()
         wrong[rng.integers(0, len(wrong), 8)] = rng.integers(0, 256, 8)
         with contextlib.suppress(CodecError):
-            packer.unpack(fields, wrong[: rng.integers(1, len(wrong))])
+            packer.unpack(packed._replace(data=wrong[: rng.integers(1, len(wrong))]))
     with pytest.raises(CodecError):
-        packer.unpack(fields, packed[:5])
+        packer.unpack(packed._replace(data=packed.data[:5]))
 
 
 def test_block_in_transit_is_not_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = bind_samples(f"ipc://{tmp_path}/samples", schema_of(4))
     producer: Any = connect_samples(consumer.address, schema_of(4), ProducerId("actor-0", 0), 1, 10.0)
     again: list[int] = []
-    monkeypatch.setattr(producer, "_send_block", again.append)
-    credit = Message("credit", {"received": 0, "released": 0, "resend": True})
+    monkeypatch.setattr(producer, "_send_block", lambda block: again.append(block.index))
+    credit = Credit(0, 0, True)
     with producer._lock:
         for number in range(2):
-            producer._on_the_way.append((number, number))
+            producer._blocks[number].index = number
+            producer._on_the_way.append(number)
         producer._blocks[0].trackers.append(SimpleNamespace(done=False))
         producer._handle(credit)
         assert again == [1]
@@ -134,7 +132,7 @@ def test_a_stream_between_hosts_is_packed(transport: str, tmp_path: Path) -> Non
     keys = make_keys(tmp_path / "keys") if transport == "tcp" else None
     consumer = bind_samples(address, schema, keys=keys, packing=Packing(4))
     producer = connect_samples(consumer.address, schema, ProducerId("actor-0", 0), 1, 10.0, keys=keys)
-    assert (producer._packer is not None) == (transport == "tcp")  # type: ignore[attr-defined]
+    assert producer._packer._has_stacks == (transport == "tcp")  # type: ignore[attr-defined]
     for seed in range(6):
         raw = filled(schema, seed)
         block = producer.reserve(10.0)
@@ -188,12 +186,12 @@ def test_requests_arrive_unchanged(frames: int, dtype: str, compress: bool) -> N
     raw, area, whole = np.zeros(size, np.uint8), np.zeros(size, np.uint8), []
     for one in requests(frames, dtype):
         whole_bytes(spec, one, raw)
-        fields, packed = sender.pack(raw, one[0])
-        receiver.unpack(fields, packed, one[0], area)
+        packed = sender.pack(raw, one[0])
+        receiver.unpack(packed, one[0], area)
         assert area.tobytes() == raw.tobytes()
-        if THIN not in fields:
+        if not packed.thin:
             whole.append(one[0])
-        assert packed.nbytes < size or THIN not in fields or frames == 2  # alignment takes what it saves
+        assert packed.data.nbytes < size or not packed.thin or frames == 2  # alignment takes what it saves
     assert whole == [0, 12, 26]  # the first one, the one after the gap, and the one that does not continue
 
 
@@ -202,35 +200,34 @@ def test_request_that_follows_nothing_is_refused() -> None:
     size = make_layout(flatten_schema(question_schema(spec, ENVS))).size_bytes
     sender, raw, area = RequestPacker(spec, ENVS, Packing(4)), np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     sender.pack(raw, 0)
-    fields, packed = sender.pack(raw, 1)
-    assert fields == {THIN: True}
+    packed = sender.pack(raw, 1)
+    assert packed.thin
     fresh = RequestPacker(spec, ENVS, Packing(4))
     with pytest.raises(CodecError, match="request 1 needs the stacks of request 0"):
-        fresh.unpack(fields, packed, 1, area)
-    fresh.unpack({}, raw, 5, area)
-    for wrong, found, step in [
-        (fields, packed, 7),
-        (fields, raw, 6),
-        ({}, packed, 6),
-        ({}, (), 6),
-        ({}, raw.view(np.int8), 6),
+        fresh.unpack(packed, 1, area)
+    fresh.unpack(Packed(raw), 5, area)
+    for found, step in [
+        (packed, 7),
+        (Packed(raw, thin=True), 6),
+        (packed._replace(thin=False), 6),
+        (Packed(raw[:0]), 6),
     ]:
         with pytest.raises(CodecError):
-            fresh.unpack(wrong, found, step, area)
+            fresh.unpack(found, step, area)
     with pytest.raises(CodecError):
-        RequestPacker(spec, ENVS, PLAIN).unpack(fields, packed, 1, area)
+        RequestPacker(spec, ENVS, PLAIN).unpack(packed, 1, area)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
 def test_requests_between_hosts_are_packed(transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{tmp_path}/inference"
     keys = make_keys(tmp_path / "keys") if transport == "tcp" else None
-    spec, sent, pack = spec_of(4, "uint8"), list[dict[str, bool]](), RequestPacker.pack
+    spec, sent, pack = spec_of(4, "uint8"), list[bool](), RequestPacker.pack
 
-    def counted(packer: RequestPacker, raw: np.ndarray, step: int) -> tuple[dict[str, bool], np.ndarray]:
-        fields, packed = pack(packer, raw, step)
-        sent.append(fields)
-        return fields, packed
+    def counted(packer: RequestPacker, raw: np.ndarray, step: int) -> Packed:
+        packed = pack(packer, raw, step)
+        sent.append(packed.thin)
+        return packed
 
     monkeypatch.setattr(RequestPacker, "pack", counted)
     server = bind_inference(address, spec, keys=keys, packing=Packing(4))
@@ -248,7 +245,7 @@ def test_requests_between_hosts_are_packed(transport: str, tmp_path: Path, monke
         server.refuse(asked, {})
         with pytest.raises(UnknownPolicy):
             client.receive(20.0)
-    assert sum(THIN in fields for fields in sent) == (37 if transport == "tcp" else 0)
+    assert sum(sent) == (37 if transport == "tcp" else 0)
     client.close()
     server.close()
 

@@ -7,9 +7,10 @@ import pytest
 import zmq
 
 from jsrl.errors import ConfigError, StreamTimeout
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.transports import bind_params, connect_params
-from jsrl.transport.wire.codec import encode
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.network.latest import Want
+from jsrl.transport.table import bind_params, connect_params
+from jsrl.transport.wire.message import pack
 from tests.contracts import params_contract
 from tests.contracts.params_contract import *  # noqa: F403
 from tests.contracts.params_contract import Transport
@@ -53,12 +54,14 @@ def test_publisher_goes_on_after_a_reader_of_two_policies_is_gone(tmp_path) -> N
     with zmq.Context() as context, context.socket(zmq.DEALER) as reader:
         reader.connect(publisher.address)
         for policy in range(2):
-            reader.send_multipart(encode("want", {"policy": policy, "have": -1}))
-        wait_for(lambda: len(publisher._thread._open) == 2)
+            reader.send_multipart(pack(Want(policy, -1)))
+        wait_for(lambda: len(publisher._wanted) == 2)
     time.sleep(0.2)  # until the publisher's socket has noticed it
-    publisher._store.put(0, 1, params_contract.make_values(1))  # both policies are new when the thread wakes
-    publisher.publish(1, 1, params_contract.make_values(1))
-    wait_for(lambda: not publisher._thread._open)
+    wake, publisher._thread.wake = publisher._thread.wake, lambda: None
+    publisher.publish(0, 1, params_contract.make_values(1))
+    publisher._thread.wake = wake
+    publisher.publish(1, 1, params_contract.make_values(1))  # both policies are new when the thread wakes
+    wait_for(lambda: not publisher._wanted)
     subscriber = connect_params(publisher.address)
     subscriber.wait(0, 0, 10.0)
     assert subscriber.poll() is not None

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.relay import ParamsRelay, ancestors
-from jsrl.transport.transports import bind_params, connect_params
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.network.relay import ParamsRelay, ancestors
+from jsrl.transport.table import bind_params, connect_params
 from tests.cluster.agents import await_that
 
 ENDPOINT = "tcp://127.0.0.1:0"

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.relay import FAN_OUT, ancestors
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.network.relay import FAN_OUT, ancestors
 from tests.cluster.agents import await_that, namespaces
 
 RELAYS, LEVELS = 13, 3

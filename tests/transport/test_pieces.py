@@ -15,8 +15,8 @@ from jsrl.errors import CodecError
 from jsrl.services.runs.control import ControlClient, ControlServer
 from jsrl.services.runs.control_bodies import Event
 from jsrl.transport.base import ProducerId
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.transports import (
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.table import (
     bind_inference,
     bind_params,
     bind_samples,

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from jsrl.errors import ConfigError
-from jsrl.transport.meeting.sockets import VARIABLE, bind
+from jsrl.transport.network.sockets import VARIABLE, bind
 from jsrl.workers.attached.ranks import held_port
 
 

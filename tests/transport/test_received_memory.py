@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jsrl.transport.base import ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.samples.zmq_consumer import reuse_freed_memory
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.network.sockets import reuse_freed_memory
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import leaves, unflatten, zeros
 from tests.contracts.sample_producer import make_schema
 

@@ -15,33 +15,34 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Origin, ProducerId
-from jsrl.transport.meeting import sockets
-from jsrl.transport.meeting.admission import hello_of_producer
-from jsrl.transport.meeting.handshake import hello_frames
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.samples import shared
-from jsrl.transport.samples import zmq as samples_zmq
-from jsrl.transport.transports import bind_samples, connect_samples
-from jsrl.transport.wire.codec import decode, encode
+from jsrl.transport.door.hello import HelloMessage, hello_frames, hello_of_producer
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.network import reliable, sockets
+from jsrl.transport.shared import samples as shared
+from jsrl.transport.table import bind_samples, connect_samples
+from jsrl.transport.wire.message import pack, unpack
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import zeros
 from tests.contracts import sample_contract
 from tests.contracts.sample_contract import *  # noqa: F403
 from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Transport, connect, drain, producing, wait_for
 from tests.marks import nightly, slow
-from tests.transport.addresses import new_addresses
+from tests.transport.addresses import new_addresses, tag_of
 
+HELLO = hello_frames(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)))
+HELLOS = msgspec.msgpack.Decoder(HelloMessage)
 _numbers = itertools.count()
 _CONSUMER = """
 import sys, time
-from jsrl.transport.samples import shared
-from jsrl.transport.transports import bind_samples
+from jsrl.transport.shared import samples as shared
+from jsrl.transport.table import bind_samples
 sys.path.insert(0, sys.argv[2])
 from tests.contracts.sample_producer import make_schema
 consumer = bind_samples(sys.argv[1], make_schema())
@@ -166,7 +167,7 @@ def test_dead_producer_is_detected(tmp_path: Path) -> None:
 
 def test_memory_of_a_producer_that_dies_before_it_maps_it_is_freed(tmp_path: Path, monkeypatch) -> None:
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
-    consumer._welcome(decode(hello_frames(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)))))
+    consumer._welcome(unpack(HELLO, HELLOS, 1 << 16)[0])
     consumer.pending()
     assert len(list((tmp_path / "run").glob("*.pages"))) == 1
     monkeypatch.setattr(shared, "_ATTACH_S", 0.0)
@@ -177,7 +178,7 @@ def test_memory_of_a_producer_that_dies_before_it_maps_it_is_freed(tmp_path: Pat
 def test_producer_that_gave_up_before_its_welcome_may_ask_again(tmp_path: Path) -> None:
     """Making the memory of many producers takes longer than each of them waits."""
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
-    consumer._welcome(decode(hello_frames(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)))))
+    consumer._welcome(unpack(HELLO, HELLOS, 1 << 16)[0])
     producer = connect(consumer, groups=1)
     producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
     drain(consumer, 1, check=False)
@@ -382,14 +383,14 @@ def wakeups(thread: threading.Thread) -> int:
 
 def test_block_that_zeromq_gives_back_late_is_found_soon(tmp_path: Path, monkeypatch) -> None:
     """The consumer's answer may come before ZeroMQ has let go of the bytes, and nothing may follow it."""
-    monkeypatch.setattr(samples_zmq, "_SYNC_S", 60.0)
+    monkeypatch.setattr(reliable, "_SYNC_S", 60.0)
     consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, blocks_per_producer=1)
     producer = connect(consumer, groups=1)
     producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
     drain(consumer, 1, check=False)
     wait_for(lambda: (producer._receive(0.1), producer._released == 1)[1])
     answers = itertools.chain([False] * 3, itertools.repeat(True))
-    monkeypatch.setattr(samples_zmq._ZmqBlock, "is_free", lambda _: next(answers))
+    monkeypatch.setattr(reliable._Block, "is_free", lambda _: next(answers))
     started = time.monotonic()
     producer.reserve(60.0).abandon()
     assert time.monotonic() - started < 30.0
@@ -402,7 +403,7 @@ def test_commit_over_a_connection_that_is_gone_for_good_is_an_error(tmp_path: Pa
     consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
     producer = connect(consumer)
     block = producer.reserve(TIMEOUT_S)
-    producer._socket.disconnect(producer.address)  # as after the key of its host was revoked
+    producer._link.socket.disconnect(producer.address)  # as after the key of its host was revoked
     committing = ThreadPoolExecutor(1).submit(block.commit, 0)
     with pytest.raises(StreamClosed, match="it was not accepted again"):
         committing.result(TIMEOUT_S)
@@ -414,8 +415,8 @@ def test_producer_whose_connection_is_gone_for_good_can_close_though_a_block_is_
     consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
     producer = connect(consumer)
     producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
-    producer._socket.disconnect(producer.address)
-    producer._handle(decode(encode("credit", {"received": 0, "released": 0, "resend": True})))  # as `close` may read it
+    producer._link.socket.disconnect(producer.address)
+    producer._handle(reliable.Credit(0, 0, True))  # as `close` may read it
     with pytest.raises(StreamClosed, match="it was not accepted again"):
         producer.reserve(TIMEOUT_S)
     producer.close()
@@ -433,7 +434,7 @@ def test_a_block_is_not_reused_while_zeromq_reads_it(tmp_path: Path) -> None:
     class Busy:
         done = False
 
-    number = producer._on_the_way[0][1]
+    number = producer._on_the_way[0]
     producer._blocks[number].trackers.append(Busy)
     second = producer.reserve(TIMEOUT_S)
     assert second.trajectory.reward.ctypes.data != address
@@ -460,7 +461,7 @@ def test_garbage_on_the_wire_is_ignored(tmp_path: Path) -> None:
             raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
     producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
     drain(consumer, 1, check=False)
-    producer._socket.send_multipart([b"not a message of ours"])
+    producer._link.socket.send_multipart([b"not a message of ours"])
     with pytest.raises(StreamError):
         consumer.get(TIMEOUT_S)
     with pytest.raises(StreamClosed):
@@ -477,9 +478,9 @@ def test_producer_that_sends_more_than_its_blocks_is_fenced(tmp_path: Path) -> N
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(consumer.address)
-        socket.send_multipart(hello_frames(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA))))
+        socket.send_multipart(HELLO)
         for index in range(3):
-            socket.send_multipart(encode("sample", {"index": index, "group": 0, "sequence": index}, block))
+            socket.send_multipart(pack(reliable.Sample(index, 0, index, None, False, False), block))
         with pytest.raises(StreamError, match=r"at most 2 ahead of 0. It was fenced"):
             for _ in range(3):
                 consumer.get(5.0)
@@ -522,20 +523,20 @@ def test_unadmitted_client_cannot_fill_consumer_memory(tmp_path: Path) -> None:
     consumer.close()
 
 
-def test_a_thousand_late_messages_of_a_replaced_producer_are_refused(tmp_path: Path) -> None:
+def test_hundreds_of_late_messages_of_a_replaced_producer_are_refused(tmp_path: Path) -> None:
     """As a host sends them that was stopped, or cut off, while its workers were replaced."""
     consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
     raw = np.zeros(make_layout(flatten_schema(SCHEMA)).size_bytes, np.uint8)
     with zmq.Context() as context, context.socket(zmq.DEALER) as old:
         old.setsockopt(zmq.LINGER, 0)
         old.connect(consumer.address)
-        old.send_multipart(hello_frames(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA))))
-        assert decode(old.recv_multipart()).kind == "welcome"
+        old.send_multipart(HELLO)
+        assert tag_of(old.recv_multipart()) == "welcome"
         new = connect(consumer, ProducerId(ACTOR.name, 1))
-        for index in range(1_000):
-            old.send_multipart(encode("sample", {"index": index, "group": 0, "sequence": index}, raw))
-        kinds = [decode(old.recv_multipart()).kind for _ in range(1_001)]  # one when it was replaced
-        assert kinds == ["refused"] * 1_001
+        for index in range(900):  # fewer than may wait in a connection
+            old.send_multipart(pack(reliable.Sample(index, 0, index, None, False, False), raw))
+        kinds = [tag_of(old.recv_multipart()) for _ in range(901)]  # one when it was replaced
+        assert kinds == ["refused"] * 901
     new.put(zeros(SCHEMA), 0, TIMEOUT_S)
     (entry,) = drain(consumer, 1, check=False)
     assert entry.producer.incarnation == 1 and consumer.ledger.received == 1 and consumer.ledger.balanced

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed
-from jsrl.transport.memory import locks
-from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.locks import (
+from jsrl.transport.shared import locks
+from jsrl.transport.shared.doorbell import Doorbell
+from jsrl.transport.shared.locks import (
     ALIVE,
     is_held,
     living_folder,
@@ -21,7 +21,7 @@ from jsrl.transport.memory.locks import (
     remove_unless_living,
     share_lock,
 )
-from jsrl.transport.memory.segment import Segment
+from jsrl.transport.shared.segment import Segment
 from jsrl.transport.wire.schema import (
     Leaf,
     compare_schemas,
@@ -48,7 +48,7 @@ def test_a_segment_is_private_aligned_and_shared(tmp_path):
     tree = segment.tree(layout, SCHEMA, 64)
     assert not tree["image"].any()
     code = (
-        "import sys; from jsrl.transport.memory.segment import Segment\n"
+        "import sys; from jsrl.transport.shared.segment import Segment\n"
         "words = Segment.attach(sys.argv[1]).words(64, 9); words[0] = 258; words[8] = -1"
     )
     with python(code, folder / "s") as child:
@@ -93,7 +93,7 @@ def test_a_folder_that_others_can_read_is_refused(tmp_path):
 def test_lock_of_a_segment_is_released_with_its_process(tmp_path):
     segment = Segment.create(tmp_path / "s", 64)
     code = (
-        "import sys, time; from jsrl.transport.memory.segment import Segment\n"
+        "import sys, time; from jsrl.transport.shared.segment import Segment\n"
         "s = Segment.attach(sys.argv[1]); print(s.lock(), flush=True); time.sleep(60)"
     )
     assert not segment.locked()
@@ -116,7 +116,7 @@ def test_lock_is_shared_by_several_or_held_by_one(tmp_path):
 
 def test_a_doorbell_wakes_across_processes_and_restarts(tmp_path):
     bell = Doorbell.create(tmp_path / "bell")
-    ringer = "import sys; from jsrl.transport.memory.doorbell import Doorbell; Doorbell.attach(sys.argv[1]).ring()"
+    ringer = "import sys; from jsrl.transport.shared.doorbell import Doorbell; Doorbell.attach(sys.argv[1]).ring()"
     assert not bell.wait(0.01)
     for _ in range(2):
         with python(ringer, bell.path) as child:
@@ -202,7 +202,7 @@ def test_folder_that_another_process_removes_while_it_is_made_is_made_again(tmp_
 
 
 def test_folder_of_a_killed_process_is_removed(tmp_path):
-    code = "import sys, time; from pathlib import Path; from jsrl.transport.memory.locks import living_folder\n"
+    code = "import sys, time; from pathlib import Path; from jsrl.transport.shared.locks import living_folder\n"
     code += "with living_folder(Path(sys.argv[1])):\n  print('made', flush=True); time.sleep(60)"
     with python(code, tmp_path / "run") as owner:
         assert owner.stdout.readline() == "made\n"

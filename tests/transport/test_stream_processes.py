@@ -15,7 +15,7 @@ import pytest
 
 from jsrl.errors import StreamClosed
 from jsrl.transport.base import ProducerId
-from jsrl.transport.transports import bind_inference, bind_params, connect_inference, connect_params
+from jsrl.transport.table import bind_inference, bind_params, connect_inference, connect_params
 from tests.contracts.inference_contract import SPEC, TIMEOUT_S, Serving, check_answer, make_request, wait_until
 from tests.contracts.params_contract import check_values, make_values, poll_until
 from tests.marks import slow

@@ -10,7 +10,7 @@ import pytest
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.envs.seats import SeatView
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
-from jsrl.transport.transports import bind_inference, bind_samples, connect_inference, connect_samples
+from jsrl.transport.table import bind_inference, bind_samples, connect_inference, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings, write_version
 from jsrl.workers.actor.worker import Actor, ActorSettings

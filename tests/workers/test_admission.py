@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from jsrl.transport.base import ProducerId
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, read_hop
 from jsrl.transport.ledger.page import LEDGER, open_ledger, read_page
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, zeros
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
 

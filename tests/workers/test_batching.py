@@ -12,7 +12,7 @@ from jsrl.agents.base import UpdateOutput
 from jsrl.parallel import split_devices
 from jsrl.services.metrics.phases import Phases
 from jsrl.transport.base import ProducerId
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.attached.prefetched import Prefetched
 from jsrl.workers.learner.batching import Batcher, BatchPlan, versions_trained_on

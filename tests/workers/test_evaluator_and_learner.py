@@ -21,7 +21,7 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.learner.batching import Batcher, BatchPlan

@@ -26,7 +26,7 @@ from jsrl.transport.base import (
     Reply,
     Request,
 )
-from jsrl.transport.transports import bind_inference, connect_inference
+from jsrl.transport.table import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version, spread, version_updates
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import NullReporter, Refusals

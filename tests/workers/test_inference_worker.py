@@ -17,7 +17,7 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.errors import StreamError, StreamTimeout, UnknownPolicy
 from jsrl.networks.model import NetworkConfig
 from jsrl.transport.base import InferenceClient, InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.transports import bind_inference, connect_inference
+from jsrl.transport.table import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.acting import Engine
 from jsrl.workers.inference.served import InferenceSettings

@@ -18,7 +18,7 @@ from jsrl.graph.plan import make_plan
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.values import Registration
-from jsrl.transport.transports import bind_inference, bind_samples
+from jsrl.transport.table import bind_inference, bind_samples
 from jsrl.workers import following, peers
 from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams
@@ -185,7 +185,7 @@ def test_actor_whose_connection_to_a_living_server_broke_connects_again(tmp_path
     (answering := threading.Thread(target=answer)).start()
     client, writer = streams.open({0: 1})
     assert streams.look(0.0) is False
-    client._connection.broken = True
+    client._link.watch.broken = True
     with pytest.raises(StreamClosed, match="the connection to the server broke"):
         client.receive(0.0)
     assert streams.look(0.0) is True

@@ -10,7 +10,7 @@ import pytest
 
 from jsrl.errors import JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import ProducerId
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, zeros
 from jsrl.workers.base import Refusals
 from jsrl.workers.learner.batching import Batcher, BatchPlan

@@ -24,7 +24,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age

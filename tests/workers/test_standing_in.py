@@ -13,7 +13,7 @@ import pytest
 from jsrl.errors import StreamTimeout
 from jsrl.services.runs.control_bodies import Command
 from jsrl.transport.base import ProducerId, Reply, Request
-from jsrl.transport.transports import bind_samples, connect_samples
+from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import make_version
 from jsrl.workers.actor.policies import ActingPolicy, Pace, PolicyRows, PolicySettings
 from jsrl.workers.actor.worker import Actor, ActorSettings

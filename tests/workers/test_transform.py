@@ -19,7 +19,7 @@ from jsrl.replay.shared import windows_spec
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer
 from jsrl.transport.ledger.hops import read_hops
 from jsrl.transport.stream import replay_batch_spec
-from jsrl.transport.transports import connect_samples
+from jsrl.transport.table import connect_samples
 from jsrl.types import ArraySpec
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader

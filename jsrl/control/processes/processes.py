@@ -20,7 +20,7 @@ from jsrl.services.runs.values import Exit, ResourceUsage
 from jsrl.workers.kinds import CRASHES
 from jsrl.workers.process import stacks_path
 
-MOST_CRASH_LINES = 40
+MAX_CRASH_LINES = 40
 GONE_S, LOOK_S = 5.0, 0.02
 NO_MEMORY = "the kernel killed it because the {:,} MB of memory that may be used here were full; use fewer workers"
 CHILDREN_S = 10.0  # between two looks at all processes of the host
@@ -225,7 +225,7 @@ def crash_lines(lines: list[str]) -> list[str]:
     if fatal is None or current is None or current < fatal:
         return []
     ends = (i for i, line in enumerate(lines) if i > current and not line.startswith("  "))
-    return [lines[fatal], *lines[current : min(next(ends, len(lines)), current + MOST_CRASH_LINES)]]
+    return [lines[fatal], *lines[current : min(next(ends, len(lines)), current + MAX_CRASH_LINES)]]
 
 
 def ending(status: int | None) -> str:

@@ -6,7 +6,7 @@ is a truncation, as long as food is left. Runs with one seed are equal, unlike s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import gymnasium
 from gymnasium import spaces
 
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.faults import unfit
 from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.games.played import EnvState, SeatSpaces
 from jsrl.errors import ConfigError
@@ -21,14 +22,9 @@ from jsrl.extras import import_extra
 from jsrl.references.importing import nearest
 
 
-def make_lbf(
-    config: EnvConfig,
-    num_envs: int,
-    seed: int | tuple[int, ...] = 0,
-    group: int = 0,
-    groups: Mapping[str, tuple[str, ...]] | None = None,
-) -> SyncVectorGame:
-    import_lbf(config)
+def lbf(config: EnvConfig) -> Callable[..., SyncVectorGame]:
+    """Return the maker of the game that an id names."""
+    import_extra("lbforaging", "games", f"environment {config.id!r}")
     name = config.id.partition(":")[2]
     if name not in gymnasium.registry:
         known = [other for other in gymnasium.registry if other.startswith("Foraging")]
@@ -36,11 +32,7 @@ def make_lbf(
             f"lbforaging registers no environment {name!r}{nearest(name, known)}; an id is like "
             "lbf:Foraging-8x8-2p-2f-coop-v3 (size, players, food; at most 4 foods)"
         )
-    return SyncVectorGame(partial(Foraging, config, name), config, num_envs, seed, group, groups)
-
-
-def import_lbf(config: EnvConfig) -> None:
-    import_extra("lbforaging", "games", f"environment {config.id!r}")
+    return partial(SyncVectorGame, partial(Foraging, config, name), config)
 
 
 class Foraging:
@@ -53,9 +45,7 @@ class Foraging:
         try:
             env: Any = gymnasium.make(name, disable_env_checker=True, **config.kwargs).unwrapped
         except (TypeError, gymnasium.error.Error) as error:
-            raise ConfigError(
-                f"environment {config.id!r} could not be made with kwargs {config.kwargs}: {error}. Check env.kwargs"
-            ) from error
+            raise unfit(config.id, config.kwargs, error) from error
         for place, player in enumerate(env.players):
             player.__class__ = _hashed_by(place, type(player))
         self._env, pairs = env, enumerate(zip(env.observation_space, env.action_space, strict=True))

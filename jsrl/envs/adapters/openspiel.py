@@ -8,7 +8,7 @@ information state (all it knows of the past) if the game has one, else its obser
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,14 +26,9 @@ from jsrl.references.importing import nearest
 TENSORS = ("information", "observation")
 
 
-def make_openspiel(
-    config: EnvConfig,
-    num_envs: int,
-    seed: int | tuple[int, ...] = 0,
-    group: int = 0,
-    groups: Mapping[str, tuple[str, ...]] | None = None,
-) -> SyncVectorGame:
-    spiel, kwargs = import_openspiel(config), dict(config.kwargs)
+def openspiel(config: EnvConfig) -> Callable[..., SyncVectorGame]:
+    """Return the maker of the game that an id names."""
+    spiel, kwargs = import_extra("pyspiel", "openspiel", f"environment {config.id!r}"), dict(config.kwargs)
     asked, name = kwargs.pop("tensor", None), config.id.partition(":")[2]
     known = spiel.registered_names()
     if name.partition("(")[0] not in known:
@@ -51,11 +46,7 @@ def make_openspiel(
             f"{[which for which in TENSORS if has[which]]}: set env.kwargs `tensor`. Mean-field games are not supported"
         )
     own_seed = "rng_seed" in kwargs or "rng_seed=" in name
-    return SyncVectorGame(partial(SpielGame, spiel, game, tensor, own_seed), config, num_envs, seed, group, groups)
-
-
-def import_openspiel(config: EnvConfig) -> Any:
-    return import_extra("pyspiel", "openspiel", f"environment {config.id!r}")
+    return partial(SyncVectorGame, partial(SpielGame, spiel, game, tensor, own_seed), config)
 
 
 class SpielGame:

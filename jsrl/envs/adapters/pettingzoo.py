@@ -24,7 +24,7 @@ from typing import Any
 from gymnasium import spaces
 
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import describe, is_number
+from jsrl.envs.faults import describe, is_number, unfit
 from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.games.played import EnvState, SeatSpaces
 from jsrl.envs.seats import seats_named
@@ -35,16 +35,8 @@ from jsrl.references.importing import import_target, nearest
 DEATHS, APIS = ("ends", "team"), (None, "aec", "parallel")
 
 
-def make_pettingzoo(
-    config: EnvConfig,
-    num_envs: int,
-    seed: int | tuple[int, ...] = 0,
-    group: int = 0,
-    groups: Mapping[str, tuple[str, ...]] | None = None,
-    *,
-    factory: Callable[..., Any] | None = None,
-) -> SyncVectorGame:
-    """Build a vector of a PettingZoo environment.
+def pettingzoo(config: EnvConfig, factory: Callable[..., Any] | None = None) -> Callable[..., SyncVectorGame]:
+    """Return the maker of vectors of a PettingZoo environment.
 
     Raises:
       ConfigError: it does not exist or rejects these options. MissingExtra: a package is not installed.
@@ -59,11 +51,7 @@ def make_pettingzoo(
         )
     facts = {name: bool(kwargs.pop(name, False)) for name in ("symmetric", "zero_sum")}
     build = partial(_build, config, factory or find_factory(config.id, api), kwargs, sides, facts)
-    return SyncVectorGame(build, config, num_envs, seed, group, groups, death=death)
-
-
-def import_pettingzoo(config: EnvConfig) -> None:
-    find_factory(config.id, config.kwargs.get("api"))
+    return partial(SyncVectorGame, build, config, death=death)
 
 
 def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
@@ -121,9 +109,7 @@ def _build(
     except ImportError as error:
         raise _missing(config.id, error) from error
     except (TypeError, AssertionError) as error:
-        raise ConfigError(
-            f"environment {config.id!r} could not be made with kwargs {kwargs}: {error}. Check env.kwargs"
-        ) from error
+        raise unfit(config.id, kwargs, error) from error
     if not hasattr(env, "possible_agents") or inspect.isclass(env):
         raise ConfigError(
             f"environment {config.id!r} is {type(env).__name__} without `possible_agents`; expected a PettingZoo "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -216,23 +217,8 @@ def _index(index: np.ndarray) -> Any:
     return slice(first, last + 1) if np.array_equal(index, np.arange(first, last + 1)) else index
 
 
-def make_hide_and_seek(
-    config: EnvConfig,
-    num_envs: int,
-    seed: int | tuple[int, ...] = 0,
-    group: int = 0,
-    groups: Mapping[str, tuple[str, ...]] | None = None,
-) -> HideAndSeek:
-    settings = settings_of(config.id.partition(":")[2], config.kwargs)
-    import_mujoco(config)
-    try:
-        draw_layout(settings, np.random.default_rng(0))  # else the first reset would fail
-    except EnvironmentFault as error:
-        raise ConfigError(f"{error}.") from error
-    return HideAndSeek(config, settings, num_envs, seed, group, groups)
-
-
-def import_mujoco(config: EnvConfig) -> None:
+def hide_and_seek(config: EnvConfig) -> Callable[..., HideAndSeek]:
+    """Return the maker of the game that an id names."""
     mujoco = import_extra("mujoco", "hide-and-seek", f"environment {config.id!r}")
     if tuple(int(part) for part in mujoco.__version__.split(".")[:2]) < LEAST_MUJOCO:
         least = ".".join(map(str, LEAST_MUJOCO))
@@ -240,3 +226,9 @@ def import_mujoco(config: EnvConfig) -> None:
             f"environment {config.id!r} needs MuJoCo {least} or newer; {mujoco.__version__} is installed: "
             f"{install_command('hide-and-seek')}"
         )
+    settings = settings_of(config.id.partition(":")[2], config.kwargs)
+    try:
+        draw_layout(settings, np.random.default_rng(0))  # else the first reset would fail
+    except EnvironmentFault as error:
+        raise ConfigError(f"{error}.") from error
+    return partial(HideAndSeek, config, settings)

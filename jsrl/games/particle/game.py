@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,20 +168,11 @@ class ParticleGame:
         """Do nothing: it holds no resources."""
 
 
-def make_particle(
-    config: EnvConfig,
-    num_envs: int,
-    seed: int | tuple[int, ...] = 0,
-    group: int = 0,
-    groups: Mapping[str, tuple[str, ...]] | None = None,
-) -> ParticleGame:
+def particle(config: EnvConfig) -> Callable[..., ParticleGame]:
+    """Return the maker of the world that an id names."""
     name = config.id.partition(":")[2]
     if name not in TASKS:
         raise ConfigError(f"there is no particle task {name!r}{nearest(name, TASKS)}; tasks: {', '.join(TASKS)}")
     kwargs = dict(config.kwargs)
     own = {key: kwargs.pop(key) for key in ("max_cycles", "continuous_actions", "multi_discrete") if key in kwargs}
-    try:
-        task = TASKS[name](**kwargs)
-    except TypeError as error:
-        raise ConfigError(f"particle task {name!r} does not take {config.kwargs}: {error}") from None
-    return ParticleGame(config, task, num_envs, seed, group, groups, **own)
+    return partial(ParticleGame, config, TASKS[name](**kwargs), **own)

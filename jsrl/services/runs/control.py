@@ -29,7 +29,8 @@ from jsrl.services.runs.door import MAX_MESSAGE_BYTES, shortened
 from jsrl.services.runs.logs import cut_log
 from jsrl.services.runs.process import Lease, Pauses, all_stacks, main_stack
 from jsrl.services.runs.values import MAX_LOG_BYTES
-from jsrl.transport.meeting.curve import (
+from jsrl.transport.door.keys import KeyPath
+from jsrl.transport.network.curve import (
     ConnectionWatch,
     Listener,
     connect,
@@ -38,7 +39,6 @@ from jsrl.transport.meeting.curve import (
     keys_to_connect,
     outgoing,
 )
-from jsrl.transport.meeting.keys import KeyPath
 
 _logger = logging.getLogger("jsrl.control")
 HEARTBEAT_S = 0.2
@@ -326,10 +326,9 @@ class ControlServer:
         for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from supervising its workers
             if not self._socket.poll(0):
                 break
-            frames = [frame.bytes for frame in self._listener.receive()]
-            sender = frames[0]
+            sender, frames = self._listener.receive()
             try:
-                words = incoming(frames[1:], self._keys, MAX_MESSAGE_BYTES)
+                words = incoming([frame.bytes for frame in frames], self._keys, MAX_MESSAGE_BYTES)
             except CodecError as error:
                 self._drop(error)
                 continue

@@ -20,7 +20,7 @@ from jsrl.plain_files import read_plain
 from jsrl.services.runs.files import json_ready, read_json, read_object, write_atomic, write_json
 from jsrl.services.runs.process import ProcessIdentity
 from jsrl.transport.ledger.reconcile import HopLedger
-from jsrl.transport.memory.locks import is_held
+from jsrl.transport.shared.locks import is_held
 
 RUNNING = "running"  # the file that a run's own process keeps locked; it has the identity of the process
 STATUS, RESULT, STOP = "status.json", "result.json", "stop.json"

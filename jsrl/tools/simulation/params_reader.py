@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 
-from jsrl.transport.transports import connect_params
+from jsrl.transport.table import connect_params
 
 _WAIT_S = 60.0
 

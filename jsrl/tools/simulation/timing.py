@@ -24,8 +24,8 @@ from jsrl.graph.schemas import make_schemas
 from jsrl.references.importing import spawn_environment
 from jsrl.tools.simulation.times import Cost, EnvTimes, ParamsTimes, Updates, fit
 from jsrl.transport.base import Request
-from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.transports import bind_params, connect_params
+from jsrl.transport.door.keys import make_keys
+from jsrl.transport.table import bind_params, connect_params
 from jsrl.types import EnvSpec, Trajectory, make_version, map_tree, spec_for_one, with_columns, zeros
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.learner.build_updater import checked, learner_devices, own_update

@@ -21,7 +21,7 @@ import jsrl
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.graph.machine import this_machine
-from jsrl.graph.plan import settle
+from jsrl.graph.plan import decided
 from jsrl.interrupts import interrupts
 from jsrl.services.runs.files import file_lock
 from jsrl.tools.tuning.advice import Advice, Measurements, advise, label
@@ -93,7 +93,7 @@ def tune(
     folder = profiles_folder(profiles_dir)
     if folder is not None:
         make_folder(folder)  # before minutes of trials
-    experiment, _ = settle(experiment)
+    experiment, _ = decided(experiment)
     space = make_space(experiment, make_knobs(experiment, this_machine(), batch=batch), given)
     seconds = min(max(minutes * 60 / TRIALS_PER_BUDGET, 1.0), 4.0) if trial_seconds is None else trial_seconds
     began = time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -163,15 +163,6 @@ def page_path(folder: Path, producer: ProducerId, session: int) -> Path:
     return folder / f"{producer.name}.{producer.incarnation}.{session:012x}{_SUFFIX}"
 
 
-def read_session(value: object) -> int:
-    """Return the consumer's incarnation number from its welcome."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
-        raise StreamError(
-            f"the consumer's welcome has the incarnation number {value!r}; do both ends run the same version?"
-        )
-    return value
-
-
 def read_connections(folder: Path) -> list[Connection]:
     """Return the counts of all connections of a hop, by name."""
     return sorted(_read(path) for path in pages_in(folder))
@@ -222,7 +213,7 @@ def _read(path: Path) -> Connection:
 
 
 def _commits_in(path: Path, session: int) -> int:
-    from jsrl.transport.samples.pages import read_commits
+    from jsrl.transport.shared.pages import read_commits
 
     return read_commits(path, session)
 

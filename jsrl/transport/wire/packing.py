@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from jsrl.errors import CodecError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.types import ArraySpec, Tree
-
-THIN, LZ4 = "newest", "lz4"  # fields of a message
 
 
 @dataclass(frozen=True)
@@ -30,23 +27,16 @@ class Packing:
     def __bool__(self) -> bool:
         return self.frames is not None or self.compress
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Return the packing as fields of a welcome."""
-        return {"frames": self.frames, "compress": self.compress}
-
 
 PLAIN = Packing()
 
 
-def read_packing(fields: object) -> Packing:
-    """Return the packing in a welcome; no `fields`: none."""
-    if fields is None:
-        return PLAIN
-    try:
-        return msgspec.convert(fields, Packing)
-    except msgspec.ValidationError as error:
-        raise CodecError(f"a welcome that asks for the packing {str(fields)[:80]}: {error}.") from error
+class Packed(NamedTuple):
+    """Bytes to send. thin: only the newest frames of stacks are in them; compressed: with LZ4."""
+
+    data: np.ndarray
+    thin: bool = False
+    compressed: bool = False
 
 
 def is_stack(observation: Tree, frames: int | None) -> bool:
@@ -100,31 +90,23 @@ def _words(stacks: np.ndarray) -> np.ndarray | None:
     return stacks.view(f"<u{frames}")[..., 0] if stacks.dtype == np.uint8 and frames in (2, 4, 8) else None
 
 
-def compress(raw: np.ndarray) -> np.ndarray | None:
-    """Return bytes compressed with LZ4; None: that does not make them fewer."""
-    smaller = np.frombuffer(lz4_block().compress(raw, store_size=False), np.uint8)
-    return smaller if smaller.nbytes < raw.nbytes else None
+def compressed(packed: Packed) -> Packed:
+    """Return bytes compressed with LZ4, if that makes them fewer."""
+    smaller = np.frombuffer(lz4_block().compress(packed.data, store_size=False), np.uint8)
+    return packed._replace(data=smaller, compressed=True) if smaller.nbytes < packed.data.nbytes else packed
 
 
-def received_bytes(what: str, packed: Any, size_bytes: int, *, compressed: bool) -> np.ndarray:
-    """Return the `size_bytes` bytes of a received message, decompressed if it is compressed.
-
-    Args:
-      what: the message is, for errors.
-    """
-    if not isinstance(packed, np.ndarray) or packed.dtype != np.uint8 or packed.ndim != 1:
-        raise CodecError(f"{what} of {type(packed).__name__}, expected raw bytes.")
-    raw = _decompress(what, packed, size_bytes) if compressed else packed
+def received_bytes(what: str, packed: Packed, size_bytes: int) -> np.ndarray:
+    """Return the `size_bytes` bytes of a received message, decompressed; `what` it is, for errors."""
+    raw = packed.data
+    if packed.compressed:
+        try:
+            raw = np.frombuffer(lz4_block().decompress(raw, uncompressed_size=size_bytes), np.uint8)
+        except (ValueError, lz4_block().LZ4BlockError) as error:
+            raise CodecError(f"{what} that LZ4 cannot read: {error}.") from error
     if raw.nbytes != size_bytes:
         raise CodecError(f"{what} of {raw.nbytes} bytes, expected {size_bytes}.")
     return raw
-
-
-def _decompress(what: str, packed: np.ndarray, size_bytes: int) -> np.ndarray:
-    try:
-        return np.frombuffer(lz4_block().decompress(packed, uncompressed_size=size_bytes), np.uint8)
-    except (ValueError, lz4_block().LZ4BlockError) as error:
-        raise CodecError(f"{what} that LZ4 cannot read: {error}.") from error
 
 
 def lz4_block() -> Any:

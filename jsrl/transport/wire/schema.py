@@ -151,6 +151,15 @@ def schema_from_fields(fields: Any) -> tuple[Leaf, ...]:
     return tuple(found)
 
 
+def encode_schema(leaves: Sequence[Leaf]) -> bytes:
+    return msgspec.msgpack.encode(schema_to_fields(leaves))
+
+
+def decode_schema(encoded: Any) -> tuple[Leaf, ...]:
+    """Return the schema that `encode_schema` wrote."""
+    return schema_from_fields(msgspec.msgpack.decode(encoded))
+
+
 @dataclass(frozen=True)
 class Layout:
     """Positions of the leaves of one tree in a flat buffer: 64-byte aligned, one after the other.

@@ -9,8 +9,8 @@ from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.values import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
-from jsrl.transport.meeting.admission import Check
-from jsrl.transport.transports import connect_inference
+from jsrl.transport.door.hello import Check
+from jsrl.transport.table import connect_inference
 from jsrl.workers.actor.kind import plays_frozen
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import Writer

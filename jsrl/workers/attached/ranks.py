@@ -27,9 +27,9 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.settings import DeadlineConfig
 from jsrl.parallel import join_processes, leave_processes
 from jsrl.services.runs.values import Registration
-from jsrl.transport.meeting.sockets import allowed_ports, none_free
+from jsrl.transport.network.sockets import allowed_ports, none_free
 from jsrl.transport.stream import name_at
-from jsrl.transport.transports import bind_ranks, connect_ranks
+from jsrl.transport.table import bind_ranks, connect_ranks
 from jsrl.workers.attached.agreement import (
     Action,
     Do,

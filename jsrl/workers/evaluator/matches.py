@@ -194,8 +194,8 @@ def _seat_policy(policy: Seated, slots: int) -> SeatPolicy:
 
 def make_opponents(job: Job) -> list[Opponent]:
     of_group: dict[str, Job] = {}
-    for part in job.by_policy:
-        of_group.setdefault(part.part.seat_group, part)
+    for own in job.by_policy:
+        of_group.setdefault(own.part.seat_group, own)
     found: list[Opponent] = []
     for number, name in enumerate(job.experiment.evaluator.against):
         if "@" in name:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jsrl.errors import SnapshotError, SpecMismatch, StreamTimeout
 from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber, ProducerId
-from jsrl.transport.inference.ends import unknown_policy, unserved
+from jsrl.transport.ends.inference import unknown_policy, unserved
 from jsrl.types import version_updates
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import Refusals

@@ -165,7 +165,7 @@ KIND = Kind(
     sends=("finished", "saved", "saving", "done", "scores", "stand_in"),
     check=check_settings,
     resources=RESOURCES,
-    lifecycle=Lifecycle(state="snapshot", saves=True, must_finish=True),
+    lifecycle=Lifecycle("snapshot", saves=True, must_finish=True, check_resume="jsrl.workers.frozen:check_players"),
     shown=Shown(
         ACTIVITIES,
         (*MEASURED, *SAID),

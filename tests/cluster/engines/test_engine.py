@@ -20,7 +20,7 @@ from jsrl.cluster.launcher import JoinedHosts
 from jsrl.cluster.this_host import own_facts
 from jsrl.control.processes.launcher import Local
 from jsrl.errors import ConfigError
-from jsrl.transport.meeting.keys import load_client_keys
+from jsrl.transport.door.keys import load_client_keys
 from tests.cluster.agents import await_that, lives, namespaces
 
 PLAYED = (

@@ -32,8 +32,8 @@ from jsrl.services.runs.files import read_json
 from jsrl.services.runs.names import FileNames
 from jsrl.services.snapshots.format import Manifest, version_damage
 from jsrl.services.snapshots.store import SnapshotStore
+from jsrl.transport.door.keys import load_client_keys, make_keys
 from jsrl.transport.ledger.page import read_page
-from jsrl.transport.meeting.keys import load_client_keys, make_keys
 from jsrl.types import leaves, named_leaves, zeros
 from jsrl.workers.actor.journal import Journal
 from tests.contracts.sample_contract import SCHEMA

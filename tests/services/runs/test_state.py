@@ -26,8 +26,8 @@ from jsrl.services.runs.state import (
     read_state,
     write_status,
 )
-from jsrl.transport.memory import locks as file_locks
-from jsrl.transport.memory.locks import is_held
+from jsrl.transport.shared import locks as file_locks
+from jsrl.transport.shared.locks import is_held
 
 OWN = ProcessIdentity.own()
 ELSEWHERE = dataclasses.replace(OWN, host="far", boot="another")

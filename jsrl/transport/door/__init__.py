@@ -1,0 +1,1 @@
+"""Connecting the two ends of a stream: addresses, hellos, keys."""

@@ -1,0 +1,1 @@
+"""What the ends of a type of stream share on all transports."""

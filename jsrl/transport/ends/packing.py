@@ -1,0 +1,82 @@
+"""How a block of trajectories is sent between hosts: only the newest frame of each stack, and compressed if wanted.
+
+A stack of frames repeats frames of earlier rows, so the first row's stack is sent whole and of the others only the newest
+frame; the reader rebuilds the stacks. Each of these rows has a flag for black older frames: not every start of an episode
+clears the stack (Atari after a lost life does not). The binding end decides, in its welcome. LZ4 comes before the encryption.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jsrl.transport.wire.packing import Packed, Packing, compressed, is_stack, received_bytes, stack
+from jsrl.transport.wire.schema import Leaf, flatten_schema, make_layout
+from jsrl.types import Trajectory, Tree
+
+
+class Packer:
+    """Packs and unpacks the blocks of a stream.
+
+    Args:
+      schema: of the stream. packing: what to leave out; `frames` counts only if the observation is one array of such stacks.
+    """
+
+    def __init__(self, schema: Tree, packing: Packing) -> None:
+        self._schema, self._layout = schema, make_layout(flatten_schema(schema))
+        self._has_stacks = isinstance(schema, Trajectory) and is_stack(schema.observation, packing.frames)
+        self._compress = packing.compress
+        self._thin = make_layout(_thinned(self._layout.leaves) if self._has_stacks else ())
+        self._at = next((i for i, leaf in enumerate(self._layout.leaves) if leaf.name == "observation"), -1)
+
+    def pack(self, raw: np.ndarray) -> Packed:
+        """Return what to send of a block [size_bytes]: `raw`, or new memory."""
+        packed = Packed(raw)
+        if self._has_stacks:
+            packed = Packed(np.empty(self._thin.size_bytes, np.uint8), thin=True)
+            first, newest, black, *others = self._thin.views(packed.data)
+            whole = self._layout.views(raw)
+            observation = whole.pop(self._at)
+            first[...], newest[...] = observation[0], observation[1:, ..., -1]
+            black[...] = _black(observation, self._layout.tree(self._schema, raw).is_first)
+            for target, leaf in zip(others, whole, strict=True):
+                target[...] = leaf
+        return compressed(packed) if self._compress else packed
+
+    def unpack(self, packed: Packed) -> np.ndarray:
+        """Return the block [size_bytes] from received bytes."""
+        thin = packed.thin and self._has_stacks
+        raw = received_bytes("a sample", packed, (self._thin if thin else self._layout).size_bytes)
+        return self._stacked(raw) if thin else raw
+
+    def _stacked(self, packed: np.ndarray) -> np.ndarray:
+        """Return a block with rebuilt stacks of observations."""
+        raw = np.zeros(self._layout.size_bytes, np.uint8)
+        first, newest, black, *others = self._thin.views(packed, writeable=False)
+        whole = self._layout.views(raw)
+        observation = whole.pop(self._at)
+        for target, leaf in zip(whole, others, strict=True):
+            target[...] = leaf
+        observation[0] = first
+        stack(observation, newest, black.astype(bool))
+        return raw
+
+
+def _black(observation: np.ndarray, is_first: np.ndarray) -> np.ndarray:
+    """Return bool [T, B]: where rows 1 to T begin an episode and their older frames are black."""
+    black = is_first[1:].astype(bool)
+    older = observation[1:][black][..., :-1]
+    black[black] = ~older.any(axis=tuple(range(1, older.ndim)))
+    return black
+
+
+def _thinned(every: tuple[Leaf, ...]) -> list[Leaf]:
+    """Return the leaves that are sent.
+
+    The first row's stacks [B, ..., frames], newest frames [T, B, ...], where older ones are black [T, B], and all others.
+    """
+    observation = next(leaf for leaf in every if leaf.name == "observation")
+    rows, *shape = observation.shape
+    first = Leaf("first", tuple(shape), observation.dtype)
+    newest = Leaf("newest", (rows - 1, *shape[:-1]), observation.dtype)
+    black = Leaf("black", (rows - 1, shape[0]), "bool")
+    return [first, newest, black, *(leaf for leaf in every if leaf is not observation)]

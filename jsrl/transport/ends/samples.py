@@ -1,0 +1,237 @@
+"""The common part of all sample streams: open blocks, the queue with its ledger, and admission."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Annotated, Any, Protocol
+
+import msgspec
+import numpy as np
+
+from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
+from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
+from jsrl.transport.door.address import check_producer
+from jsrl.transport.ledger.hop_page import HopPage
+from jsrl.transport.wire.message import Message
+from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema
+from jsrl.types import Trajectory, Tree, leaves
+
+MAX_GROUPS = 65536
+BLOCKS_PER_GROUP = 2  # one being written, one on its way
+
+
+class Welcome(Message, tag="welcome"):
+    """The consumer's answer to a hello: the producer's number of blocks, and the number of the consumer's incarnation."""
+
+    blocks: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    session: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+
+
+class _BlockOwner(Protocol):
+    def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry: ...
+
+    def abandon_block(self, number: int) -> None: ...
+
+
+class OpenBlock:
+    """Memory for one trajectory: write into `trajectory`, then `commit` (or `abandon`) once.
+
+    The memory is reused: leaves never written are zero, the rest shows an earlier trajectory.
+    """
+
+    __slots__ = ("_number", "_owner", "trajectory")
+
+    def __init__(self, owner: _BlockOwner, number: int, trajectory: Trajectory):
+        self.trajectory = trajectory
+        self._owner: _BlockOwner | None = owner
+        self._number = number
+
+    def _leave(self) -> _BlockOwner:
+        if self._owner is None:
+            raise StreamError("this block was committed or abandoned before; reserve another one.")
+        return self._owner
+
+    def commit(self, group: int, origin: Origin | None = None) -> Entry:
+        owner = self._leave()
+        entry = owner.commit_block(self._number, group, origin)
+        self._owner = None
+        return entry
+
+    def abandon(self) -> None:
+        owner = self._leave()
+        self._owner = None
+        owner.abandon_block(self._number)
+
+
+class ProducerEnd:
+    """The part of a producer that all transports share: `put`, and the numbers of trajectories per group."""
+
+    def __init__(self, schema: Tree, producer: ProducerId, num_groups: int):
+        self.producer = check_producer(producer)
+        self.schema = schema
+        self.leaves: tuple[Leaf, ...] = flatten_schema(schema)
+        self.num_groups = check_groups(num_groups)
+        self._sequences = [0] * num_groups
+
+    def reserve(self, timeout_s: float) -> OpenBlock:
+        raise NotImplementedError
+
+    def mark_lost(self, reason: str) -> None:
+        """Mark the consumer as gone for good, so that `close` waits for nothing."""
+
+    def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
+        arrays = check_tree(trajectory, self.leaves)
+        self._check_group(group)
+        block = self.reserve(timeout_s)
+        for destination, source in zip(leaves(block.trajectory), arrays, strict=True):
+            np.copyto(destination, source)
+        return block.commit(group)
+
+    def _check_group(self, group: int) -> None:
+        if not 0 <= group < self.num_groups:
+            raise ConfigError(f"{self.producer.name}: group {group}, expected 0 to {self.num_groups - 1}.")
+
+    def _next_entry(self, group: int, origin: Origin | None) -> Entry:
+        """Return the entry of the next trajectory of `group`, and count it."""
+        sequence = self._sequences[group]
+        self._sequences[group] = sequence + 1
+        return Entry(self.producer, group, sequence, None if origin == (self.producer, sequence) else origin)
+
+    def _no_room(self, timeout_s: float, num_blocks: int) -> StreamTimeout:
+        return StreamTimeout(
+            f"{self.producer.name}: none of {num_blocks} blocks was released within {timeout_s:g} s; the consumer is "
+            "slower than its producers (back-pressure), or hangs."
+        )
+
+
+class SampleQueue:
+    """Committed trajectories, waiting or lent, and the consumer's counts. Any thread may add to it."""
+
+    def __init__(self, address: str, ledger: Ledger | None) -> None:
+        self.address = address
+        self.ledger = ledger or Ledger(dropped={})
+        self.changed = threading.Condition()
+        self._waiting: deque[tuple[Lease, Any]] = deque()
+        self._lent: dict[Entry, Any] = {}
+        self._faults: deque[Exception] = deque()
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, trajectory: Trajectory, entry: Entry, token: Any, page: HopPage) -> None:
+        """Receive a committed trajectory; `token` identifies its memory, `page` counts its connection."""
+        with self.changed:
+            self.ledger.mark(True)
+            page.receive()
+            self.ledger.arrive()
+            if self.closed:
+                self.ledger.settle("closed")
+            else:
+                self._waiting.append((Lease(trajectory, entry), token))
+                self._hold()
+                self.changed.notify_all()
+            self.ledger.mark(False)
+
+    def _hold(self) -> None:
+        self.ledger.hold(len(self._waiting) + len(self._lent))
+
+    def complain(self, error: Exception) -> None:
+        """Have the next `take` raise `error`, once."""
+        with self.changed:
+            self._faults.append(error)
+            self.changed.notify_all()
+
+    def take(self) -> Lease | None:
+        """Lend the oldest waiting trajectory; None: none waits.
+
+        Raises:
+          StreamClosed: this end is closed.
+          SpecMismatch: a producer with another schema tried to join.
+        """
+        with self.changed:
+            return self._take()
+
+    def _take(self) -> Lease | None:
+        if self.closed:
+            raise StreamClosed(f"{self.address} is closed at this end.")
+        if self._faults:
+            raise self._faults.popleft()
+        if not self._waiting:
+            return None
+        lease, token = self._waiting.popleft()
+        self._lent[lease.entry] = token
+        return lease
+
+    def take_within(self, timeout_s: float) -> Lease:
+        """Lend the oldest trajectory, waiting for other threads to add one."""
+        deadline = time.monotonic() + timeout_s
+        with self.changed:
+            while (lease := self._take()) is None:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    raise self.nothing_came(timeout_s)
+                self.changed.wait(remaining_s)
+            return lease
+
+    def nothing_came(self, timeout_s: float) -> StreamTimeout:
+        return StreamTimeout(f"{self.address}: no trajectory was committed within {timeout_s:g} s.")
+
+    def settle(self, lease: Lease, outcome: str) -> Any:
+        """Count the outcome of a lent trajectory; return its token, or None if the queue is closed."""
+        with self.changed:
+            if self.closed:
+                return None
+            token = self._lent.pop(lease.entry, None)
+            if token is None:
+                raise StreamError(f"{self.address}: {lease.entry} is not lent; every lease is released exactly once.")
+            self.ledger.mark(True)
+            self.ledger.settle(outcome)
+            self._hold()
+            self.ledger.mark(False)
+            return token
+
+    def close(self) -> bool:
+        """Drop everything that waits or is lent for the reason `closed`; return False if that was done before."""
+        with self.changed:
+            if self.closed:
+                return False
+            self.closed = True
+            held = len(self._waiting) + len(self._lent)
+            if held:
+                self.ledger.settle("closed", held)
+            self._waiting.clear()
+            self._lent.clear()
+            self._hold()
+            self.changed.notify_all()
+            return True
+
+
+def check_groups(num_groups: int) -> int:
+    if not isinstance(num_groups, int) or not 1 <= num_groups <= MAX_GROUPS:
+        raise ConfigError(f"num_groups {num_groups!r}, expected 1 to {MAX_GROUPS}.")
+    return num_groups
+
+
+def choose_blocks(blocks_per_producer: int | None, num_groups: int) -> int:
+    return blocks_per_producer or BLOCKS_PER_GROUP * check_groups(num_groups)
+
+
+def check_blocks(blocks_per_producer: int | None) -> int | None:
+    if blocks_per_producer is not None and not 1 <= blocks_per_producer <= 1 << 20:
+        raise ConfigError(f"blocks_per_producer {blocks_per_producer}, expected 1 to {1 << 20}, or None.")
+    return blocks_per_producer
+
+
+def wait_until(ready: Callable[[], bool], wait: Callable[[float], Any], timeout_s: float, slice_s: float) -> bool:
+    """Call `wait` in slices until `ready`; return whether it became ready in time."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            return False
+        wait(min(remaining_s, slice_s))
+    return True

@@ -1,1 +1,0 @@
-"""Inference streams: requests and replies."""

@@ -1,0 +1,1 @@
+"""Streams inside one process: serial mode, notebooks, tests."""

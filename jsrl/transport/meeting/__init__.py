@@ -1,1 +1,0 @@
-"""Connecting the two ends of a stream: addresses, hellos, keys, sockets."""

@@ -1,1 +1,0 @@
-"""Shared memory, and wake-ups of its readers."""

@@ -1,0 +1,1 @@
+"""Streams over ZeroMQ: a link between two ends, and three protocols over it."""

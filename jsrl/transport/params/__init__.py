@@ -1,1 +1,0 @@
-"""Params streams: the newest params reach their readers."""

@@ -1,1 +1,0 @@
-"""Sample streams: trajectories and batches, one way."""

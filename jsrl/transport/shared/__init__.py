@@ -1,0 +1,1 @@
+"""Streams between processes of one host: shared memory, and what wakes and locks it."""

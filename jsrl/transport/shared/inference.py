@@ -1,0 +1,233 @@
+"""The inference stream between processes of one host: arrays in shared memory, small fixed headers over a Unix socket.
+
+The server listens at a socket in the run folder. The connection shows whether a client is alive: the kernel closes it when
+either side dies, so both notice at once, without timeouts. At hello the server makes one segment for this
+incarnation, with an area per group; the client writes a request's arrays there in place and announces them in one
+datagram, which also wakes the server and orders the memory. The segment's file is removed as soon as both have mapped it, so
+nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import select
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
+from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
+from jsrl.transport.door.hello import ANYBODY, Hello, HelloChecker, HelloMessage, JoinRules, refusal
+from jsrl.transport.door.unix_socket import listen_socket
+from jsrl.transport.ends.area import AreaLayout, ServerArea
+from jsrl.transport.ends.inference import PolicyNotServed, ServerEnd
+from jsrl.transport.shared.locks import make_folder
+from jsrl.transport.shared.segment import Segment
+from jsrl.transport.wire.message import Message, pack, unpack
+from jsrl.transport.wire.schema import flatten_schema
+
+REQUEST = struct.Struct("<iqq?")  # group, min_updates, step, wants_core
+REPLY = struct.Struct("<i?")  # group, has_core
+MAX_CONTROL_BYTES = 1 << 16
+MAX_SEGMENT_BYTES = 1 << 30  # largest segment that a hello may request
+_logger = logging.getLogger("jsrl.transport")
+_HELLO_DEADLINE_S = 10.0
+_MOST_UNIDENTIFIED = 64  # connections that have sent nothing yet
+ATTACHED = b"attached"
+_HELLOS = msgspec.msgpack.Decoder(HelloMessage)
+
+
+class Welcome(Message, tag="welcome"):
+    """The answer to a hello: the name of the client's segment."""
+
+    segment: str
+
+
+class _SharedClient:
+    """A connected client."""
+
+    def __init__(self, client: ProducerId, connection: socket.socket, segment: Segment, layout: AreaLayout):
+        self.client = client
+        self.connection = connection
+        self.segment = segment
+        self.areas = {g: ServerArea(layout, client, g, segment.buffer) for g in layout.group_sizes}
+
+    def answer(self, request: ClientRequest, reply: Reply) -> bool:
+        wants_core = request.request.wants_core
+        self.areas[request.group].write(reply, wants_core)
+        return self._send(REPLY.pack(request.group, wants_core))
+
+    def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
+        self.areas[request.group].refuse()
+        return self._send(pack(unserved)[0])  # longer than a reply: so the client recognises it
+
+    def _send(self, message: bytes) -> bool:
+        try:
+            self.connection.send(message)
+        except OSError:
+            return False
+        return True
+
+    def disconnect(self, reason: str) -> None:
+        try:
+            self.connection.send(pack(refusal(StreamClosed(f"{reason}.")))[0])
+        except OSError:
+            pass  # the client is gone
+        self.connection.close()
+        self.areas.clear()
+        self.segment.unlink()
+        self.segment.close()
+
+
+class SharedInferenceServer(ServerEnd):
+    """The server end of `shm:FOLDER/NAME`."""
+
+    def __init__(self, path: str | Path, spec: InferenceSpec, join_rules: JoinRules = ANYBODY):
+        self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
+        super().__init__(self._hello_checker.admission)
+        self.spec = spec
+        self._path = Path(path)
+        self.address = f"shm:{self._path}"
+        make_folder(self._path.parent)
+        self._listener = listen_socket(self._path)
+        self.waitable = self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._unidentified: dict[int, tuple[socket.socket, float]] = {}
+        self._connected: dict[int, _SharedClient] = {}
+
+    def _gather(self, max_wait_s: float) -> None:
+        events = self._epoll.poll(max_wait_s, 4096)
+        connected = self._connected
+        for fd, _ in events:
+            peer = connected.get(fd)
+            if peer is not None:
+                self._read(fd, peer)
+        if len(connected) < len(events) or any(fd not in connected for fd, _ in events):
+            self._serve_connections([fd for fd, _ in events if fd not in connected])
+
+    def _read(self, fd: int, peer: _SharedClient) -> None:
+        """Process a client's messages except its end, so that the end is handled before the client's next hello."""
+        receive, areas = peer.connection.recv, peer.areas
+        try:
+            for _ in range(len(areas) + 1):
+                message = receive(64)
+                if len(message) == REQUEST.size:
+                    group, min_updates, step, wants_core = REQUEST.unpack(message)
+                    self._ready.append(areas[group].read(min_updates, step, wants_core))
+                    if len(areas) == 1:
+                        return  # one in flight: there is no other; level-triggered polling would show it
+                elif message == ATTACHED:
+                    peer.segment.unlink()
+                else:
+                    self._part(fd, peer, "it left" if not message else "it sent something that is not a request")
+                    return
+        except BlockingIOError:
+            return
+        except (OSError, KeyError):
+            self._part(fd, peer, "its connection broke")
+
+    def _part(self, fd: int, peer: _SharedClient, reason: str) -> None:
+        self._connected.pop(fd, None)
+        self._drop(peer, reason)
+
+    def _drop(self, peer: Any, reason: str) -> None:
+        fd = peer.connection.fileno()
+        self._connected.pop(fd, None)
+        if fd >= 0:
+            self._epoll.unregister(fd)
+        super()._drop(peer, reason)
+
+    def _serve_connections(self, fds: list[int]) -> None:
+        for fd in fds:
+            if fd in self._unidentified:
+                self._identify(fd)
+        if self._listener.fileno() in fds:  # last: a new connection may get the number of one that just ended
+            self._accept()
+        for fd, (_, since_s) in list(self._unidentified.items()):
+            if time.monotonic() - since_s > _HELLO_DEADLINE_S:
+                self._reject(fd)
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                self._unidentified[connection.fileno()] = (connection, time.monotonic())
+                self._epoll.register(connection, select.EPOLLIN)
+                if len(self._unidentified) > _MOST_UNIDENTIFIED:
+                    self._identify(next(iter(self._unidentified)))
+        except BlockingIOError:
+            return
+        except OSError as error:  # no descriptor is free: close connections that sent no hello
+            if not self._unidentified:
+                raise
+            _logger.warning("%s: closed a connection that sent no hello (%s)", self.address, error)
+            self._reject(next(iter(self._unidentified)))
+
+    def _identify(self, fd: int) -> None:
+        """Answer a connection's hello; close the connection if there is none."""
+        connection, _ = self._unidentified.pop(fd)
+        self._epoll.unregister(fd)
+        self._greet(connection)
+
+    def _reject(self, fd: int) -> None:
+        """Close a connection whose peer has sent no hello."""
+        connection, _ = self._unidentified.pop(fd)
+        self._epoll.unregister(fd)
+        connection.close()
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Answer a hello: admit the client, or send the reason for the refusal."""
+        try:
+            message = connection.recv(MAX_CONTROL_BYTES)
+            if not message:
+                connection.close()
+                return
+            hello, _ = unpack([message], _HELLOS, self._hello_checker.header_bytes)
+            self._admit_hello(self._hello_checker.read(hello), connection)
+        except JsrlError as error:
+            if isinstance(error, SpecMismatch):
+                self._complaints.append(error)
+            try:
+                connection.send(pack(refusal(error))[0])
+            except OSError:
+                pass  # the client is gone
+            connection.close()
+        except OSError:
+            connection.close()
+
+    def _admit_hello(self, hello: Hello, connection: socket.socket) -> None:
+        client = hello.sender
+        self._admission.check_incarnation(client)
+        layout = AreaLayout(self.spec, hello.groups)
+        if layout.size_bytes > MAX_SEGMENT_BYTES:
+            raise ConfigError(
+                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_SEGMENT_BYTES} are available; use "
+                "smaller groups."
+            )
+        segment_path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
+        segment = Segment.create(segment_path, layout.size_bytes)
+        try:
+            connection.send(pack(Welcome(segment_path.name))[0])
+        except OSError:
+            segment.unlink()
+            segment.close()
+            raise
+        peer = _SharedClient(client, connection, segment, layout)
+        self._admit(peer)
+        self._connected[connection.fileno()] = peer
+        self._epoll.register(connection, select.EPOLLIN)
+
+    def _shut(self) -> None:
+        self._connected.clear()
+        for connection, _ in self._unidentified.values():
+            connection.close()
+        self._unidentified.clear()
+        self._listener.close()
+        self._epoll.close()
+        self._path.unlink(missing_ok=True)

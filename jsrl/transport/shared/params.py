@@ -1,0 +1,282 @@
+"""The params stream between processes of one host: one writer, many readers, neither waits for the other.
+
+A segment per policy holds three copies of the params; the writer fills the oldest one and then names it the latest. A
+reader copies the latest and checks its number again: if the writer reused that copy meanwhile (two publishes during one
+copy), the number differs and the reader starts over. It also checks a sum over all words.
+
+A new incarnation of the learner replaces the old one's file and marks the old one; readers follow at their next
+check. A waiting reader puts a doorbell into the folder `NAME.bells`; every publish rings all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import CodecError, ConfigError, StreamClosed
+from jsrl.transport.local.params import too_late
+from jsrl.transport.shared.bank import (
+    CHECKED,
+    COPIES,
+    HEAD_WORDS,
+    LATEST,
+    MAX_TRIES,
+    NUMBER,
+    REPLACED,
+    SUM,
+    VERSION,
+    Bank,
+    copy_head,
+    word_sum,
+)
+from jsrl.transport.shared.doorbell import Doorbell
+from jsrl.transport.shared.locks import is_locked, make_folder, try_lock
+from jsrl.transport.shared.segment import Segment, memory_fence
+from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
+from jsrl.types import version_updates
+
+_LOOK_S = 0.2  # how often a waiting reader checks without a ring, in case a new writer does not know its bell yet
+_SWEEP_EVERY = 256  # publishes between searches for doorbells of dead readers
+
+
+def _policy_path(path: Path, policy: int) -> Path:
+    return path.with_name(f"{path.name}.policy-{policy}")
+
+
+def _bells_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.bells")
+
+
+class SharedParamsPublisher:
+    """The writing end of `shm:FOLDER/NAME`."""
+
+    def __init__(self, path: str | Path, checksum: bool = True):
+        self._path = Path(path)
+        self.address = f"shm:{self._path}"
+        self._checksum = checksum
+        make_folder(self._path.parent)
+        self._banks: dict[int, tuple[Bank, list[list[np.ndarray]]]] = {}
+        self._bells: dict[str, Doorbell] = {}
+        self._published = 0
+        self._closed = False
+
+    def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
+        if self._closed:
+            raise StreamClosed(f"the params publisher {self.address} is closed.")
+        found = self._banks.get(policy)
+        if found is None:
+            self._start(policy, version, values)
+        else:
+            bank, views = found
+            self._check(bank, values, policy)
+            self._write(bank, views, version, values)
+        self._published += 1
+        self._ring()
+
+    def _start(self, policy: int, version: int, values: list[np.ndarray]) -> None:
+        final = _policy_path(self._path, policy)
+        fresh = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
+        layout = make_layout(flatten_schema(list(values)))
+        bank = Bank.create(fresh, layout, self._checksum)
+        views = [bank.views(number) for number in range(COPIES)]
+        self._write(bank, views, version, values)
+        try:
+            older = Segment.attach(final)
+        except StreamClosed:
+            older = None
+        os.replace(fresh, final)
+        bank.segment.path = final
+        if older is not None:
+            words = older.words(0, HEAD_WORDS)
+            words[REPLACED] = 1
+            words.release()
+            older.close()
+        self._banks[policy] = (bank, views)
+
+    def _check(self, bank: Bank, values: list[np.ndarray], policy: int) -> None:
+        leaves = bank.layout.leaves
+        if len(values) == len(leaves) and all(v.shape == leaf.shape for v, leaf in zip(values, leaves, strict=True)):
+            views = self._banks[policy][1][0]
+            if all(value.dtype == view.dtype for value, view in zip(values, views, strict=True)):
+                return
+        compare_schemas(leaves, flatten_schema(list(values)), f"policy {policy}", "the new params")
+
+    @staticmethod
+    def _write(bank: Bank, views: list[list[np.ndarray]], version: int, values: list[np.ndarray]) -> None:
+        words = bank.words
+        number = words[LATEST] + 1
+        head = copy_head(number)
+        words[head + NUMBER] = 0
+        memory_fence()
+        for view, value in zip(views[number % COPIES], values, strict=True):
+            view[...] = value
+        words[head + VERSION] = version
+        if words[CHECKED]:
+            words[head + SUM] = word_sum(bank.copies[number % COPIES])
+        memory_fence()
+        words[head + NUMBER] = number
+        memory_fence()
+        words[LATEST] = number
+
+    def _ring(self) -> None:
+        try:
+            names = os.listdir(_bells_path(self._path))
+        except FileNotFoundError:
+            return
+        sweep = self._published % _SWEEP_EVERY == 0
+        for name in names:
+            bell = self._bells.get(name)
+            if bell is None:
+                try:
+                    bell = self._bells[name] = Doorbell.attach(_bells_path(self._path) / name)
+                except (StreamClosed, ConfigError):
+                    continue  # removed since the listing, or not a doorbell
+            bell.ring()
+            if sweep and not is_locked(bell.fileno()):
+                bell.unlink()
+        if len(self._bells) > len(names):
+            for name in set(self._bells).difference(names):
+                self._bells.pop(name).close()
+
+    def close(self) -> None:
+        """Close; the last params stay readable until `unlink` or the end of the run. May be called twice."""
+        self._closed = True
+        for bell in self._bells.values():
+            bell.close()
+        self._bells.clear()
+        for bank, views in self._banks.values():
+            views.clear()
+            bank.close()
+        self._banks.clear()
+
+    def unlink(self) -> None:
+        """Remove the params of every policy from the folder; readers that have opened them keep the last ones."""
+        for path in self._path.parent.glob(f"{self._path.name}.policy-*"):
+            path.unlink(missing_ok=True)
+        bells = _bells_path(self._path)
+        if bells.is_dir():
+            for path in bells.iterdir():
+                path.unlink(missing_ok=True)
+            bells.rmdir()
+
+
+class _Source:
+    """One policy's segment, as a reader has opened it."""
+
+    __slots__ = ("bank", "seen_number", "words")
+
+    def __init__(self, bank: Bank):
+        self.bank = bank
+        self.words = bank.words
+        self.seen_number = 0
+
+
+class SharedParamsSubscriber:
+    """The reading end of `shm:FOLDER/NAME`."""
+
+    def __init__(self, path: str | Path):
+        self._path = Path(path)
+        self.address = f"shm:{self._path}"
+        self._sources: dict[int, _Source] = {}
+        self._bell: Doorbell | None = None
+        self._closed = False
+
+    def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
+        """As ParamsSubscriber; raises CodecError if the params in memory fail their checksum."""
+        source = self._sources.get(policy)
+        if source is None or source.words[REPLACED]:
+            source = self._follow(policy)
+            if source is None:
+                return None
+        if source.words[LATEST] == source.seen_number:
+            return None
+        return self._copy(source, policy)
+
+    def _follow(self, policy: int) -> _Source | None:
+        """Open the policy's segment if there is one, or a newer one."""
+        if self._closed:
+            raise StreamClosed(f"the params subscriber {self.address} is closed.")
+        older = self._sources.get(policy)
+        try:
+            source = _Source(Bank.attach(_policy_path(self._path, policy)))
+        except StreamClosed:
+            return older
+        self._sources[policy] = source
+        if older is not None:
+            older.bank.close()
+        return source
+
+    def _copy(self, source: _Source, policy: int) -> tuple[int, list[np.ndarray]] | None:
+        words, bank = source.words, source.bank
+        for _ in range(MAX_TRIES):
+            number = words[LATEST]
+            memory_fence()
+            head = copy_head(number)
+            if words[head + NUMBER] != number:
+                continue
+            version, expected_sum = words[head + VERSION], words[head + SUM]
+            memory_fence()
+            fresh: Any = _aligned(bank.layout.size_bytes)
+            fresh[...] = bank.copies[number % COPIES]
+            memory_fence()
+            if words[head + NUMBER] != number:
+                continue
+            if words[CHECKED] and word_sum(fresh) != expected_sum:
+                raise CodecError(
+                    f"{self.address}: params of policy {policy}, version {version}, fail their checksum: the memory "
+                    "was written by another process. Stop the run and look for a second learner in the same run folder."
+                )
+            source.seen_number = number
+            return version, bank.layout.views(fresh)
+        return None  # the writer is faster than this reader copies: the next poll tries again
+
+    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
+        version = self._version(policy)
+        if version is not None and version_updates(version) >= min_updates:
+            return
+        deadline = time.monotonic() + timeout_s
+        bell = self._own_doorbell()
+        while True:
+            version = self._version(policy)
+            if version is not None and version_updates(version) >= min_updates:
+                return
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise too_late(self.address, policy, min_updates, timeout_s, version)
+            bell.wait(min(left_s, _LOOK_S))
+
+    def _version(self, policy: int) -> int | None:
+        source = self._sources.get(policy)
+        if source is None or source.words[REPLACED]:
+            source = self._follow(policy)
+        return None if source is None else source.bank.latest_version()
+
+    def _own_doorbell(self) -> Doorbell:
+        if self._bell is None:
+            make_folder(self._path.parent)
+            bells = make_folder(_bells_path(self._path))
+            self._bell = Doorbell.create(bells / secrets.token_hex(8))
+            try_lock(self._bell.fileno())
+        return self._bell
+
+    def close(self) -> None:
+        self._closed = True
+        for source in self._sources.values():
+            source.bank.close()
+        self._sources.clear()
+        if self._bell is not None:
+            self._bell.unlink()
+            self._bell.close()
+            self._bell = None
+
+
+def _aligned(size_bytes: int) -> np.ndarray:
+    """Return new memory that starts at a cache line."""
+    room = np.empty(size_bytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size_bytes]

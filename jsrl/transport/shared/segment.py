@@ -1,0 +1,120 @@
+"""Shared memory: plain files under /dev/shm, mode 0600 in a 0700 folder of the run, mapped with mmap.
+
+`multiprocessing.shared_memory` is not used: on Python 3.11 an attaching process that exits unlinks the block for all.
+Here the process that made a segment unlinks it. A process that still maps it keeps its memory, which is harmless.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import ConfigError, StreamClosed
+from jsrl.transport.shared.locks import is_locked, try_lock
+from jsrl.transport.wire.schema import Layout
+
+_fence_lock = threading.Lock()
+
+
+def memory_fence() -> None:
+    """Order the shared-memory reads and writes before this call before those after it, on every architecture."""
+    for _ in range(2):  # release, then acquire, of one lock
+        with _fence_lock:
+            pass
+
+
+class Segment:
+    """One mapped file; make it with `create` or `attach`."""
+
+    def __init__(self, path: Path, fd: int, size_bytes: int):
+        self.path = path
+        self.size_bytes = size_bytes
+        self._fd = fd
+        self._map: mmap.mmap | None = mmap.mmap(fd, size_bytes)
+
+    @classmethod
+    def create(cls, path: str | Path, size_bytes: int) -> Segment:
+        """Make a segment of zeros; its memory is allocated now, so that a write never fails later."""
+        path = Path(path)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"the segment {path} cannot be made: {error.strerror}.") from error
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+            return cls(path, fd, size_bytes)
+        except OSError as error:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            room = os.statvfs(path.parent)
+            free_bytes = room.f_bavail * room.f_frsize
+            advice = "use fewer blocks or shorter trajectories, enlarge /dev/shm, or choose the ZeroMQ transport"
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                advice = str(error.strerror)
+            raise ConfigError(
+                f"the segment {path} needs {size_bytes} bytes, {free_bytes} bytes are free: {advice}."
+            ) from error
+
+    @classmethod
+    def attach(cls, path: str | Path) -> Segment:
+        """Map an existing segment.
+
+        Raises:
+          StreamClosed: it does not exist (its owner has not made it yet, or is gone).
+          ConfigError: the file is not a segment of this user.
+        """
+        path = Path(path)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise StreamClosed(f"no segment at {path}: its owner has not made it yet, or has left.") from None
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or not found.st_size:
+            os.close(fd)
+            raise ConfigError(f"{path} is not a segment of this user; choose another run folder.")
+        return cls(path, fd, found.st_size)
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        if self._map is None:
+            raise StreamClosed(f"the segment {self.path} is closed here.")
+        return self._map
+
+    def words(self, offset: int, count: int) -> memoryview:
+        """Return `count` int64 words at `offset`; each is read and written atomically."""
+        return memoryview(self.buffer)[offset : offset + 8 * count].cast("q")
+
+    def views(self, layout: Layout, offset: int = 0, *, writeable: bool = True) -> list[np.ndarray]:
+        return layout.views(self.buffer, offset, writeable=writeable)
+
+    def tree(self, layout: Layout, schema: Any, offset: int = 0, *, writeable: bool = True) -> Any:
+        """Return the arrays of a layout at `offset`, as a tree shaped like `schema`."""
+        return layout.tree(schema, self.buffer, offset, writeable=writeable)
+
+    def lock(self) -> bool:
+        """Hold the file's lock until this end closes or this process dies; return whether it was free.
+
+        Shows that a process is alive: one process holds the lock, another checks it with `locked`.
+        """
+        return try_lock(self._fd)
+
+    def locked(self) -> bool:
+        """Return whether another end (of this or any process) holds the file's lock."""
+        return is_locked(self._fd)
+
+    def close(self) -> None:
+        """Close this end. Memory stays mapped until the last array that shows it is gone."""
+        if self._map is not None:
+            self._map = None  # not `close()`: numpy arrays hold no export of the mapping and would dangle
+            os.close(self._fd)
+
+    def unlink(self) -> None:
+        """Remove the file; open ends keep working without it."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,355 @@
+"""What carries streams: the scheme of an address selects the transport; only this table reads it.
+
+| address | transport |
+|---|---|
+| `local:NAME` | in process |
+| `shm:/FOLDER/NAME` | shared memory |
+| `ipc:///PATH`, `tcp://HOST:PORT` | ZeroMQ |
+| `transport:MODULE:NAME:PLACE` | a user's own: the value NAME of a module, which gets the whole address |
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jsrl.errors import ConfigError
+from jsrl.transport.base import (
+    FirstRank,
+    InferenceClient,
+    InferenceServer,
+    InferenceSpec,
+    Ledger,
+    OtherRank,
+    ParamsPublisher,
+    ParamsSubscriber,
+    ProducerId,
+    SampleConsumer,
+    SampleProducer,
+)
+from jsrl.transport.door.address import check_producer, parse_address
+from jsrl.transport.door.hello import ANYBODY, Check, JoinRules
+from jsrl.transport.stream import StreamType
+from jsrl.types import Tree
+
+if TYPE_CHECKING:
+    from jsrl.transport.door.keys import KeyPath
+    from jsrl.transport.wire.packing import Packing
+
+KEYS = "jsrl.transport.door.keys"  # imported where an address names a key
+OWN = "transport"  # the scheme of a user's transport
+ZEROMQ = ("ipc", "tcp")
+_EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
+# (stream type, scheme) -> what makes the ends that bind and connect, below jsrl.transport; imported at the first use.
+ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
+    ("samples", "local"): ("local.samples:LocalSampleConsumer", "local.samples:connect_local"),
+    ("samples", "shm"): ("shared.samples:SharedSampleConsumer", "shared.samples_producer:SharedSampleProducer"),
+    ("samples", "zmq"): ("network.reliable:ZmqSampleConsumer", "network.reliable:ZmqSampleProducer"),
+    ("inference", "local"): ("local.inference:LocalInferenceServer", "local.inference:connect_local"),
+    ("inference", "shm"): ("shared.inference:SharedInferenceServer", "shared.inference_client:SharedInferenceClient"),
+    ("inference", "zmq"): ("network.call:ZmqInferenceServer", "network.call:ZmqInferenceClient"),
+    ("params", "local"): ("local.params:LocalParamsPublisher", "local.params:LocalParamsSubscriber"),
+    ("params", "shm"): ("shared.params:SharedParamsPublisher", "shared.params:SharedParamsSubscriber"),
+    ("params", "zmq"): ("network.latest:ZmqParamsPublisher", "network.latest:ZmqParamsSubscriber"),
+    ("ranks", "zmq"): ("network.call:ZmqFirstRank", "network.call:ZmqOtherRank"),
+}
+
+
+class Transport:
+    """A transport makes the ends of the types of streams that it carries; a subclass overrides these methods.
+
+    For arguments and guarantees of each end see the functions of the same names below. `connect_...` must accept the `address`
+    of an end that the same transport has bound.
+    """
+
+    def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
+        """Return the reading end of a sample stream."""
+        raise self._carries_no("samples", address)
+
+    def connect_samples(
+        self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
+    ) -> SampleProducer:
+        """Return the writing end of a sample stream."""
+        raise self._carries_no("samples", address)
+
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, **options: Any) -> InferenceServer:
+        """Return the server end of an inference stream."""
+        raise self._carries_no("inference", address)
+
+    def connect_inference(
+        self,
+        address: str,
+        spec: InferenceSpec,
+        client: ProducerId,
+        group_sizes: dict[int, int],
+        timeout_s: float,
+        **options: Any,
+    ) -> InferenceClient:
+        """Return the client end of an inference stream."""
+        raise self._carries_no("inference", address)
+
+    def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
+        """Return the publishing end of params."""
+        raise self._carries_no("params", address)
+
+    def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
+        """Return the reading end of params."""
+        raise self._carries_no("params", address)
+
+    def bind_ranks(self, address: str, *, keys: KeyPath) -> FirstRank:
+        """Return the first rank's end of the stream over which ranks agree."""
+        raise self._carries_no("ranks", address)
+
+    def connect_ranks(self, address: str, *, keys: KeyPath) -> OtherRank:
+        """Return another rank's end of the stream over which ranks agree."""
+        raise self._carries_no("ranks", address)
+
+    def carries(self, stream_type: str) -> bool:
+        """Return whether this transport has ends of a type of stream: samples, inference, params or ranks."""
+        return getattr(type(self), f"bind_{stream_type}") is not getattr(Transport, f"bind_{stream_type}")
+
+    def _carries_no(self, what: str, address: str) -> ConfigError:
+        return ConfigError(
+            f"the transport of {address} ({type(self).__name__}) carries no {what}; give it another stream."
+        )
+
+
+def bind(
+    stream_type: StreamType, address: str, *given: Any, keys: KeyPath, packing: Packing | None = None, **options: Any
+) -> Any:
+    """Return a new binding end of a stream; only ZeroMQ's get `keys` and `packing`."""
+    scheme = address.partition(":")[0]
+    over_network = {} if packing is None else {"packing": packing}
+    if scheme == OWN:
+        own = transport_at(address)
+        return getattr(own, f"bind_{stream_type}")(address, *given, keys=keys, **over_network, **options)
+    parsed = parse_address(address)
+    if scheme in ZEROMQ:
+        return end_of(stream_type, "zmq", 0)(parsed.endpoint, *given, keys=keys, **over_network, **options)
+    return end_of(stream_type, scheme, 0)(parsed.place, *given, **options)
+
+
+def connect(stream_type: StreamType, address: str, *given: Any, keys: KeyPath, **options: Any) -> Any:
+    """Return a new end of a stream, connected to `address`; only ZeroMQ's gets `keys`."""
+    scheme = address.partition(":")[0]
+    if scheme == OWN:
+        return getattr(transport_at(address), f"connect_{stream_type}")(address, *given, keys=keys, **options)
+    parsed = parse_address(address)
+    if scheme in ZEROMQ:
+        if parsed.server:
+            keys = import_module(KEYS).keys_for(parsed.server, keys)
+        return end_of(stream_type, "zmq", 1)(parsed.endpoint, *given, keys=keys, **options)
+    return end_of(stream_type, scheme, 1)(parsed.place, *given, **options)
+
+
+def end_of(stream_type: StreamType, transport: str, side: int) -> Any:
+    """Return what makes the binding (0) or connecting (1) end of a type of stream.
+
+    Raises:
+      ConfigError: this transport does not carry it.
+    """
+    if (stream_type, transport) not in ENDS:
+        raise ConfigError(f"{transport} carries no {stream_type}; give an address tcp://HOST:PORT or ipc://PATH.")
+    module, _, name = ENDS[stream_type, transport][side].partition(":")
+    return getattr(import_module(f"jsrl.transport.{module}"), name)
+
+
+def bind_samples(
+    address: str,
+    schema: Tree,
+    *,
+    blocks_per_producer: int | None = None,
+    keys: KeyPath = None,
+    ledger: Ledger | None = None,
+    join_rules: JoinRules = ANYBODY,
+    hop: Path | None = None,
+    packing: Packing | None = None,
+) -> SampleConsumer:
+    """Return the reading end of a sample stream; its `address` is for producers.
+
+    Args:
+      address: `local:NAME`, `shm:/FOLDER/NAME`, `ipc:///PATH` or `tcp://HOST:PORT` (port 0: any free one).
+      schema: tree of ArraySpec leaves, as jsrl.types.make_trajectory_spec returns it.
+      blocks_per_producer: trajectories of one producer that may be open, in flight or lent at once; None: two
+        per group.
+      keys: folder or file of the keys (jsrl.transport.door.keys) for encryption and access; tcp needs
+        them, even on loopback. The other transports do not leave the host and need none.
+      ledger: to count in, such as that of the learner's earlier incarnations; None: a new one.
+      join_rules: which workers may join, and with how many groups.
+      hop: folder of the pages in which both ends count (jsrl.transport.ledger.hop_page); None: count in memory only.
+      packing: what to leave out of messages; only tcp uses it. None: nothing.
+
+    Raises:
+      ConfigError: the address is unknown, in use, or too little memory is left.
+    """
+    return bind(
+        "samples",
+        address,
+        schema,
+        keys=keys,
+        packing=packing,
+        blocks_per_producer=blocks_per_producer,
+        ledger=ledger,
+        join_rules=join_rules,
+        hop=hop,
+    )
+
+
+def connect_samples(
+    address: str,
+    schema: Tree,
+    producer: ProducerId,
+    num_groups: int,
+    timeout_s: float,
+    *,
+    keys: KeyPath = None,
+    hop: Path | None = None,
+    check: Check = lambda: None,
+) -> SampleProducer:
+    """Return the writing end of a sample stream, waiting up to `timeout_s` for the consumer.
+
+    Args:
+      address: the consumer's `address`.
+      schema: as at the consumer; both sides compare.
+      producer: name and incarnation of the writer; each incarnation is admitted once.
+      num_groups: how many groups of environments it writes for (`commit` takes 0 to num_groups - 1).
+      keys: folder or file of the consumer's keys, if its stream is encrypted.
+      hop: folder of the pages, as at the consumer. If this host does not have it, the consumer counts from messages.
+      check: called periodically during the wait; raises if a restarted consumer may have another address.
+
+    Raises:
+      StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this incarnation is refused, or
+        `check` raised it.
+      AccessDenied: the keys are missing, or another run's.
+    """
+    return connect("samples", address, schema, producer, num_groups, timeout_s, keys=keys, hop=hop, check=check)
+
+
+def bind_inference(
+    address: str,
+    spec: InferenceSpec,
+    *,
+    keys: KeyPath = None,
+    join_rules: JoinRules = ANYBODY,
+    packing: Packing | None = None,
+) -> InferenceServer:
+    """Return the server end at `address`; its `.address` is for clients (tcp port 0: a free port).
+
+    Args:
+      address: where to bind. spec: schema of one environment's request and reply.
+      keys: folder or file of the keys for encryption and access, as in `bind_samples`.
+      join_rules: which workers may connect, and with how many groups and rows.
+      packing: what to leave out of requests; only tcp uses it. None: nothing.
+
+    Raises:
+      ConfigError: the address is invalid or taken.
+    """
+    return bind("inference", address, spec, keys=keys, join_rules=join_rules, packing=packing)
+
+
+def connect_inference(
+    address: str,
+    spec: InferenceSpec,
+    client: ProducerId,
+    group_sizes: dict[int, int],
+    timeout_s: float,
+    *,
+    keys: KeyPath = None,
+    check: Check = lambda: None,
+) -> InferenceClient:
+    """Return the client end, connected and with its schema compared.
+
+    Args:
+      address: the server's. spec: schema of one environment's request and reply.
+      client: name and incarnation of the client; a higher incarnation fences an older one.
+      group_sizes: rows B of each group (group -> B).
+      timeout_s: how long to wait until the server is there and answers the hello.
+      keys: folder or file of the server's keys, if its stream is encrypted.
+      check: called periodically during the wait; raises if a restarted server may have another address.
+
+    Raises:
+      SpecMismatch: the two schemas differ; names the leaf. StreamTimeout: no server answered in time.
+      StreamClosed: the server refused (the message says why), or `check` raised it. ConfigError: the address is invalid.
+      AccessDenied: the keys are missing, or another run's.
+    """
+    check_producer(client)
+    return connect("inference", address, spec, client, group_sizes, timeout_s, keys=keys, check=check)
+
+
+def bind_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsPublisher:
+    """Return the publishing end at `address`; its `.address` is for subscribers (tcp port 0: a free port).
+
+    Args:
+      address: where to bind. options: of the transport's publisher (shm: `checksum`).
+      keys: folder or file of the keys for encryption and access, as in `bind_samples`.
+
+    Raises:
+      ConfigError: the address is invalid or taken.
+    """
+    return bind("params", address, keys=keys, **options)
+
+
+def connect_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsSubscriber:
+    """Return the reading end; the publisher may start later, end, and restart.
+
+    Args:
+      address: the publisher's. options: of the transport's subscriber.
+      keys: folder or file of the publisher's keys, if its stream is encrypted; missing or wrong keys raise
+        AccessDenied in `poll` or `wait`.
+
+    Raises:
+      ConfigError: the address is invalid.
+    """
+    return connect("params", address, keys=keys, **options)
+
+
+def bind_ranks(address: str, *, keys: KeyPath) -> FirstRank:
+    """Return the first rank's end of the stream over which ranks agree."""
+    return bind("ranks", address, keys=keys if address.startswith("tcp://") else None)
+
+
+def connect_ranks(address: str, *, keys: KeyPath) -> OtherRank:
+    """Return another rank's end of the stream over which ranks agree."""
+    return connect("ranks", address, keys=keys if address.startswith("tcp://") else None)
+
+
+def transport_at(address: str) -> Transport:
+    """Return the user's transport in an address.
+
+    Raises:
+      ConfigError: the address names none, or it cannot be imported.
+    """
+    parts = address.split(":", 3)
+    if len(parts) < 4:
+        raise ConfigError(f"unknown address {address!r}: expected {_EXAMPLES}, or transport:MODULE:NAME:PLACE.")
+    return find_transport(f"{parts[1]}:{parts[2]}")
+
+
+def find_transport(reference: str) -> Transport:
+    """Return a user's transport, `module:NAME`.
+
+    Raises:
+      ConfigError: it cannot be imported, or is something else.
+    """
+    module, _, name = reference.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"the transport {reference!r} cannot be imported ({error}); give `module:NAME` of a jsrl.extend.Transport."
+        ) from error
+    if not isinstance(found, Transport):
+        raise ConfigError(f"{reference} is {type(found).__name__}; a transport is a value of a jsrl.extend.Transport.")
+    return found
+
+
+def own_address(reference: str, place: str) -> str:
+    """Return the address of a place on a user's transport, `module:NAME`."""
+    return f"{OWN}:{reference}:{place}"
+
+
+def place_in(address: str) -> str:
+    """Return the place in an address, such as `/FOLDER/NAME`."""
+    scheme, _, rest = address.partition(":")
+    return rest.split(":", 2)[2] if scheme == OWN else rest
