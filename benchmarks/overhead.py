@@ -68,7 +68,7 @@ def counted_parts() -> list[tuple[str, type, tuple[str, ...]]]:
     from jsrl.control.serial import SerialReporter
     from jsrl.services.metrics.metrics import Meter
     from jsrl.services.metrics.phases import Phases
-    from jsrl.transport.ledger.hop_page import HopPage
+    from jsrl.transport.ledger.leg_page import LegPage
     from jsrl.transport.ledger.page import PersistedLedger
 
     return [
@@ -76,7 +76,7 @@ def counted_parts() -> list[tuple[str, type, tuple[str, ...]]]:
         ("metrics", Meter, ("rate", "count", "mean", "spread")),
         ("deadlines", SerialReporter, ("entering", "left")),
         ("ledger", PersistedLedger, ("arrive", "settle", "mark", "hold")),
-        ("pages", HopPage, ("begin", "commit", "receive")),
+        ("pages", LegPage, ("begin", "commit", "receive")),
     ]
 
 
@@ -128,10 +128,10 @@ def ns_per_call(folder: Path) -> dict[str, float]:
     from jsrl.services.metrics.metrics import Meter
     from jsrl.services.runs.control import ControlClient, ControlServer
     from jsrl.transport.base import Ledger, ProducerId
-    from jsrl.transport.ledger.hop_page import LOCAL, HopPage
+    from jsrl.transport.ledger.leg_page import LOCAL, LegPage
     from jsrl.transport.ledger.page import open_ledger
 
-    page = HopPage.create(folder, ProducerId("actor-0", 0), 0, blocks=2, transport=LOCAL)
+    page = LegPage.create(folder, ProducerId("actor-0", 0), 0, blocks=2, transport=LOCAL)
     meter, plain = Meter("actor"), Ledger(dropped={})
     phases = meter.phases
     _, kept = open_ledger(folder / "ledger", 0, None)

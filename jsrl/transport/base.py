@@ -48,10 +48,10 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A trajectory's entry in the ledger of one hop, with its maker.
+    """A trajectory's entry in the ledger of one leg, with its maker.
 
     Attributes:
-      producer: the sender on this hop. group: of environments, the same on every hop.
+      producer: the sender on this leg. group: of environments, the same on every leg.
       sequence: number in this group on the producer's connection, from 0.
       made_as: its origin, if it differs from this producer and sequence.
     """

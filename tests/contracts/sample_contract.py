@@ -20,7 +20,7 @@ import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.ends.broadcast import reserve_all
+from jsrl.transport.ends.samples import reserve_all
 from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, leaves, named_leaves, zeros
 from tests.contracts.sample_producer import checksum, fill, make_schema, produce
@@ -173,9 +173,9 @@ def test_origin_and_sender_of_a_trajectory_are_passed_on(consumer: SampleConsume
         lease = consumer.get(TIMEOUT_S)
         assert lease.entry == entry
         consumer.release(lease)
-        hop = Origin(entry.producer, entry.sequence)
-        assert hop == (ProducerId("between", 4), given.index(origin))
-        assert lease.entry.origin == (origin or hop)
+        leg = Origin(entry.producer, entry.sequence)
+        assert leg == (ProducerId("between", 4), given.index(origin))
+        assert lease.entry.origin == (origin or leg)
 
 
 def test_put_copies_and_checks(consumer: SampleConsumer) -> None:

@@ -21,7 +21,7 @@ from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import read_ids
 from jsrl.replay.shared import windows_spec
 from jsrl.transport.base import ProducerId
-from jsrl.transport.ledger.hops import ledger_path
+from jsrl.transport.ledger.legs import ledger_path
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.transport.table import bind_samples, connect_samples
@@ -372,7 +372,7 @@ def test_restarted_replay_worker_goes_on_counting_inserted_env_steps(tmp_path):
     job = make_plan(experiment, str(tmp_path), tmp_path).job("replay-0")
     job = dataclasses.replace(job, incarnation=1)
     env_steps = 16 * experiment.group_size
-    _, ledger = open_ledger(ledger_path(tmp_path, job.end("samples").hop), 0, None)
+    _, ledger = open_ledger(ledger_path(tmp_path, job.end("samples").leg), 0, None)
     ledger.settle("consumed", 5)
     limiter = build_replay(job, NullReporter())._limiter
     assert (limiter.inserted, limiter.until, limiter.drawn) == (5 * env_steps, 5 * env_steps + 256, 0)

@@ -1,4 +1,4 @@
-"""The ledger of one hop, reconciled: the producers' counts compared with the consumer's.
+"""The ledger of one leg, reconciled: the producers' counts compared with the consumer's.
 
 produced = consumed + dropped by reason + in flight + unknown, where each term is counted on its own:
 
@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger.hop_page import LOCAL, ZEROMQ, Connection
+from jsrl.transport.ledger.leg_page import LOCAL, ZEROMQ, Connection
 
 _MOST_FAULTS = 3  # shown in the text
 
 
 @dataclass(frozen=True)
-class HopLedger:
-    """Outcomes of all trajectories of one hop.
+class LegLedger:
+    """Outcomes of all trajectories of one leg.
 
     Attributes:
       unknown: produced trajectories whose outcome cannot be determined. uncounted: upper bound of further ones
@@ -68,7 +68,7 @@ class HopLedger:
         where = "; ".join(f"{count} of {place}" for place, count in sorted(self.lost_at.items()))
         return f"balanced except {self.unknown + self.uncounted} unknown" + (f" ({where})" if where else "")
 
-    def placed(self, place: Callable[[str], str]) -> HopLedger:
+    def placed(self, place: Callable[[str], str]) -> LegLedger:
         """Return it with what `place` returns for a producer (`actor-0.1`: its incarnation 1) in the place of producers."""
         found = Counter[str]()
         for producer, count in self.lost_at.items():
@@ -90,9 +90,9 @@ class HopLedger:
         )
 
 
-def hop_ledger(counts: dict[str, Any]) -> HopLedger:
+def leg_ledger(counts: dict[str, Any]) -> LegLedger:
     """Return a ledger from plain values; missing ones are 0."""
-    return msgspec.convert(counts, HopLedger)
+    return msgspec.convert(counts, LegLedger)
 
 
 def reconcile(
@@ -102,8 +102,8 @@ def reconcile(
     carried: int = 0,
     joined: int | None = None,
     uncertain: int = 0,
-) -> HopLedger:
-    """Compare the counts of a hop.
+) -> LegLedger:
+    """Compare the counts of a leg.
 
     Args:
       ledger: the consumer's, over all incarnations; `in_flight` is the length of its queue when last counted.
@@ -130,7 +130,7 @@ def reconcile(
     half = max(odd, 0)  # a connection counted it, but the consumer died before its queue did
     lost = sum(one.lost for one in compared) + half - twice + in_queue - still
     dropped |= {"lost": dropped.get("lost", 0) + lost} if lost else {}
-    return HopLedger(
+    return LegLedger(
         produced=carried + absent + sum(one.produced for one in compared),
         consumed=ledger.consumed,
         dropped=dropped,

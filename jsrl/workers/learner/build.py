@@ -16,7 +16,7 @@ from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
-from jsrl.transport.ledger.hops import hop_folder, ledger_path
+from jsrl.transport.ledger.legs import ledger_path, leg_folder
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, named_leaves, spec_of
@@ -219,5 +219,5 @@ def begin_counting(job: Job) -> LearnerStart:
 def count_on(job: Job, saved: dict[str, Any] | None) -> tuple[int, Ledger]:
     """Return (new epoch, ledger of the worker's input); `saved`: ledger of the restored snapshot, see open_ledger."""
     run = Path(job.folder)
-    path, hop = ledger_path(run, job.input_hop), hop_folder(run, job.input_hop)
-    return open_ledger(path, job.start_point.epoch, saved, hop=hop)
+    path, leg = ledger_path(run, job.input_leg), leg_folder(run, job.input_leg)
+    return open_ledger(path, job.start_point.epoch, saved, leg=leg)

@@ -23,7 +23,7 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.metrics.phases import Phases
 from jsrl.services.runs.control_bodies import Command
 from jsrl.transport.base import SampleConsumer
-from jsrl.transport.ledger.hops import ledger_path
+from jsrl.transport.ledger.legs import ledger_path
 from jsrl.transport.ledger.page import read_page
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Refusals, Reporter
@@ -302,7 +302,7 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
     )
     if job.incarnation or (job.start_point.restore is not None and not job.start_point.params_only):
         load_replay(Path(settings.folder), replay, limiter)
-    if job.incarnation and (page := read_page(ledger_path(Path(job.folder), samples.hop))) is not None:
+    if job.incarnation and (page := read_page(ledger_path(Path(job.folder), samples.leg))) is not None:
         limiter.count_lost(page.ledger.consumed * shape.num_rows * shape.group_size)
     connect = functools.partial(_connect, job)
     return ReplayWorker(job.name, settings, replay, limiter, connect, reporter, make_meter(job))
