@@ -217,4 +217,4 @@ def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -
     plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
     leg = leg_folder(Path(job.folder), job.input_leg)
     consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, leg=leg)
-    return FromStream(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse)
+    return FromStream(join(consumer, spec, plan), e.rows_per_update)
