@@ -122,11 +122,14 @@ class SampleWriter:
 
     Args:
       job: of the worker. port: output port. schema: of the samples.
+
+    Attributes:
+      is_lost: a reader is being replaced.
     """
 
     def __init__(self, job: WorkerJob, port: str, schema: Tree) -> None:
         self._in_process, self._writer = job.in_process, Writer(whole(job), port, schema)
-        self._lost = False
+        self.is_lost = False
 
     @property
     def renewed(self) -> int:
@@ -143,15 +146,15 @@ class SampleWriter:
         Raises:
           StreamClosed: a reader is alive, but has refused this worker for a while, or not answered it from another host.
         """
-        if self._lost:
-            self._lost = not self._writer.connect(timeout_s)
+        if self.is_lost:
+            self.is_lost = not self._writer.connect(timeout_s)
             return None
         try:
             return self._writer.reserve(timeout_s)
         except StreamTimeout:
             self.poll()
         except StreamClosed:
-            self._lost = True
+            self.is_lost = True
         return None
 
     def commit(self, block: Block, group: int, origin: Origin | None = None) -> bool:
@@ -160,18 +163,18 @@ class SampleWriter:
             block.commit(group, origin)
             return True
         except StreamClosed:
-            self._lost = True
+            self.is_lost = True
             return False
 
     def poll(self) -> None:
         """Check, now and then, that the readers are alive, and connect to their new incarnations."""
-        if self._lost:
-            self._lost = not self._writer.connect(0.0)
+        if self.is_lost:
+            self.is_lost = not self._writer.connect(0.0)
         elif not self._in_process:
             try:
                 self._writer.check()
             except StreamClosed:
-                self._lost = True
+                self.is_lost = True
 
     def read_epoch(self) -> int:
         """Return the learner epoch that trains on these samples; 0 if no reader reports one."""

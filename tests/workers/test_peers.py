@@ -389,7 +389,7 @@ def test_time_without_a_peer_is_no_time_of_refusals(tmp_path, monkeypatch) -> No
     monkeypatch.setattr(Peer, "find", lambda *_: known if present[0] else None)
     writer = SampleWriter(job, "samples", job.schemas.trajectory)
     writer._writer._readers = [Connector(Peer(job.names, "samples.learner", known), lambda *_: None)]
-    writer._writer._ends, writer._lost = [ClosedEnd()], True
+    writer._writer._ends, writer.is_lost = [ClosedEnd()], True
     for present[0] in (True, False, True):
         assert writer.reserve(0.0) is None
     with pytest.raises(StreamClosed, match="the reader closed"):

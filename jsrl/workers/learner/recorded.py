@@ -165,7 +165,7 @@ class RecordedConsumer:
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
         self._lent.remove(lease.entry)
         self._ledger.mark(True)
-        self._ledger.settle(outcome)
+        self._ledger.finish(outcome)
         self._ledger.hold(len(self._lent))
         self._ledger.mark(False)
 
@@ -179,7 +179,7 @@ class RecordedConsumer:
     def close(self) -> None:
         """Drop the rows."""
         if self._lent:
-            self._ledger.settle("closed", len(self._lent))
+            self._ledger.finish("closed", len(self._lent))
         self._lent.clear()
         self._ledger.hold(0)
         self._page.stop_reading()
@@ -217,4 +217,4 @@ def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -
     plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
     leg = leg_folder(Path(job.folder), job.input_leg)
     consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, leg=leg)
-    return FromStream(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse)
+    return FromStream(join(consumer, spec, plan), e.rows_per_update)
