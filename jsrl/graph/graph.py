@@ -6,6 +6,7 @@ A user changes a graph with `add`, `without`, `replace`, `scale` and `insert`; e
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -137,7 +138,7 @@ class Graph:
         """Return the kind of a worker."""
         return find_kind(self.worker(worker).kind)
 
-    @property
+    @functools.cached_property  # asked for each message of each worker
     def kinds(self) -> dict[str, Kind]:
         """Return the kind of each worker."""
         return {worker.name: find_kind(worker.kind) for worker in self.workers}
