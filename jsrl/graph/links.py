@@ -82,7 +82,7 @@ def ends_of(
         if port.by_policy and stream.policy != policy:
             continue
         mine = graph.groups(link)
-        others = graph.sinks(stream.name) if port.role in ("writes", "asks") else graph.sources(stream.name)
+        others = graph.sinks(stream.name) if port.gives else graph.sources(stream.name)
         peers = [
             Peer(other.name, _common(mine, graph.groups(theirs)), hop_of(graph, stream, other))
             for other, theirs in others
