@@ -132,7 +132,7 @@ class Graph:
         Raises:
           ConfigError: there is none; the message lists the workers.
         """
-        return _named(self.workers, name, "worker")
+        return self._by_name.get(name) or _named(self.workers, name, "worker")
 
     def kind(self, worker: str) -> Kind:
         """Return the kind of a worker."""
@@ -142,6 +142,10 @@ class Graph:
     def kinds(self) -> dict[str, Kind]:
         """Return the kind of each worker."""
         return {worker.name: find_kind(worker.kind) for worker in self.workers}
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, WorkerNode]:
+        return {worker.name: worker for worker in reversed(self.workers)}
 
     @functools.cached_property
     def _ends(self) -> dict[str, list[tuple[WorkerNode, Port, Link]]]:
