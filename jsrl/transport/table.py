@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from jsrl.transport.wire.packing import Packing
 
 KEYS = "jsrl.transport.door.keys"  # imported where an address names a key
+BIND, CONNECT = 0, 1  # sides of a stream
 OWN = "transport"  # the scheme of a user's transport
-ZEROMQ = ("ipc", "tcp")
 _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 # (stream type, scheme) -> what makes the ends that bind and connect, below jsrl.transport; imported at the first use.
 ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
     ("samples", "local"): ("local.samples:LocalSampleConsumer", "local.samples:connect_local"),
-    ("samples", "shm"): ("shared.samples:SharedSampleConsumer", "shared.samples_producer:SharedSampleProducer"),
+    ("samples", "shm"): ("shared.samples:SharedSampleConsumer", "shared.samples:SharedSampleProducer"),
     ("samples", "zmq"): ("network.reliable:ZmqSampleConsumer", "network.reliable:ZmqSampleProducer"),
     ("inference", "local"): ("local.inference:LocalInferenceServer", "local.inference:connect_local"),
-    ("inference", "shm"): ("shared.inference:SharedInferenceServer", "shared.inference_client:SharedInferenceClient"),
+    ("inference", "shm"): ("shared.inference:SharedInferenceServer", "shared.inference:SharedInferenceClient"),
     ("inference", "zmq"): ("network.call:ZmqInferenceServer", "network.call:ZmqInferenceClient"),
     ("params", "local"): ("local.params:LocalParamsPublisher", "local.params:LocalParamsSubscriber"),
     ("params", "shm"): ("shared.params:SharedParamsPublisher", "shared.params:SharedParamsSubscriber"),
@@ -64,17 +64,14 @@ class Transport:
     """
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
-        """Return the reading end of a sample stream."""
         raise self._carries_no("samples", address)
 
     def connect_samples(
         self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
     ) -> SampleProducer:
-        """Return the writing end of a sample stream."""
         raise self._carries_no("samples", address)
 
     def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, **options: Any) -> InferenceServer:
-        """Return the server end of an inference stream."""
         raise self._carries_no("inference", address)
 
     def connect_inference(
@@ -86,23 +83,18 @@ class Transport:
         timeout_s: float,
         **options: Any,
     ) -> InferenceClient:
-        """Return the client end of an inference stream."""
         raise self._carries_no("inference", address)
 
     def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
-        """Return the publishing end of params."""
         raise self._carries_no("params", address)
 
     def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
-        """Return the reading end of params."""
         raise self._carries_no("params", address)
 
     def bind_ranks(self, address: str, *, keys: KeyPath) -> FirstRank:
-        """Return the first rank's end of the stream over which ranks agree."""
         raise self._carries_no("ranks", address)
 
     def connect_ranks(self, address: str, *, keys: KeyPath) -> OtherRank:
-        """Return another rank's end of the stream over which ranks agree."""
         raise self._carries_no("ranks", address)
 
     def carries(self, stream_type: str) -> bool:
@@ -115,44 +107,27 @@ class Transport:
         )
 
 
-def bind(
-    stream_type: StreamType, address: str, *given: Any, keys: KeyPath, packing: Packing | None = None, **options: Any
-) -> Any:
-    """Return a new binding end of a stream; only ZeroMQ's get `keys` and `packing`."""
-    scheme = address.partition(":")[0]
-    over_network = {} if packing is None else {"packing": packing}
-    if scheme == OWN:
-        own = transport_at(address)
-        return getattr(own, f"bind_{stream_type}")(address, *given, keys=keys, **over_network, **options)
-    parsed = parse_address(address)
-    if scheme in ZEROMQ:
-        return end_of(stream_type, "zmq", 0)(parsed.endpoint, *given, keys=keys, **over_network, **options)
-    return end_of(stream_type, scheme, 0)(parsed.place, *given, **options)
-
-
-def connect(stream_type: StreamType, address: str, *given: Any, keys: KeyPath, **options: Any) -> Any:
-    """Return a new end of a stream, connected to `address`; only ZeroMQ's gets `keys`."""
-    scheme = address.partition(":")[0]
-    if scheme == OWN:
-        return getattr(transport_at(address), f"connect_{stream_type}")(address, *given, keys=keys, **options)
-    parsed = parse_address(address)
-    if scheme in ZEROMQ:
-        if parsed.server:
-            keys = import_module(KEYS).keys_for(parsed.server, keys)
-        return end_of(stream_type, "zmq", 1)(parsed.endpoint, *given, keys=keys, **options)
-    return end_of(stream_type, scheme, 1)(parsed.place, *given, **options)
-
-
-def end_of(stream_type: StreamType, transport: str, side: int) -> Any:
-    """Return what makes the binding (0) or connecting (1) end of a type of stream.
+def _end(side: int, stream_type: StreamType, address: str, *given: Any, keys: KeyPath, **options: Any) -> Any:
+    """Return a new end of a stream, which binds (side 0) or connects (1); only ZeroMQ's get `keys` and `packing`.
 
     Raises:
-      ConfigError: this transport does not carry it.
+      ConfigError: the transport of this address does not carry it.
     """
+    scheme = address.partition(":")[0]
+    if scheme == OWN:
+        make = getattr(transport_at(address), f"{('bind', 'connect')[side]}_{stream_type}")
+        return make(address, *given, keys=keys, **options)
+    parsed, transport = parse_address(address), "zmq" if scheme in ("ipc", "tcp") else scheme
     if (stream_type, transport) not in ENDS:
         raise ConfigError(f"{transport} carries no {stream_type}; give an address tcp://HOST:PORT or ipc://PATH.")
     module, _, name = ENDS[stream_type, transport][side].partition(":")
-    return getattr(import_module(f"jsrl.transport.{module}"), name)
+    make = getattr(import_module(f"jsrl.transport.{module}"), name)
+    if transport != "zmq":
+        options.pop("packing", None)
+        return make(parsed.place, *given, **options)
+    if parsed.server:
+        keys = import_module(KEYS).keys_for(parsed.server, keys)
+    return make(parsed.endpoint, *given, keys=keys, **options)
 
 
 def bind_samples(
@@ -183,16 +158,17 @@ def bind_samples(
     Raises:
       ConfigError: the address is unknown, in use, or too little memory is left.
     """
-    return bind(
+    return _end(
+        BIND,
         "samples",
         address,
         schema,
         keys=keys,
-        packing=packing,
         blocks_per_producer=blocks_per_producer,
         ledger=ledger,
         join_rules=join_rules,
         hop=hop,
+        **_packed(packing),
     )
 
 
@@ -223,7 +199,7 @@ def connect_samples(
         `check` raised it.
       AccessDenied: the keys are missing, or another run's.
     """
-    return connect("samples", address, schema, producer, num_groups, timeout_s, keys=keys, hop=hop, check=check)
+    return _end(CONNECT, "samples", address, schema, producer, num_groups, timeout_s, keys=keys, hop=hop, check=check)
 
 
 def bind_inference(
@@ -245,7 +221,7 @@ def bind_inference(
     Raises:
       ConfigError: the address is invalid or taken.
     """
-    return bind("inference", address, spec, keys=keys, join_rules=join_rules, packing=packing)
+    return _end(BIND, "inference", address, spec, keys=keys, join_rules=join_rules, **_packed(packing))
 
 
 def connect_inference(
@@ -274,7 +250,7 @@ def connect_inference(
       AccessDenied: the keys are missing, or another run's.
     """
     check_producer(client)
-    return connect("inference", address, spec, client, group_sizes, timeout_s, keys=keys, check=check)
+    return _end(CONNECT, "inference", address, spec, client, group_sizes, timeout_s, keys=keys, check=check)
 
 
 def bind_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsPublisher:
@@ -287,7 +263,7 @@ def bind_params(address: str, *, keys: KeyPath = None, **options: Any) -> Params
     Raises:
       ConfigError: the address is invalid or taken.
     """
-    return bind("params", address, keys=keys, **options)
+    return _end(BIND, "params", address, keys=keys, **options)
 
 
 def connect_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsSubscriber:
@@ -301,17 +277,21 @@ def connect_params(address: str, *, keys: KeyPath = None, **options: Any) -> Par
     Raises:
       ConfigError: the address is invalid.
     """
-    return connect("params", address, keys=keys, **options)
+    return _end(CONNECT, "params", address, keys=keys, **options)
 
 
 def bind_ranks(address: str, *, keys: KeyPath) -> FirstRank:
     """Return the first rank's end of the stream over which ranks agree."""
-    return bind("ranks", address, keys=keys if address.startswith("tcp://") else None)
+    return _end(BIND, "ranks", address, keys=keys if address.startswith("tcp://") else None)
 
 
 def connect_ranks(address: str, *, keys: KeyPath) -> OtherRank:
     """Return another rank's end of the stream over which ranks agree."""
-    return connect("ranks", address, keys=keys if address.startswith("tcp://") else None)
+    return _end(CONNECT, "ranks", address, keys=keys if address.startswith("tcp://") else None)
+
+
+def _packed(packing: Packing | None) -> dict[str, Any]:
+    return {} if packing is None else {"packing": packing}
 
 
 def transport_at(address: str) -> Transport:

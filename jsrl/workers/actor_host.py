@@ -188,8 +188,8 @@ def load_modules(job_path: Path) -> None:
     from jsrl.fields import decoding
     from jsrl.references.reference import from_json
     from jsrl.transport.network import call, reliable
-    from jsrl.transport.shared import inference_client as inference_shared_client
-    from jsrl.transport.shared import samples_producer as samples_shared_producer
+    from jsrl.transport.shared import inference as inference_shared_client
+    from jsrl.transport.shared import samples as samples_shared_producer
     from jsrl.workers import jobs, process
     from jsrl.workers.actor import build as build_actor
     from jsrl.workers.kinds import find_kind

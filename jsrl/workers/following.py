@@ -18,7 +18,7 @@ from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, WorkerJob, whole
 from jsrl.workers.peers import CLOSED_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present, silent, stays
 
-BROADCAST = "jsrl.transport.ends.broadcast:reserve_all"  # imported where a stream has several readers
+BROADCAST = "jsrl.transport.ends.samples:reserve_all"  # imported where a stream has several readers
 
 
 class Writer:

@@ -18,10 +18,21 @@ import pytest
 
 from jsrl.cli import main, stop
 from jsrl.control.resume import claimed
+from jsrl.control.status_writer import StatusWriter
 from jsrl.linux import start_ticks
+from jsrl.services.metrics.display_state import DisplayState
 from jsrl.services.runs.process import ProcessIdentity
 from jsrl.services.runs.runs import RunFolder
-from jsrl.services.runs.state import RUNNING, STOP, ControllerStatus, is_asked_to_stop, write_status
+from jsrl.services.runs.state import (
+    REVOKED,
+    RUNNING,
+    STOP,
+    ControllerStatus,
+    WorkerSummary,
+    is_asked_to_stop,
+    revoked_hosts,
+    write_status,
+)
 
 OWN = ProcessIdentity.own()
 ELSEWHERE = dataclasses.replace(OWN, host="far", boot="another")
@@ -167,3 +178,21 @@ def test_a_run_whose_job_waits_in_the_queue_is_shown_and_cancelled(tmp_path: Pat
     assert main.main(["status", "x"]) == 0 and "Slurm job 10" in capsys.readouterr().out
     assert main.main(["stop", "y"]) == main.main(["status", "y"]) == 2
     assert "there is no run y" in capsys.readouterr().err
+
+
+def test_names_of_revoked_hosts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create("runs", "ppo", "x", config={})
+    with claimed(folder):
+        workers = (WorkerSummary("actor-1", "actor", "ready", host="a"),)
+        StatusWriter(folder.path).update(DisplayState("ppo/x"), lambda: workers, "")
+        assert main.main(["stop", "x", "--host", "a"]) == 0
+        assert "no worker is on a host" not in capsys.readouterr().out
+        assert [main.main(["stop", "x", "--host", host]) for host in ("b", "a", "b")] == [0, 0, 0]
+    told = capsys.readouterr().out
+    assert "ppo/x: host b is removed within seconds" in told
+    assert "no worker is on a host of this name now; hosts with workers: a" in told
+    assert revoked_hosts(folder.path) == {"a", "b"}
+    assert main.main(["stop", "x", "--host", "c"]) == 2 and "ppo/x has already ended" in capsys.readouterr().err
+    (folder.path / REVOKED).write_text(json.dumps({"a": 1}))
+    assert revoked_hosts(folder.path) == set()

@@ -20,7 +20,7 @@ import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.ends.broadcast import reserve_all
+from jsrl.transport.ends.samples import reserve_all
 from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, leaves, named_leaves, zeros
 from tests.contracts.sample_producer import checksum, fill, make_schema, produce

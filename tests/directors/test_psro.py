@@ -1,4 +1,4 @@
-"""PSRO: its phases and the order of its commands, the payoff table, and exact runs on matrix games."""
+"""PSRO: its phases, the order of its commands, the payoff table; exact runs on matrix games and on Kuhn poker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.games.matrix import BIASED, nash_conv
+from benchmarks.games.poker import Kuhn
+from benchmarks.games.trees import unfold
 from jsrl.directors.messages import INITIAL, Freeze, Outcome, Player, Reset, Stop
 from jsrl.directors.psro import PSRO
 from jsrl.errors import ConfigError
@@ -203,3 +205,28 @@ def test_general_sum_games_are_refused_by_zero_sum_solvers():
 def test_wrong_options_are_refused(options, told):
     with pytest.raises(ConfigError, match=told):
         PSRO(**options)
+
+
+TREE = unfold(Kuhn())
+SIDES = ("first", "second")
+
+
+@pytest.mark.parametrize(
+    ("solver", "expected"), [("nash", {3: 0.333, 5: 0.222, 7: 0.0}), ("uniform", {3: 0.417, 5: 0.283, 7: 0.226})]
+)
+def test_nash_conv_over_the_population(solver, expected):
+    def respond(policy, strategies, mixture):
+        player = SIDES.index(policy)
+        return TREE.best_response(TREE.mixture(strategies, mixture, 1 - player), player)[1]
+
+    def play(strategies):
+        value = TREE.expected(TREE.profile(*strategies))
+        return value, -value
+
+    director = PSRO(SIDES, oracle_env_steps=7, games_per_cell=1, solver=solver, max_population=7)
+    solved, _ = run_psro(director, {side: TREE.uniform() for side in SIDES}, respond, play)
+    found = {}
+    for size in expected:
+        mixed = [TREE.mixture(*solved[size][side], player) for player, side in enumerate(SIDES)]
+        found[size] = TREE.nash_conv(TREE.profile(*mixed))
+    assert found == pytest.approx(expected, abs=6e-4)

@@ -1,4 +1,4 @@
-"""The rows of environments with seats against their true events and against rows written by hand."""
+"""The rows of environments with seats against their true events and against rows by hand; which seats one policy may play."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jsrl.envs.base import EnvStep, Episode
 from jsrl.envs.check import random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.make import make_game
-from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
+from jsrl.envs.seats import finite_actions
+from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, MissingExtra
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat
 
 GAMES = "pettingzoo:tests.envs.seat_games:"
@@ -323,3 +325,44 @@ def test_time_limits_and_metrics() -> None:
 def test_invalid_configs_are_refused(config: EnvConfig, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         make_game(config, 1, 0)
+
+
+def seat(name: str, size: int = 3, actions: int = 2) -> Seat:
+    return Seat(name, {"place": ArraySpec((size,), "float32")}, Discrete(actions))
+
+
+GAME = GameSpec(
+    (seat("a"), seat("b", size=4), seat("c"), seat("d", actions=5)), "game", state=ArraySpec((2,), "float32")
+)
+
+
+def test_equal_seats_are_stacked_in_the_given_order() -> None:
+    assert GAME.index(("c", "a")) == (2, 0)
+    view = GAME.view(("c", "a"))
+    assert view.observation == {"place": ArraySpec((2, 3), "float32")}
+    assert (view.num_agents, view.action, view.state) == (2, Discrete(2), ArraySpec((2,), "float32"))
+    assert GAME.view(("b",)).num_agents == 1
+
+
+@pytest.mark.parametrize(("other", "leaf"), [("b", "observation/place"), ("d", "action is")])
+def test_different_seats_are_refused_with_the_differing_leaf(other: str, leaf: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the seats a and {other} of 'game' cannot be played by one policy: {leaf}"):
+        GAME.view(("a", other))
+
+
+def test_seat_names_are_unique() -> None:
+    with pytest.raises(ConfigError, match=r"has the seats \['a', 'a'\]; give at least one, each with a unique name"):
+        GameSpec((seat("a"), seat("a")), "game")
+
+
+def test_only_actions_that_count_must_be_finite():
+    """Slot 0 acts, slot 1 has ended, and in slot 2 only the first seat acts."""
+    acts = np.array([[1, 1], [1, 1], [1, 0]], np.uint8)
+    zeros, first = np.zeros((3, 2), np.float32), np.zeros(3, bool)
+    part = EnvStep(zeros, first, zeros, zeros, acts, [Episode(1, 0.0, 1, True)])
+    action = np.zeros((3, 2, 1), np.float32)
+    action[1, 0] = action[2, 1] = np.nan
+    assert finite_actions(action, part) is action
+    action[2, 0] = -np.inf
+    with pytest.raises(AgentFault, match=r"chose \[-inf\] for slot 2; expected finite actions"):
+        finite_actions(action, part)

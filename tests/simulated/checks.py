@@ -337,10 +337,11 @@ class Checks:
                 process = self.processes.get((earlier, self._newest.get(earlier, -1)))
                 limit_s = self.limits.snapshot_s if self.rules[earlier].saves else self.limits.leave_s / 10
                 told_s = self._stopped_s.get(earlier, now)
-                reachable = process is not None and process.acts and self._placed.get((earlier, process.incarnation)) in (
-                    None, *self._epochs.values()
-                )  # fmt: skip
-                if reachable and now - told_s < limit_s:
+                life = (earlier, process.incarnation if process is not None else -1)
+                reachable = (
+                    process is not None and process.acts and self._placed.get(life) in (None, *self._epochs.values())
+                )
+                if reachable and life not in self._killed and now - told_s < limit_s:
                     self.fail(f"{worker} is told to stop {now - told_s:.2f} s after {earlier}, which still runs")
         self._stopped_s.setdefault(worker, now)
 

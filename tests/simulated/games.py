@@ -16,7 +16,6 @@ import msgspec
 from jsrl.directors.base import Bookkeeping, State
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import INITIAL, LATEST, Assignment, Command, Copy, Freeze, Outcome, Player, Reset
-from jsrl.services.runs import control_bodies
 from jsrl.services.runs.control_bodies import CommandDone, ForwardedCommand, Games, Lease, Played, Saving
 from jsrl.workers.director.tickets import ExecutedTickets, FromActor, Frozen, SavedState, Tickets, Write
 from tests.simulated.world import Fault, Host, Process, Result, Violation, World, judged
@@ -109,8 +108,8 @@ class Learner(Process):
             self.history.to_director(self.history.director, Saving(self.version))
 
     def obey(self, session: int, name: str, facts: dict[str, Any]) -> None:
-        for action in self.tickets.handle(control_bodies.Command(name, facts)):
-            if isinstance(action, control_bodies.Command):
+        for action in self.tickets.handle(facts["ticket"]):
+            if isinstance(action, int):
                 self._carry_out(session, name, facts)
                 self.version += 1
                 (action,) = self.tickets.handle(CommandDone(facts["ticket"], version=self.version))

@@ -200,7 +200,7 @@ def test_a_hello_or_its_answer_may_be_lost(consumer: ZmqSampleConsumer) -> None:
 def test_producer_that_gave_up_before_its_welcome_may_ask_again(consumer: ZmqSampleConsumer) -> None:
     """A consumer that was stopped for a while finds the hellos of both connections, in any order."""
     name = ProducerId("actor-0", 0)
-    with consumer._socket_lock:  # nothing is read
+    with consumer._lock:  # nothing is read
         for _ in range(2):
             with pytest.raises(StreamTimeout):
                 connect_samples(consumer.address, SCHEMA, name, GROUPS, 0.2)

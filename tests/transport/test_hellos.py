@@ -61,7 +61,7 @@ def refuse_work(patch: pytest.MonkeyPatch) -> None:
     def work(*_: Any, **__: Any) -> None:
         raise AssertionError("a hello was worked on before it was checked")
 
-    patch.setattr(inference_shared, "AreaLayout", work)
+    patch.setattr(inference_shared.Segment, "create", work)
     patch.setattr(call, "_Client", work)
     for name in ("compare_schemas", "decode_schema"):
         patch.setattr(hello, name, work)

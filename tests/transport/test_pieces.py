@@ -24,7 +24,7 @@ from jsrl.transport.table import (
     connect_params,
     connect_samples,
 )
-from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
+from jsrl.transport.wire.message import PIECE_BYTES, cut, join
 from tests.contracts.inference_contract import SPEC, Serving, check_answer
 from tests.contracts.sample_contract import drain
 from tests.contracts.sample_producer import fill, make_schema

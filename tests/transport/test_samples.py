@@ -514,7 +514,7 @@ def test_unadmitted_client_cannot_fill_consumer_memory(tmp_path: Path) -> None:
     stranger.setsockopt(zmq.SNDHWM, 10)
     stranger.connect(consumer.address)
     sent = 0
-    with consumer._socket_lock:  # nothing is read meanwhile, as while the learner's process computes
+    with consumer._lock:  # nothing is read meanwhile, as while the learner's process computes
         while stranger.poll(1000, zmq.POLLOUT) and sent < 20_000:
             stranger.send(bytes(4096))
             sent += 1

@@ -52,7 +52,7 @@ def test_imports_happen_before_the_fork_and_no_thread_runs(env: str, tmp_path: P
     )
     found = json.loads(look.stdout.splitlines()[-1])
     assert found["threads"] == 1
-    assert {needed, "jsrl.workers.actor.worker", "jsrl.transport.shared.samples_producer", "zmq", "numpy"} <= set(
+    assert {needed, "jsrl.workers.actor.worker", "jsrl.transport.shared.samples", "zmq", "numpy"} <= set(
         found["loaded"]
     )
     packages = {name.partition(".")[0] for name in found["loaded"]}

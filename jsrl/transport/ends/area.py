@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.errors import ConfigError, StreamError
+from jsrl.errors import StreamError
 from jsrl.transport.base import LATEST_VERSION, ClientRequest, InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.wire.schema import Layout, check_tree, flatten_schema, make_layout
 from jsrl.types import ArraySpec, Tree, leaves, map_tree, unflatten
-
-MAX_ROWS_PER_GROUP = 1 << 20
 
 
 class RequestArrays(NamedTuple):
@@ -59,18 +57,6 @@ def core_schema(spec: InferenceSpec, num_rows: int) -> Tree:
     return map_tree(lambda leaf: leaf.batched(num_rows), {"core": spec.core})
 
 
-def check_group_sizes(group_sizes: dict[int, int]) -> dict[int, int]:
-    """Return `group_sizes` (group -> B) after checking them."""
-    for group, rows in group_sizes.items():
-        if not (0 <= group < 2**31 and 0 < rows <= MAX_ROWS_PER_GROUP):
-            raise ConfigError(
-                f"inference group {group} with {rows} rows: expected a group >= 0 and 1 to {MAX_ROWS_PER_GROUP} rows."
-            )
-    if not group_sizes:
-        raise ConfigError("an inference client needs at least one group (group -> rows), got none.")
-    return dict(group_sizes)
-
-
 class TreeWriter:
     """Copies trees of one schema into fixed arrays, checking shapes and dtypes on the way.
 
@@ -101,8 +87,6 @@ class NumberWriter:
 
     An int stands for all rows; it is written only if it differs from the last one.
     """
-
-    __slots__ = ("_last", "_rows", "_view")
 
     def __init__(self, schema: ArraySpec, view: np.ndarray, name: str, last: int = 0):
         self._view, self._rows = view, TreeWriter(schema, [view], name)
@@ -154,7 +138,7 @@ class AreaLayout:
 
     def __init__(self, spec: InferenceSpec, group_sizes: dict[int, int]):
         self.spec = spec
-        self.group_sizes = check_group_sizes(group_sizes)
+        self.group_sizes = dict(group_sizes)
         self.offsets: dict[int, tuple[int, int, int]] = {}
         self._parts: dict[int, tuple[Layout, Layout, Layout]] = {}  # by rows: most groups have the same
         end = 0
@@ -195,8 +179,6 @@ class AreaLayout:
 class ClientArea:
     """A group's area as the client sees it: writes requests, reads replies."""
 
-    __slots__ = ("_core", "_is_first", "_observation", "_policy", "_reply", "_version", "core", "in_flight", "rows")
-
     def __init__(self, layout: AreaLayout, group: int, buffer: Any):
         self.rows = layout.group_sizes[group]
         schema = question_schema(layout.spec, self.rows)
@@ -231,24 +213,6 @@ class ServerArea:
     Attributes:
       asked: the last request that was read. open: it is not answered yet.
     """
-
-    __slots__ = (
-        "_action",
-        "_core",
-        "_extras",
-        "_is_first",
-        "_log_prob",
-        "_observation",
-        "_policy",
-        "_policy_out",
-        "_version",
-        "_version_out",
-        "asked",
-        "client",
-        "group",
-        "open",
-        "rows",
-    )
 
     def __init__(self, layout: AreaLayout, client: ProducerId, group: int, buffer: Any):
         self.client, self.group = client, group

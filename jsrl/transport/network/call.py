@@ -9,7 +9,7 @@
                                                 <-     refused: closed or fenced
 
 The body of a request or answer has the bytes of the group's area, with the layout that both ends derive from the schema.
-Between hosts requests may be smaller, see jsrl.transport.ends.request_packing. A client whose connection breaks is closed: the
+Between hosts requests may be smaller, see jsrl.transport.ends.packing. A client whose connection breaks is closed: the
 worker that connected first connects again and asks again.
 """
 
@@ -38,7 +38,7 @@ from jsrl.transport.door.hello import (
 from jsrl.transport.door.keys import ClientKeys, KeyPath
 from jsrl.transport.ends.area import AreaLayout, ClientArea, ServerArea
 from jsrl.transport.ends.inference import ClientEnd, PolicyNotServed, ServerEnd, unknown_policy
-from jsrl.transport.ends.request_packing import RequestPacker
+from jsrl.transport.ends.packing import RequestPacker
 from jsrl.transport.network.link import BindingLink, ConnectingLink, Received
 from jsrl.transport.wire.message import Count, Message
 from jsrl.transport.wire.packing import PLAIN, Packed, Packing

@@ -32,7 +32,7 @@ from jsrl.transport.door.keys import (
 )
 from jsrl.transport.network.sockets import bind, remove_path
 from jsrl.transport.network.thread import SocketThread
-from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
+from jsrl.transport.wire.message import PIECE_BYTES, cut, join
 
 _logger = logging.getLogger("jsrl.transport")
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ sends its queries, in the socket's context

@@ -116,7 +116,8 @@ class BindingLink:
 
     def close(self, linger_ms: int) -> None:
         """Close; messages are sent for at most `linger_ms`."""
-        self._listener.close(linger_ms)
+        if not self.socket.closed:
+            self._listener.close(linger_ms)
 
 
 class ConnectingLink:

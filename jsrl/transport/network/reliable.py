@@ -51,6 +51,7 @@ from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_session
 from jsrl.transport.local.samples import aligned_zeros
 from jsrl.transport.network.link import BindingLink, ConnectingLink, Received
 from jsrl.transport.network.sockets import reuse_freed_memory
+from jsrl.transport.network.thread import SocketThread
 from jsrl.transport.wire.message import Count, Message
 from jsrl.transport.wire.packing import PLAIN, Packed, Packing
 from jsrl.transport.wire.schema import flatten_schema, make_layout
@@ -62,8 +63,7 @@ _BUFFER_BYTES = 1 << 20  # of the kernel, each way
 _RECONNECT_MS = 1000
 _FAREWELL_S = 5.0
 _LINGER_MS = 500
-_ATTEND_S = 0.02
-_LOOK_S = 0.1  # how often `get` releases the socket's lock
+_MAX_AT_ONCE = 64  # messages
 _LARGE_BYTES = 1 << 17  # above this the C library asks the kernel for every message, unless configured otherwise
 
 
@@ -316,18 +316,13 @@ class _Peer:
     page: HopPage
     received: int = 0
     released: int = 0
-    acknowledged: int = 0  # the part of `released` that the producer knows
     asked: int = -1  # the index requested again last
     sequences: dict[int, int] = field(default_factory=dict)
     left: set[bytes] = field(default_factory=set)  # routes of connections that the producer gave up
 
 
 class ZmqSampleConsumer:
-    """The reading end of `tcp://` and `ipc://` addresses.
-
-    `get` receives in the caller's own thread. An attendant thread checks the socket every 20 ms while no other thread does,
-    so that hellos and syncs are answered while the consumer is busy; a thread that uses the socket holds its lock.
-    """
+    """The reading end of `tcp://` and `ipc://` addresses; a thread receives, and answers while the consumer is busy."""
 
     def __init__(
         self,
@@ -351,8 +346,7 @@ class ZmqSampleConsumer:
         self._unacknowledged: dict[bytes, _Peer] = {}  # producers that do not know of everything that was released
         if self._layout.size_bytes >= _LARGE_BYTES:
             reuse_freed_memory()
-        self._lock = threading.RLock()
-        self._socket_lock = threading.Lock()
+        self._lock = threading.RLock()  # guards all of these
         self._link = BindingLink(
             endpoint,
             keys,
@@ -366,45 +360,26 @@ class ZmqSampleConsumer:
         self.address = self._link.address
         self._queue = SampleQueue(self.address, ledger)
         self._hop, self._session = hop, new_session()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sample-attendant", daemon=True)
-        self._thread.start()
+        self._thread = SocketThread("sample-attendant", [self._link.socket], lambda ready: self._serve())
 
     @property
     def ledger(self) -> Ledger:
-        self._serve()
         return self._queue.ledger
 
     def get(self, timeout_s: float) -> Lease:
-        deadline = time.monotonic() + timeout_s
-        while (lease := self._queue.take()) is None:
-            left_s = remaining(deadline)
-            with self._socket_lock:
-                received = self._receive_and_send()
-                if not received:
-                    self._link.wait(min(left_s, _LOOK_S))
-                    received = self._receive_and_send()
-            if not received and left_s <= 0:
-                raise self._queue.nothing_came(timeout_s)
-        return lease
+        return self._queue.take_within(timeout_s)
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Free the memory of a lease that nothing reads any more; the producer may send one more.
-
-        The producer is told at once when half of its blocks are free, else when this end waits or checks its socket.
-        """
+        """Free the memory of a lease that nothing reads any more; the producer may send one more."""
         peer = self._queue.settle(lease, outcome)
         if peer is None:
             return
         with self._lock:
             peer.released += 1
-            if peer.route in self._peers:
-                self._unacknowledged[peer.route] = peer
-        if 2 * (peer.released - peer.acknowledged) >= peer.num_blocks:
-            self._serve()
+            self._unacknowledged[peer.route] = peer
+        self._thread.wake()
 
     def pending(self) -> int:
-        self._serve()
         return len(self._queue)
 
     def fence(self, producer: ProducerId) -> None:
@@ -412,65 +387,40 @@ class ZmqSampleConsumer:
             self._hello_checker.admission.fence(producer)
             for peer in [peer for peer in self._peers.values() if peer.producer == producer]:
                 self._part(peer, "this incarnation was fenced by the consumer.")
-        self._serve()
+        self._thread.wake()
 
     def close(self) -> None:
         if not self._queue.close():
             return
-        self._stop.set()
-        self._thread.join(10)
-        with self._lock:
-            for peer in list(self._peers.values()):
-                self._part(peer, "the consumer is closed.")
-        with self._socket_lock:
-            self._receive_and_send()
-            self._link.close(_LINGER_MS)
+        self._thread.stop()
+        for peer in list(self._peers.values()):
+            self._part(peer, "the consumer is closed.")
+        self._serve()
+        self._link.close(_LINGER_MS)
 
     def _part(self, peer: _Peer, reason: str) -> None:
         self._peers.pop(peer.route, None)
         peer.page.stop_reading()
         self._unsent.append((peer.route, refusal(StreamClosed(reason))))
 
-    # -- the link, with the socket's lock held
-
-    def _run(self) -> None:
-        while not self._stop.wait(_ATTEND_S):
-            self._serve()
+    # -- the thread
 
     def _serve(self) -> None:
-        """Receive and send, unless another thread does."""
-        if self._socket_lock.acquire(blocking=False):
-            try:
-                if not self._link.socket.closed:
-                    self._receive_and_send()
-            finally:
-                self._socket_lock.release()
-
-    def _receive_and_send(self) -> bool:
-        """Return whether a message has arrived."""
-        received = self._receive()
+        """Process messages that have arrived (a limited number, so that answers get their turn), and send what is due."""
         with self._lock:
-            unsent, self._unsent = self._unsent, []
-            for peer in self._unacknowledged.values():
-                if peer.route in self._peers and peer.acknowledged < peer.released:
-                    unsent.append((peer.route, _credit(peer)))
-            self._unacknowledged.clear()
-        for route, message in unsent:
-            self._link.send(route, message)
-        return received
-
-    def _receive(self) -> bool:
-        """Process the messages that have arrived (a limited number, so that answers get their turn)."""
-        for number in range(64):
-            if (received := self._link.receive()) is None:
-                return number > 0
-            with self._lock:
+            for _ in range(_MAX_AT_ONCE):
+                if (received := self._link.receive()) is None:
+                    break
                 peer = self._peers.get(received.route)
                 try:
                     self._handle(received, peer)
                 except JsrlError as error:
                     self._refuse(received.route, peer, error)
-        return True
+            credits = [(route, _credit(peer)) for route, peer in self._unacknowledged.items() if route in self._peers]
+            unsent, self._unsent = self._unsent + credits, []
+            self._unacknowledged.clear()
+            for route, message in unsent:
+                self._link.send(route, message)
 
     def _handle(self, received: Received, peer: _Peer | None) -> None:
         route, (message, body) = received.route, self._link.read(received)
@@ -556,5 +506,4 @@ class ZmqSampleConsumer:
 
 
 def _credit(peer: _Peer, *, resend: bool = False) -> Credit:
-    peer.acknowledged = peer.released
     return Credit(peer.received, peer.released, resend)

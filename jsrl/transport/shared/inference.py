@@ -10,6 +10,7 @@ nothing is left behind.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import select
 import socket
@@ -20,32 +21,47 @@ from typing import Any
 
 import msgspec
 
-from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
-from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
-from jsrl.transport.door.hello import ANYBODY, Hello, HelloChecker, HelloMessage, JoinRules, refusal
-from jsrl.transport.door.unix_socket import listen_socket
-from jsrl.transport.ends.area import AreaLayout, ServerArea
-from jsrl.transport.ends.inference import PolicyNotServed, ServerEnd
+from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
+from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.door.hello import (
+    ANYBODY,
+    Check,
+    Hello,
+    HelloChecker,
+    HelloMessage,
+    JoinRules,
+    Refused,
+    hello_frames,
+    raise_refusal,
+    refusal,
+)
+from jsrl.transport.door.unix_socket import connect_socket, listen_socket
+from jsrl.transport.ends.area import AreaLayout, ClientArea, ServerArea
+from jsrl.transport.ends.inference import ClientEnd, PolicyNotServed, ServerEnd, unknown_policy
 from jsrl.transport.shared.locks import make_folder
 from jsrl.transport.shared.segment import Segment
 from jsrl.transport.wire.message import Message, pack, unpack
 from jsrl.transport.wire.schema import flatten_schema
 
-REQUEST = struct.Struct("<iqq?")  # group, min_updates, step, wants_core
-REPLY = struct.Struct("<i?")  # group, has_core
-MAX_CONTROL_BYTES = 1 << 16
-MAX_SEGMENT_BYTES = 1 << 30  # largest segment that a hello may request
+_REQUEST = struct.Struct("<iqq?")  # group, min_updates, step, wants_core
+_REPLY = struct.Struct("<i?")  # group, has_core
+_MAX_CONTROL_BYTES = 1 << 16
+_MAX_SEGMENT_BYTES = 1 << 30  # largest segment that a hello may request
 _logger = logging.getLogger("jsrl.transport")
 _HELLO_DEADLINE_S = 10.0
 _MOST_UNIDENTIFIED = 64  # connections that have sent nothing yet
-ATTACHED = b"attached"
-_HELLOS = msgspec.msgpack.Decoder(HelloMessage)
+_ATTACHED = b"attached"
 
 
 class Welcome(Message, tag="welcome"):
     """The answer to a hello: the name of the client's segment."""
 
     segment: str
+
+
+_HELLOS = msgspec.msgpack.Decoder(HelloMessage)
+_ANSWERS = msgspec.msgpack.Decoder(Welcome | Refused)
+_REFUSALS = msgspec.msgpack.Decoder(PolicyNotServed | Refused)
 
 
 class _SharedClient:
@@ -60,7 +76,7 @@ class _SharedClient:
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         wants_core = request.request.wants_core
         self.areas[request.group].write(reply, wants_core)
-        return self._send(REPLY.pack(request.group, wants_core))
+        return self._send(_REPLY.pack(request.group, wants_core))
 
     def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
         self.areas[request.group].refuse()
@@ -116,12 +132,12 @@ class SharedInferenceServer(ServerEnd):
         try:
             for _ in range(len(areas) + 1):
                 message = receive(64)
-                if len(message) == REQUEST.size:
-                    group, min_updates, step, wants_core = REQUEST.unpack(message)
+                if len(message) == _REQUEST.size:
+                    group, min_updates, step, wants_core = _REQUEST.unpack(message)
                     self._ready.append(areas[group].read(min_updates, step, wants_core))
                     if len(areas) == 1:
                         return  # one in flight: there is no other; level-triggered polling would show it
-                elif message == ATTACHED:
+                elif message == _ATTACHED:
                     peer.segment.unlink()
                 else:
                     self._part(fd, peer, "it left" if not message else "it sent something that is not a request")
@@ -184,7 +200,7 @@ class SharedInferenceServer(ServerEnd):
     def _greet(self, connection: socket.socket) -> None:
         """Answer a hello: admit the client, or send the reason for the refusal."""
         try:
-            message = connection.recv(MAX_CONTROL_BYTES)
+            message = connection.recv(_MAX_CONTROL_BYTES)
             if not message:
                 connection.close()
                 return
@@ -205,9 +221,9 @@ class SharedInferenceServer(ServerEnd):
         client = hello.sender
         self._admission.check_incarnation(client)
         layout = AreaLayout(self.spec, hello.groups)
-        if layout.size_bytes > MAX_SEGMENT_BYTES:
+        if layout.size_bytes > _MAX_SEGMENT_BYTES:
             raise ConfigError(
-                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_SEGMENT_BYTES} are available; use "
+                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {_MAX_SEGMENT_BYTES} are available; use "
                 "smaller groups."
             )
         segment_path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
@@ -231,3 +247,110 @@ class SharedInferenceServer(ServerEnd):
         self._listener.close()
         self._epoll.close()
         self._path.unlink(missing_ok=True)
+
+
+class SharedInferenceClient(ClientEnd):
+    """The client end of `shm:FOLDER/NAME`."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        spec: InferenceSpec,
+        client: ProducerId,
+        group_sizes: dict[int, int],
+        timeout_s: float,
+        check: Check = lambda: None,
+    ):
+        super().__init__(client)
+        self.address = f"shm:{path}"
+        self._layout = AreaLayout(spec, group_sizes)
+        deadline = time.monotonic() + timeout_s
+        self._connection = connect_socket(path, timeout_s, check)
+        try:
+            self._segment = self._greet(Path(path), spec, deadline, timeout_s)
+        except BaseException:
+            self._connection.close()
+            raise
+        buffer = self._segment.buffer
+        self._areas = {group: ClientArea(self._layout, group, buffer) for group in self._layout.group_sizes}
+        self._timeout_s: float | None = None
+
+    def _greet(self, path: Path, spec: InferenceSpec, deadline: float, timeout_s: float) -> Segment:
+        (message,) = hello_frames(Hello(self.identity, self._layout.group_sizes, flatten_schema(spec)))
+        if len(message) > _MAX_CONTROL_BYTES:
+            raise ConfigError(f"the hello of {self.identity.name} has {len(message)} bytes, over {_MAX_CONTROL_BYTES}.")
+        try:
+            self._connection.send(message)
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            answer = self._connection.recv(_MAX_CONTROL_BYTES)
+        except TimeoutError:
+            raise StreamTimeout(
+                f"{self.address} accepted the connection but did not answer the hello within {timeout_s} s; "
+                "the server is busy (compiling) or hangs: allow more time or look at its log."
+            ) from None
+        except OSError as error:
+            raise StreamClosed(f"{self.address} left during the hello: {error.strerror}.") from None
+        if not answer:
+            raise StreamClosed(f"{self.address} left during the hello.")
+        welcome, _ = unpack([answer], _ANSWERS, _MAX_CONTROL_BYTES)
+        if isinstance(welcome, Refused):
+            raise_refusal(welcome)
+        segment = Segment.attach(path.with_name(os.path.basename(welcome.segment)))
+        self._connection.send(_ATTACHED)
+        return segment
+
+    def send(self, group: int, request: Request) -> None:
+        area = self._write(group, request)
+        header = _REQUEST.pack(group, request.min_updates, request.step, request.wants_core)
+        try:
+            self._connection.send(header)
+        except OSError as error:
+            raise self._lost(f"the server is gone ({error.strerror or error})") from None
+        area.in_flight = True
+
+    def receive(self, timeout_s: float) -> tuple[int, Reply]:
+        self._check_open()
+        if timeout_s != self._timeout_s:
+            self._connection.settimeout(max(timeout_s, 0.0))
+            self._timeout_s = timeout_s
+        try:
+            message = self._connection.recv(_MAX_CONTROL_BYTES)
+        except (TimeoutError, BlockingIOError):
+            raise self._nothing_came(timeout_s) from None
+        except OSError as error:
+            raise self._lost(f"the server is gone ({error.strerror or error})") from None
+        if len(message) != _REPLY.size:
+            raise self._other(message)
+        group, has_core = _REPLY.unpack(message)
+        area = self._areas[group]
+        area.in_flight = False
+        return group, area.read(has_core)
+
+    def _other(self, message: bytes) -> StreamError:
+        if not message:
+            return self._lost("the server is gone (its process ended)")
+        try:
+            answer, _ = unpack([message], _REFUSALS, _MAX_CONTROL_BYTES)
+        except CodecError as error:
+            self._lost("the server sent something that is not a reply")
+            return CodecError(f"{self.address} sent {len(message)} bytes that are not a reply: {error}")
+        if isinstance(answer, Refused):
+            return self._lost(answer.text.rstrip("."))
+        area = self._areas.get(answer.group)
+        if area is None or not area.in_flight:
+            self._lost("the server sent something that is not a reply")
+            return CodecError(f"{self.address} refused a request of group {answer.group}, which has sent none.")
+        area.in_flight = False
+        return unknown_policy(self.address, answer)
+
+    def _lost(self, reason: str) -> StreamClosed:
+        self.close()
+        self._closed_because = reason
+        return self._closed()
+
+    def close(self) -> None:
+        if self._closed_because is None:
+            self._closed_because = "this client closed it"
+        self._connection.close()
+        self._areas.clear()
+        self._segment.close()

@@ -20,26 +20,27 @@ import numpy as np
 
 from jsrl.errors import CodecError, ConfigError, StreamClosed
 from jsrl.transport.local.params import too_late
-from jsrl.transport.shared.bank import (
-    CHECKED,
-    COPIES,
-    HEAD_WORDS,
-    LATEST,
-    MAX_TRIES,
-    NUMBER,
-    REPLACED,
-    SUM,
-    VERSION,
-    Bank,
-    copy_head,
-    word_sum,
-)
 from jsrl.transport.shared.doorbell import Doorbell
 from jsrl.transport.shared.locks import is_locked, make_folder, try_lock
 from jsrl.transport.shared.segment import Segment, memory_fence
-from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
+from jsrl.transport.wire.schema import (
+    Layout,
+    align,
+    compare_schemas,
+    decode_schema,
+    encode_schema,
+    flatten_schema,
+    make_layout,
+)
 from jsrl.types import version_updates
 
+_MAGIC = 0x4A53524C_50520001  # "JSRLPR", layout 1
+_COPIES = 3
+_HEAD_WORDS = 8  # of the segment, and of each copy: one cache line
+_LATEST, _REPLACED, _SCHEMA_BYTES, _CHECKED = 1, 2, 3, 4  # words of the segment's head
+_NUMBER, _VERSION, _SUM = 0, 1, 2  # words of a copy's head
+_HEADS_BYTES = 8 * _HEAD_WORDS * (1 + _COPIES)
+_MAX_TRIES = 64
 _LOOK_S = 0.2  # how often a waiting reader checks without a ring, in case a new writer does not know its bell yet
 _SWEEP_EVERY = 256  # publishes between searches for doorbells of dead readers
 
@@ -60,7 +61,7 @@ class SharedParamsPublisher:
         self.address = f"shm:{self._path}"
         self._checksum = checksum
         make_folder(self._path.parent)
-        self._banks: dict[int, tuple[Bank, list[list[np.ndarray]]]] = {}
+        self._banks: dict[int, tuple[_Bank, list[list[np.ndarray]]]] = {}
         self._bells: dict[str, Doorbell] = {}
         self._published = 0
         self._closed = False
@@ -82,8 +83,8 @@ class SharedParamsPublisher:
         final = _policy_path(self._path, policy)
         fresh = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
         layout = make_layout(flatten_schema(list(values)))
-        bank = Bank.create(fresh, layout, self._checksum)
-        views = [bank.views(number) for number in range(COPIES)]
+        bank = _Bank.create(fresh, layout, self._checksum)
+        views = [bank.views(number) for number in range(_COPIES)]
         self._write(bank, views, version, values)
         try:
             older = Segment.attach(final)
@@ -92,13 +93,13 @@ class SharedParamsPublisher:
         os.replace(fresh, final)
         bank.segment.path = final
         if older is not None:
-            words = older.words(0, HEAD_WORDS)
-            words[REPLACED] = 1
+            words = older.words(0, _HEAD_WORDS)
+            words[_REPLACED] = 1
             words.release()
             older.close()
         self._banks[policy] = (bank, views)
 
-    def _check(self, bank: Bank, values: list[np.ndarray], policy: int) -> None:
+    def _check(self, bank: _Bank, values: list[np.ndarray], policy: int) -> None:
         leaves = bank.layout.leaves
         if len(values) == len(leaves) and all(v.shape == leaf.shape for v, leaf in zip(values, leaves, strict=True)):
             views = self._banks[policy][1][0]
@@ -107,21 +108,21 @@ class SharedParamsPublisher:
         compare_schemas(leaves, flatten_schema(list(values)), f"policy {policy}", "the new params")
 
     @staticmethod
-    def _write(bank: Bank, views: list[list[np.ndarray]], version: int, values: list[np.ndarray]) -> None:
+    def _write(bank: _Bank, views: list[list[np.ndarray]], version: int, values: list[np.ndarray]) -> None:
         words = bank.words
-        number = words[LATEST] + 1
-        head = copy_head(number)
-        words[head + NUMBER] = 0
+        number = words[_LATEST] + 1
+        head = _copy_head(number)
+        words[head + _NUMBER] = 0
         memory_fence()
-        for view, value in zip(views[number % COPIES], values, strict=True):
+        for view, value in zip(views[number % _COPIES], values, strict=True):
             view[...] = value
-        words[head + VERSION] = version
-        if words[CHECKED]:
-            words[head + SUM] = word_sum(bank.copies[number % COPIES])
+        words[head + _VERSION] = version
+        if words[_CHECKED]:
+            words[head + _SUM] = _word_sum(bank.copies[number % _COPIES])
         memory_fence()
-        words[head + NUMBER] = number
+        words[head + _NUMBER] = number
         memory_fence()
-        words[LATEST] = number
+        words[_LATEST] = number
 
     def _ring(self) -> None:
         try:
@@ -170,7 +171,7 @@ class _Source:
 
     __slots__ = ("bank", "seen_number", "words")
 
-    def __init__(self, bank: Bank):
+    def __init__(self, bank: _Bank):
         self.bank = bank
         self.words = bank.words
         self.seen_number = 0
@@ -189,11 +190,11 @@ class SharedParamsSubscriber:
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
         """As ParamsSubscriber; raises CodecError if the params in memory fail their checksum."""
         source = self._sources.get(policy)
-        if source is None or source.words[REPLACED]:
+        if source is None or source.words[_REPLACED]:
             source = self._follow(policy)
             if source is None:
                 return None
-        if source.words[LATEST] == source.seen_number:
+        if source.words[_LATEST] == source.seen_number:
             return None
         return self._copy(source, policy)
 
@@ -203,7 +204,7 @@ class SharedParamsSubscriber:
             raise StreamClosed(f"the params subscriber {self.address} is closed.")
         older = self._sources.get(policy)
         try:
-            source = _Source(Bank.attach(_policy_path(self._path, policy)))
+            source = _Source(_Bank.attach(_policy_path(self._path, policy)))
         except StreamClosed:
             return older
         self._sources[policy] = source
@@ -213,20 +214,20 @@ class SharedParamsSubscriber:
 
     def _copy(self, source: _Source, policy: int) -> tuple[int, list[np.ndarray]] | None:
         words, bank = source.words, source.bank
-        for _ in range(MAX_TRIES):
-            number = words[LATEST]
+        for _ in range(_MAX_TRIES):
+            number = words[_LATEST]
             memory_fence()
-            head = copy_head(number)
-            if words[head + NUMBER] != number:
+            head = _copy_head(number)
+            if words[head + _NUMBER] != number:
                 continue
-            version, expected_sum = words[head + VERSION], words[head + SUM]
+            version, expected_sum = words[head + _VERSION], words[head + _SUM]
             memory_fence()
             fresh: Any = _aligned(bank.layout.size_bytes)
-            fresh[...] = bank.copies[number % COPIES]
+            fresh[...] = bank.copies[number % _COPIES]
             memory_fence()
-            if words[head + NUMBER] != number:
+            if words[head + _NUMBER] != number:
                 continue
-            if words[CHECKED] and word_sum(fresh) != expected_sum:
+            if words[_CHECKED] and _word_sum(fresh) != expected_sum:
                 raise CodecError(
                     f"{self.address}: params of policy {policy}, version {version}, fail their checksum: the memory "
                     "was written by another process. Stop the run and look for a second learner in the same run folder."
@@ -252,7 +253,7 @@ class SharedParamsSubscriber:
 
     def _version(self, policy: int) -> int | None:
         source = self._sources.get(policy)
-        if source is None or source.words[REPLACED]:
+        if source is None or source.words[_REPLACED]:
             source = self._follow(policy)
         return None if source is None else source.bank.latest_version()
 
@@ -280,3 +281,77 @@ def _aligned(size_bytes: int) -> np.ndarray:
     room = np.empty(size_bytes + 64, np.uint8)
     start = -room.ctypes.data % 64
     return room[start : start + size_bytes]
+
+
+def _copy_head(number: int) -> int:
+    """Return the position of a numbered copy's head, in words."""
+    return _HEAD_WORDS * (1 + number % _COPIES)
+
+
+def _word_sum(buffer: np.ndarray) -> int:
+    """Return the wrapping sum of a uint8 buffer's 64-bit words, as a signed word."""
+    return int(np.add.reduce(buffer.view(np.int64))) if buffer.size else 0
+
+
+class _Bank:
+    """The copies of one policy's params in a segment."""
+
+    def __init__(self, segment: Segment, layout: Layout):
+        self.segment = segment
+        self.layout = layout
+        self.words = segment.words(0, _HEAD_WORDS * (1 + _COPIES))
+        start = align(_HEADS_BYTES + self.words[_SCHEMA_BYTES])
+        size = layout.size_bytes
+        everything = np.frombuffer(segment.buffer, np.uint8)
+        self.copies = [everything[start + k * size : start + (k + 1) * size] for k in range(_COPIES)]
+
+    @classmethod
+    def create(cls, path: Path, layout: Layout, checked: bool) -> _Bank:
+        schema = encode_schema(layout.leaves)
+        size_bytes = align(_HEADS_BYTES + len(schema)) + _COPIES * layout.size_bytes
+        segment = Segment.create(path, size_bytes)
+        segment.buffer[_HEADS_BYTES : _HEADS_BYTES + len(schema)] = schema
+        words = segment.words(0, _HEAD_WORDS)
+        words[0], words[_SCHEMA_BYTES], words[_CHECKED] = _MAGIC, len(schema), int(checked)
+        words.release()
+        return cls(segment, layout)
+
+    @classmethod
+    def attach(cls, path: Path) -> _Bank:
+        """Open a segment of params.
+
+        Raises:
+          StreamClosed: it does not exist. CodecError: it holds something else.
+        """
+        segment = Segment.attach(path)
+        words = segment.words(0, _HEAD_WORDS) if segment.size_bytes >= _HEADS_BYTES else None
+        if words is None or words[0] != _MAGIC:
+            raise CodecError(f"{path} holds no params of this version of jsrl; remove it or use another run folder.")
+        end = _HEADS_BYTES + words[_SCHEMA_BYTES]
+        words.release()
+        leaves = decode_schema(segment.buffer[_HEADS_BYTES:end])
+        layout = make_layout(leaves)
+        if align(end) + _COPIES * layout.size_bytes > segment.size_bytes:
+            raise CodecError(f"{path} is shorter than its schema says; remove it or use another run folder.")
+        return cls(segment, layout)
+
+    def views(self, number: int) -> list[np.ndarray]:
+        return self.layout.views(self.copies[number % _COPIES])
+
+    def latest_version(self) -> int | None:
+        """Return the version of the latest copy, None if there is none yet."""
+        for _ in range(_MAX_TRIES):
+            number = self.words[_LATEST]
+            if number == 0:
+                return None
+            head = _copy_head(number)
+            version = self.words[head + _VERSION]
+            memory_fence()
+            if self.words[head + _NUMBER] == number:
+                return version
+        return None
+
+    def close(self) -> None:
+        self.copies.clear()
+        self.words.release()
+        self.segment.close()

@@ -5,6 +5,10 @@
 
 Each protocol lists its messages as classes. Types and ranges of their fields are checked when a message is decoded, and not
 again.
+
+Over TCP no connection may send a frame above 128 KiB: ZeroMQ stores an incoming frame even from a peer that has not shown
+a key yet, and has one limit for all frames of a socket. So large frames are sent in pieces of exactly PIECE_BYTES, then a
+shorter (or empty) one, which ends the frame. Before its handshake a connection can occupy one piece.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import msgspec
 
 from jsrl.errors import CodecError
 
+PIECE_BYTES = 1 << 17
 SMALL_BYTES = 1 << 16  # up to this size, copying a body is cheaper than a frame of its own
 _SIZE = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
@@ -58,3 +63,38 @@ def unpack(frames: Sequence[Any], decoder: Any, header_bytes: int) -> tuple[Any,
             f"a message that cannot be read ({error}); do both ends run the same version of jsrl?"
         ) from None
     return message, memoryview(frames[1]) if len(frames) == 2 else first[end:]
+
+
+def cut(frames: Sequence[Any]) -> list[Any]:
+    """Return the frames of a message with large ones cut into pieces; they share their memory."""
+    pieces: list[Any] = []
+    for frame in frames:
+        view = memoryview(frame)
+        if view.nbytes < PIECE_BYTES:
+            pieces.append(frame)
+            continue
+        pieces += [view[start : start + PIECE_BYTES] for start in range(0, view.nbytes + 1, PIECE_BYTES)]
+    return pieces
+
+
+def join(pieces: Sequence[Any], max_bytes: int) -> list[Any]:
+    """Return the frames that `cut` made these pieces of; large ones are copied into new memory.
+
+    Args:
+      pieces: bytes or memoryviews. max_bytes: of the whole message.
+    """
+    views = [memoryview(piece) for piece in pieces]
+    total_bytes = sum(view.nbytes for view in views)
+    if total_bytes > max_bytes:
+        raise CodecError(f"a message of {total_bytes} bytes in {len(views)} pieces, expected at most {max_bytes}.")
+    frames: list[Any] = []
+    parts: list[memoryview] = []
+    for view in views:
+        parts.append(view)
+        if view.nbytes == PIECE_BYTES:
+            continue
+        frames.append(view if len(parts) == 1 else memoryview(b"".join(parts)))
+        parts = []
+    if parts:
+        raise CodecError(f"a message in {len(views)} pieces whose last frame has no end.")
+    return frames

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import io
 import os
 import pty
@@ -10,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from jsrl.control.status_writer import row_of
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.services.metrics.display import LineDisplay, make_display, plain_line
 from jsrl.services.metrics.display_state import DisplayState, PlayerRow, Waiting, clock, percent, short, sparkline
 from jsrl.services.metrics.live_display import LiveDisplay, picture
@@ -374,3 +376,9 @@ display.close()
     assert "4000 / 4000 env steps" in text
     assert "warning: the end" in text
     assert "\x1b[1A" in text  # the cursor moved up to redraw
+
+
+def test_one_has_the_singular():
+    assert counted(1, "trajectory") == "1 trajectory"
+    assert [counted(n, "trial") for n in (0, 1, 2)] == ["0 trials", "1 trial", "2 trials"]
+    assert counted(1_024, "trajectory") == "1,024 trajectories"

@@ -14,6 +14,7 @@ import pytest
 
 from jsrl.cli.main import main
 from jsrl.control.result import Result, fitted
+from jsrl.control.status_writer import player_rows
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig
 from jsrl.graph.graph import node
@@ -24,15 +25,16 @@ from jsrl.services.metrics.catalogue import Metric
 from jsrl.services.metrics.display_state import short
 from jsrl.services.metrics.phases import Activity
 from jsrl.services.runs.runs import Run, RunFolder
+from jsrl.services.runs.standings import read_standings
 from jsrl.services.runs.state import RunState
 from jsrl.tools.report import run_report
 from jsrl.tools.report.charts import Series, chart, ticks
 from jsrl.tools.report.comparison import compare_runs
 from jsrl.tools.report.curves import algorithm, machine, own_workers, shares_of_time
-from jsrl.tools.report.html import body, draw_run
+from jsrl.tools.report.html import body, draw_run, standings_page
 from jsrl.tools.report.report import leave_report, write_report
 from jsrl.tools.report.run_report import make_report, steady
-from jsrl.tools.report.text import document
+from jsrl.tools.report.text import document, standings_lines
 from jsrl.workers.kinds import Kind, Shown, own_kinds
 
 ROOT = Path(__file__).parents[3]
@@ -541,3 +543,50 @@ def test_many_curves_differ_in_colour_or_dashes():
     x = np.arange(5.0)
     text = chart("many", "steps", [Series(str(index), x, x + index) for index in range(20)])
     assert len(set(re.findall(r'polyline class="([^"]*)"', text))) == 20
+
+
+def write(folder: Path, players: list[str]) -> None:
+    n = len(players)
+    games = [[0.0 if i == j else 10.0 for j in range(n)] for i in range(n)]
+    points = [[0.0 if i == j else 7.5 if i > j else 2.5 for j in range(n)] for i in range(n)]
+    (folder / "director").mkdir()
+    ratings = {"elo": [10.0 * i for i in range(n)], "half": [30.0 + i for i in range(n)]}
+    table = {"players": players, "points": points, "games": games} | ratings
+    (folder / "director" / "standings.json").write_text(json.dumps(table))
+
+
+def test_players_are_ranked_with_their_cells(tmp_path: Path) -> None:
+    write(tmp_path, ["main@frozen-1", "main@latest", "main@<b>"])
+    table = read_standings(tmp_path)
+    assert table is not None and table.players == ("main@<b>", "main@latest", "main@frozen-1")
+    assert table.points[0].tolist() == [0.0, 7.5, 7.5]
+    (line,) = standings_lines(table)
+    assert line.endswith("intervals, mean 0): main@<b> +20 ± 32, main@latest +10 ± 31, main@frozen-1 +0 ± 30")
+    page = standings_page(table)
+    assert "<b>" not in page and page.count(">75%<") == 3 and page.count(">25%<") == 3
+
+
+def test_large_tables_show_the_best_and_the_learning_players(tmp_path: Path) -> None:
+    write(tmp_path, ["main@latest", *(f"main@frozen-{i}" for i in range(40))])
+    table = read_standings(tmp_path)
+    assert table is not None
+    (line,) = standings_lines(table)
+    assert "main@latest +0" in line and "main@frozen-39 +400" in line and line.endswith("and 29 others")
+    first, *_, last = player_rows(table.best(4))
+    assert (first.name, first.elo, first.half, first.shares) == (
+        "main@frozen-39",
+        400.0,
+        70.0,
+        (None, 0.75, 0.75, 0.75),
+    )
+    assert (last.name, last.shares) == ("main@latest", (0.25, 0.25, 0.25, None))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"players": ["a"]}', '{"players": ["a", "b"], "elo": [1], "points": [], "games": []}']
+)
+def test_broken_file_drops_only_its_section(content: str, tmp_path: Path) -> None:
+    (tmp_path / "director").mkdir()
+    (tmp_path / "director" / "standings.json").write_text(content)
+    assert read_standings(tmp_path) is None
+    assert read_standings(tmp_path / "elsewhere") is None

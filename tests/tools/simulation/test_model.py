@@ -1,12 +1,16 @@
-"""The model of a run against hand calculations: one limit at a time."""
+"""The model of a run against hand calculations, one limit at a time, and against the published comparison."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+from pathlib import Path
 
 import pytest
 
+from benchmarks.scale.layouts import LAYOUTS
+from benchmarks.scale.validate import Data, compare, others_of, predict
 from jsrl.cluster.facts import HostFacts
 from jsrl.errors import ConfigError
 from jsrl.experiment import LearnerConfig
@@ -267,3 +271,21 @@ def test_a_run_without_an_update_in_an_hour_is_refused():
 def test_full_core_is_reported_before_the_workers_it_slows():
     assert name_bottleneck({(CORES, "a"): 0.95, (ENVIRONMENTS, ""): 1.0}) == (CORES, "a")
     assert name_bottleneck({(CORES, "a"): 0.5, (ENVIRONMENTS, ""): 0.9, (UPDATES, ""): 0.95}) == (UPDATES, "")
+
+
+DATA = Path(__file__).parents[3] / "benchmarks" / "results" / "capacity-epyc.json"
+
+
+@pytest.mark.slow
+def test_published_predictions_follow_from_their_measurements() -> None:
+    data = Data(DATA)
+    row = next(row for row in data.content["comparison"]["rows"] if row["layout"] == "small-served-8")
+    (layout,) = [layout for layout in LAYOUTS if layout.name == row["layout"]]
+    others = others_of(data.content["layouts"][layout.name])
+    assert predict(data, layout, others, row["core_speed"]).env_steps_per_s == pytest.approx(row["predicted"], abs=0.06)
+
+
+@pytest.mark.nightly
+def test_published_comparison_equals_its_measurements() -> None:
+    published = json.loads(DATA.read_text())["comparison"]
+    assert compare(Data(DATA)) == published
