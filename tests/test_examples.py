@@ -67,7 +67,7 @@ def test_the_own_worker_counts_every_row(tmp_path):
     result = jsrl.run(own_worker.experiment(4096), runs_dir=tmp_path, graph=own_worker.with_coverage, **IN_TURN)
     visits = json.loads((result.folder / own_worker.FILE).read_text())
     assert np.sum(visits) == result.env_steps
-    assert result.hops["samples.coverage"]["consumed"] == result.ledger["consumed"] > 0
+    assert result.legs["samples.coverage"]["consumed"] == result.ledger["consumed"] > 0
 
 
 def test_the_own_worker_refuses_other_settings():

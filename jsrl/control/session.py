@@ -31,7 +31,7 @@ from jsrl.services.runs.door import printable
 from jsrl.services.runs.files import json_ready, write_atomic
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.runs.state import RESULT, WorkerSummary, is_whole
-from jsrl.transport.ledger.hops import SAMPLES, read_hops
+from jsrl.transport.ledger.legs import SAMPLES, read_legs
 from jsrl.transport.stream import POLICY
 from jsrl.types import version_updates
 from jsrl.workers.kinds import Kind, catalogue
@@ -87,7 +87,7 @@ class Session:
             self.hub.latest.clear()  # of updates after the snapshot, which are lost
         self._stages = Stages(self._kinds)
         self.ledger: dict[str, Any] = {}
-        self.hops: dict[str, dict[str, Any]] = {}
+        self.legs: dict[str, dict[str, Any]] = {}
         self._limit_s = math.inf if experiment.max_minutes is None else experiment.max_minutes * 60
         self._rarity = rarity(len(self._kinds))
         self._line_s = self.now() + self._rarity * LINE_S
@@ -254,16 +254,16 @@ class Session:
     def fail(self, error: BaseException) -> None:
         self.run.reason, self.run.finished_s = "failed", self.run.finished_s or self.now()
         result = self.result(printable(f"{type(error).__name__}: {error}"))
-        for line in ledger_lines(result.ledger, result.hops):
+        for line in ledger_lines(result.ledger, result.legs):
             self.display.message(line)
 
     def read_ledgers(self) -> list[str]:
-        """Read the ledgers of all hops again from the pages in the run folder; return a line for each."""
-        self.hops = {
-            name: ledger.placed(self.run.place_of).counts for name, ledger in read_hops(self.folder.path).items()
+        """Read the ledgers of all legs again from the pages in the run folder; return a line for each."""
+        self.legs = {
+            name: ledger.placed(self.run.place_of).counts for name, ledger in read_legs(self.folder.path).items()
         }
-        self.ledger = self.hops.pop(SAMPLES, {})
-        return ledger_lines(self.ledger, self.hops)
+        self.ledger = self.legs.pop(SAMPLES, {})
+        return ledger_lines(self.ledger, self.legs)
 
     def note_end(self, worker: str, incarnation: int) -> None:
         self.run.note_end(worker, incarnation, time.strftime("%Y-%m-%d %H:%M"))
@@ -403,7 +403,7 @@ class Session:
             wall_s=round(self.elapsed_s, 3),
             process_s=round(self._process_s(), 3),
             ledger=self.ledger,
-            hops=self.hops,
+            legs=self.legs,
             evaluation=self.run.first.evaluation,
             final=self.run.first.final,
             unsaved="; ".join(f"{worker}: {why}" for worker, why in self.run.unsaved.items() if why),

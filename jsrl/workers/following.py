@@ -148,6 +148,11 @@ class SampleWriter:
         self._patience = BriefRetry()
         self.renewed = 0
 
+    @property
+    def is_lost(self) -> bool:
+        """Return whether a reader is being replaced."""
+        return bool(self._lost)
+
     def open(self) -> None:
         """Connect; wait for the readers."""
         self._writer.open()

@@ -434,7 +434,7 @@ class LearnerRig:
             jax.random.key(0), steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0
         )
         self.published, self.heard, self.folder = Published(), EventRecorder(), folder
-        source = FromStream(Batcher(self.consumer, SPEC, plan), self.consumer, T * B, reuse)
+        source = FromStream(Batcher(self.consumer, SPEC, plan), T * B)
         updater = OwnUpdate(AGENT, data_parallel(change, jax.local_devices()[:1], donate=False))
         store = SnapshotStore(folder / "state")
         outlet = OpenOutlet(lambda: self.published, store, self.heard, Meter("learner"))

@@ -14,7 +14,7 @@ import numpy as np
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Block, Entry, Lease, Ledger, Origin, ProducerId, SampleProducer, remaining
 from jsrl.transport.door.address import check_producer
-from jsrl.transport.ledger.hop_page import HopPage
+from jsrl.transport.ledger.leg_page import LegPage
 from jsrl.transport.wire.message import Message
 from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema
 from jsrl.types import Trajectory, Tree, leaves
@@ -122,14 +122,14 @@ class SampleQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, trajectory: Trajectory, entry: Entry, token: Any, page: HopPage) -> None:
+    def add(self, trajectory: Trajectory, entry: Entry, token: Any, page: LegPage) -> None:
         """Receive a committed trajectory; `token` identifies its memory, `page` counts its connection."""
         with self.changed:
             self.ledger.mark(True)
             page.receive()
             self.ledger.arrive()
             if self.closed:
-                self.ledger.settle("closed")
+                self.ledger.finish("closed")
             else:
                 self._waiting.append((Lease(trajectory, entry), token))
                 self._hold()
@@ -180,7 +180,7 @@ class SampleQueue:
     def nothing_came(self, timeout_s: float) -> StreamTimeout:
         return StreamTimeout(f"{self.address}: no trajectory was committed within {timeout_s:g} s.")
 
-    def settle(self, lease: Lease, outcome: str) -> Any:
+    def finish(self, lease: Lease, outcome: str) -> Any:
         """Count the outcome of a lent trajectory; return its token, or None if the queue is closed."""
         with self.changed:
             if self.closed:
@@ -189,7 +189,7 @@ class SampleQueue:
             if token is None:
                 raise StreamError(f"{self.address}: {lease.entry} is not lent; every lease is released exactly once.")
             self.ledger.mark(True)
-            self.ledger.settle(outcome)
+            self.ledger.finish(outcome)
             self._hold()
             self.ledger.mark(False)
             return token
@@ -202,7 +202,7 @@ class SampleQueue:
             self.closed = True
             held = len(self._waiting) + len(self._lent)
             if held:
-                self.ledger.settle("closed", held)
+                self.ledger.finish("closed", held)
             self._waiting.clear()
             self._lent.clear()
             self._hold()

@@ -19,7 +19,7 @@ from jsrl.transport.ends.samples import (
     check_blocks,
     choose_blocks,
 )
-from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
+from jsrl.transport.ledger.leg_page import LOCAL, LegPage, new_session
 from jsrl.transport.wire.schema import ALIGNMENT_BYTES, Layout, flatten_schema, make_layout
 from jsrl.types import Trajectory, Tree, map_tree
 
@@ -112,14 +112,14 @@ class LocalSampleConsumer:
         blocks_per_producer: int | None = None,
         ledger: Ledger | None = None,
         join_rules: JoinRules = ANYBODY,
-        hop: Path | None = None,
+        leg: Path | None = None,
     ):
         self.address = f"local:{check_name(name, 'stream')}"
         self.schema = schema
         self.leaves = flatten_schema(schema)
         self.layout: Layout = make_layout(self.leaves)
         self.queue = SampleQueue(self.address, ledger)
-        self._hop, self._session = hop, new_session()
+        self._leg, self._session = leg, new_session()
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
         self._producers: dict[ProducerId, LocalSampleProducer] = {}
@@ -133,7 +133,7 @@ class LocalSampleConsumer:
     def ledger(self) -> Ledger:
         return self.queue.ledger
 
-    def join(self, producer: LocalSampleProducer) -> tuple[int, HopPage]:
+    def join(self, producer: LocalSampleProducer) -> tuple[int, LegPage]:
         """Admit a producer and return its number of blocks and its page (called by the producer)."""
         with self.queue.changed:
             if self.queue.closed:
@@ -149,7 +149,7 @@ class LocalSampleConsumer:
             self._producers[producer.producer] = producer
             blocks = choose_blocks(self._blocks_per_producer, producer.num_groups)
             self.queue.ledger.join()
-            return blocks, HopPage.create(self._hop, producer.producer, self._session, blocks=blocks, transport=LOCAL)
+            return blocks, LegPage.create(self._leg, producer.producer, self._session, blocks=blocks, transport=LOCAL)
 
     def leave(self, producer: LocalSampleProducer) -> None:
         """Forget a producer (called by the producer)."""
@@ -161,7 +161,7 @@ class LocalSampleConsumer:
         return self.queue.take_within(timeout_s)
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        token = self.queue.settle(lease, outcome)
+        token = self.queue.finish(lease, outcome)
         if token is not None:
             producer, number = token
             producer.abandon_block(number)
@@ -196,10 +196,10 @@ def connect_local(
     producer: ProducerId,
     num_groups: int,
     timeout_s: float,
-    hop: Path | None = None,
+    leg: Path | None = None,
     check: Check = lambda: None,
 ) -> LocalSampleProducer:
-    """Return the writing end of `local:NAME`; waits for the consumer in this process, which knows the `hop`.
+    """Return the writing end of `local:NAME`; waits for the consumer in this process, which knows the `leg`.
 
     No process is replaced here: `check` is not called.
     """

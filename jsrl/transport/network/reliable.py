@@ -47,7 +47,7 @@ from jsrl.transport.door.keys import ClientKeys, KeyPath
 from jsrl.transport.ends import samples as ends
 from jsrl.transport.ends.packing import Packer
 from jsrl.transport.ends.samples import OpenBlock, ProducerEnd, SampleQueue, check_blocks, choose_blocks
-from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_session
+from jsrl.transport.ledger.leg_page import ZEROMQ, LegPage, new_session
 from jsrl.transport.local.samples import aligned_zeros
 from jsrl.transport.network.link import BindingLink, ConnectingLink, Received
 from jsrl.transport.network.sockets import reuse_freed_memory
@@ -138,7 +138,7 @@ class ZmqSampleProducer(ProducerEnd):
         timeout_s: float,
         *,
         keys: KeyPath | ClientKeys = None,
-        hop: Path | None = None,
+        leg: Path | None = None,
         check: Check = lambda: None,
     ):
         super().__init__(schema, producer, num_groups)
@@ -152,7 +152,7 @@ class ZmqSampleProducer(ProducerEnd):
         hello = hello_of_producer(producer, num_groups, self.leaves)
         welcome: Welcome = self._link.meet(hello, timeout_s, check, again_s=_SYNC_S)
         self._packer = Packer(schema, welcome.packing)
-        self._page = HopPage.attach(hop, producer, welcome.session)
+        self._page = LegPage.attach(leg, producer, welcome.session)
         layout = make_layout(self.leaves)
         raws = [aligned_zeros(layout.size_bytes) for _ in range(welcome.blocks)]
         self._blocks = [_Block(raw, layout.tree(schema, raw)) for raw in raws]
@@ -313,7 +313,7 @@ class _Peer:
     route: bytes
     num_groups: int
     num_blocks: int
-    page: HopPage
+    page: LegPage
     received: int = 0
     released: int = 0
     asked: int = -1  # the index requested again last
@@ -333,7 +333,7 @@ class ZmqSampleConsumer:
         keys: KeyPath = None,
         ledger: Ledger | None = None,
         join_rules: JoinRules = ANYBODY,
-        hop: Path | None = None,
+        leg: Path | None = None,
         packing: Packing = PLAIN,
     ):
         self.schema = schema
@@ -359,7 +359,7 @@ class ZmqSampleConsumer:
         self._packer = Packer(schema, self._packing)
         self.address = self._link.address
         self._queue = SampleQueue(self.address, ledger)
-        self._hop, self._session = hop, new_session()
+        self._leg, self._session = leg, new_session()
         self._thread = SocketThread("sample-attendant", [self._link.socket], lambda ready: self._serve())
 
     @property
@@ -371,7 +371,7 @@ class ZmqSampleConsumer:
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
         """Free the memory of a lease that nothing reads any more; the producer may send one more."""
-        peer = self._queue.settle(lease, outcome)
+        peer = self._queue.finish(lease, outcome)
         if peer is None:
             return
         with self._lock:
@@ -448,7 +448,7 @@ class ZmqSampleConsumer:
             self._hello_checker.admission.admit(producer)
             for old in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
                 self._part(old, f"replaced by incarnation {producer.incarnation}.")
-            page = HopPage.create(self._hop, producer, self._session, blocks=num_blocks, transport=ZEROMQ)
+            page = LegPage.create(self._leg, producer, self._session, blocks=num_blocks, transport=ZEROMQ)
             self._queue.ledger.join()
             peer = self._peers[route] = _Peer(producer, route, num_groups, num_blocks, page)
         self._unsent.append((route, Welcome(peer.num_blocks, self._session, self._packing)))

@@ -40,7 +40,7 @@ from jsrl.transport.ends.samples import (
     choose_blocks,
     wait_until,
 )
-from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
+from jsrl.transport.ledger.leg_page import SHARED, LegPage, count_rings, new_session
 from jsrl.transport.network.link import BindingLink, ConnectingLink
 from jsrl.transport.network.thread import SocketThread
 from jsrl.transport.shared.doorbell import Doorbell
@@ -50,7 +50,7 @@ from jsrl.transport.wire.message import Message
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import Tree
 
-_LOOK_S = 0.25  # how often a waiting end checks that the other one is alive
+_POLL_S = 0.25  # how often a waiting end checks that the other one is alive
 _LINGER_MS = 200
 _HELLOS, _ANSWERS = msgspec.msgpack.Decoder(HelloMessage), msgspec.msgpack.Decoder(Welcome | Refused)
 _LEAVING_S = 0.5  # longest wait for a consumer that is just ending a connection
@@ -65,7 +65,7 @@ class _Peer:
     pages: ProducerPages
     bell: Doorbell
     num_groups: int
-    page: HopPage
+    page: LegPage
     granted_s: float = field(default_factory=time.monotonic)
     seen: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class SharedSampleConsumer:
         blocks_per_producer: int | None = None,
         ledger: Ledger | None = None,
         join_rules: JoinRules = ANYBODY,
-        hop: Path | None = None,
+        leg: Path | None = None,
     ):
         self._folder = make_folder(Path(path).parent)
         self._name = name = Path(path).name
@@ -94,19 +94,19 @@ class SharedSampleConsumer:
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._queue = SampleQueue(self.address, ledger)
-        self._hop, self._session = hop, new_session()
+        self._leg, self._session = leg, new_session()
         self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
         self._peers: dict[ProducerId, _Peer] = {}
         self._lock = threading.RLock()  # the thread that answers hellos adds peers
-        self._next_look_s = 0.0
+        self._next_poll_s = 0.0
         prefix = f"{name}.samples"
         check_ipc_path(f"{self._folder / prefix}.hello")
         self._owner_path = self._folder / f"{prefix}.owner"
         self._owner_fd = claim_owner(self._owner_path, self.address)
         for stale in self._folder.glob(f"{prefix}.*.pages"):  # of a consumer that was killed
             end_ring(stale)  # first, so that what is counted is all
-        if hop is not None:
-            count_rings(hop)
+        if leg is not None:
+            count_rings(leg)
         for stale in self._folder.glob(f"{prefix}.*"):
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)
@@ -117,21 +117,21 @@ class SharedSampleConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        self._look()
+        self._poll()
         return self._queue.ledger
 
     def get(self, timeout_s: float) -> Lease:
         deadline = time.monotonic() + timeout_s
         while (lease := self._queue.take()) is None:
-            if self._look():
+            if self._poll():
                 continue
             if remaining(deadline) <= 0:
                 raise self._queue.nothing_came(timeout_s)
-            self._bell.wait(min(remaining(deadline), _LOOK_S))
+            self._bell.wait(min(remaining(deadline), _POLL_S))
         return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        token = self._queue.settle(lease, outcome)
+        token = self._queue.finish(lease, outcome)
         if token is None:
             return
         peer, block = token
@@ -142,7 +142,7 @@ class SharedSampleConsumer:
                     peer.bell.ring()
 
     def pending(self) -> int:
-        self._look()
+        self._poll()
         return len(self._queue)
 
     def fence(self, producer: ProducerId) -> None:
@@ -205,25 +205,25 @@ class SharedSampleConsumer:
         path = self._folder / f"{stem}.pages"
         pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation, session)
         bell = Doorbell.create(self._folder / f"{stem}.bell")
-        page = HopPage.create(self._hop, producer, session, blocks=num_blocks, transport=SHARED, ring=path)
+        page = LegPage.create(self._leg, producer, session, blocks=num_blocks, transport=SHARED, ring=path)
         self._queue.ledger.join()
         self._peers[producer] = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
         return self._peers[producer]
 
     # -- checks and disconnections
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Receive all new commits and disconnect producers that left or died; return whether anything waits."""
         if self._queue.closed:
             return False
         self._bell.drain()
         now_s = time.monotonic()
-        look_for_dead = now_s >= self._next_look_s
-        if look_for_dead:
-            self._next_look_s = now_s + _LOOK_S
+        checks_for_dead = now_s >= self._next_poll_s
+        if checks_for_dead:
+            self._next_poll_s = now_s + _POLL_S
         with self._lock:
             for peer in list(self._peers.values()):
-                gone = peer.pages.left or (look_for_dead and self._is_dead(peer, now_s))
+                gone = peer.pages.left or (checks_for_dead and self._is_dead(peer, now_s))
                 self._collect(peer)
                 if gone and not peer.ended:
                     self._part(peer, FENCED)
@@ -301,7 +301,7 @@ class SharedSampleProducer(ProducerEnd):
         producer: ProducerId,
         num_groups: int,
         timeout_s: float,
-        hop: Path | None = None,
+        leg: Path | None = None,
         check: Check = lambda: None,
     ):
         super().__init__(schema, producer, num_groups)
@@ -312,7 +312,7 @@ class SharedSampleProducer(ProducerEnd):
         link = ConnectingLink(f"ipc://{folder / prefix}.hello", None, _ANSWERS)
         welcome: Welcome = link.meet(hello, timeout_s, check)
         link.close()
-        self._page = HopPage.attach(hop, producer, welcome.session)
+        self._page = LegPage.attach(leg, producer, welcome.session)
         stem = file_stem(name, producer)
         self._owner_fd = open_owner(folder / f"{prefix}.owner")
         self._pages = ProducerPages.attach(folder / f"{stem}.pages", make_layout(self.leaves), schema)
@@ -345,7 +345,7 @@ class SharedSampleProducer(ProducerEnd):
                 self._check_open()
                 if remaining(deadline) <= 0:
                     raise self._no_room(timeout_s, self._pages.num_blocks)
-                if not self._bell.wait(min(remaining(deadline), _LOOK_S)) and not is_locked(self._owner_fd):
+                if not self._bell.wait(min(remaining(deadline), _POLL_S)) and not is_locked(self._owner_fd):
                     self._check_open()
                     raise StreamClosed(f"{self.producer.name} on {self.address}: the consumer's process died.")
             return number

@@ -134,8 +134,8 @@ class IntoRing(FromStream):
       windows: that one call of the update trains on. For the others see FromStream.
     """
 
-    def __init__(self, batcher: Batcher, consumer: SampleConsumer, env_steps: int, updates: int, windows: int) -> None:
-        super().__init__(batcher, consumer, env_steps, updates)
+    def __init__(self, batcher: Batcher, env_steps: int, windows: int) -> None:
+        super().__init__(batcher, env_steps)
         self._windows = windows
 
     def stand_in(self, absent: Collection[int]) -> None:
@@ -154,9 +154,9 @@ class FromReplay(IntoRing):
       begun: env steps inserted before this start. Replay workers report theirs with their first batches.
     """
 
-    def __init__(self, batcher: Batcher, consumer: ReplayConsumer, windows: int, begun: int = 0) -> None:
-        super().__init__(batcher, consumer, 0, 1, windows)
-        self._replay, self._begun = consumer, begun
+    def __init__(self, batcher: Batcher, replay: ReplayConsumer, windows: int, begun: int = 0) -> None:
+        super().__init__(batcher, 0, windows)
+        self._replay, self._begun = replay, begun
 
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         """Take a batch back and send its priorities, if the agent has any; return its windows."""
@@ -177,8 +177,7 @@ def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> S
     assert e.buffer is not None
     size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
     if not job.has("priorities"):
-        consumer = bind(job, spec, start)
-        return IntoRing(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse, windows)
+        return IntoRing(join(bind(job, spec, start), spec, plan), e.rows_per_update, windows)
     spec = windows_spec(e.buffer, spec)
     plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
     drawn = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
