@@ -79,6 +79,11 @@ class Port(NamedTuple):
         return self.role == {"samples": "reads", "params": "writes"}.get(self.stream_type, "answers")
 
     @property
+    def gives(self) -> bool:
+        """Return whether this end writes to the stream, or is a client."""
+        return self.role in ("writes", "asks")
+
+    @property
     def publishes(self) -> bool:
         """Return whether this end publishes params."""
         return self.stream_type == "params" and self.role == "writes"
@@ -274,6 +279,11 @@ def named_kinds() -> tuple[Kind, ...]:
 
 
 @cache
+def _own_by_name() -> dict[str, Kind]:
+    return {kind.name: kind for kind in own_kinds()}
+
+
+@cache
 def _heads_of_own_kinds() -> dict[str, set[str]]:
     return {kind.name: kind.heads for kind in own_kinds()}
 
@@ -287,14 +297,13 @@ def find_kind(reference: str) -> Kind:
         )
     if isinstance(reference, Described):
         return reference.kind
+    own = _own_by_name()
+    if reference in own:
+        return own[reference]
     module, _, name = reference.partition(":")
     if not name:
-        for kind in own_kinds():
-            if reference == kind.name:
-                return kind
-        names = ", ".join(kind.name for kind in own_kinds())
         raise ConfigError(
-            f"there is no worker of kind {reference!r}; there are: {names}, and your own as `module:NAME`."
+            f"there is no worker of kind {reference!r}; there are: {', '.join(own)}, and your own as `module:NAME`."
         )
     try:
         found = getattr(import_module(module), name)
@@ -304,7 +313,7 @@ def find_kind(reference: str) -> Kind:
         raise ConfigError(f"{reference} is {type(found).__name__}; a kind of worker is a jsrl.workers.kinds.Kind.")
     if not _NAME.fullmatch(found.name):
         raise ConfigError(f"the kind {reference} is called {found.name!r}; use lower-case letters, digits and dashes.")
-    if any(found.name == kind.name for kind in own_kinds()):
+    if found.name in own:
         raise ConfigError(
             f"the kind {reference} is called {found.name!r}, as one of jsrl's own is; give it another name."
         )
