@@ -254,6 +254,42 @@ FAULTS = (
         (f"{SAMPLES}::test_trajectories_arrive_as_they_were_written[shm]",),
     ),
     Fault(
+        "a released block is announced with the next message only",
+        "            self._unacknowledged[peer.route] = peer\n        self._thread.wake()\n",
+        "            self._unacknowledged[peer.route] = peer\n",
+        (f"{SAMPLES}::test_block_that_zeromq_gives_back_late_is_found_soon",),
+    ),
+    Fault(
+        "a sample that is sent again is taken as a new one",
+        "        if sample.index < peer.received:\n            return",
+        "        if sample.index < peer.received:\n            pass",
+        ("tests/transport/test_faults.py::test_every_trajectory_arrives_once_under_message_faults[duplicates]",),
+    ),
+    Fault(
+        "params are not asked for again after the connection was lost",
+        "            self._asked.clear()  # a request",
+        "            pass  # a request",
+        (f"{PARAMS}::test_subscriber_follows_a_restarted_publisher[ipc]",),
+    ),
+    Fault(
+        "a client waits on though its connection to the server broke",
+        "        return self._link.watch.broken\n",
+        "        return False\n",
+        ("tests/workers/test_peers.py::test_actor_whose_connection_to_a_living_server_broke_connects_again",),
+    ),
+    Fault(
+        "the key of a host may use any worker's name",
+        "        if not speaks_for(sender.name):\n",
+        "        if not sender.name:\n",
+        ("tests/transport/test_curve.py::test_key_of_a_host_takes_no_name_of_a_worker_elsewhere",),
+    ),
+    Fault(
+        "a message is decoded before the size of its header is known",
+        "    if size > header_bytes or end > first.nbytes",
+        "    if end > first.nbytes",
+        ("tests/transport/test_message.py",),
+    ),
+    Fault(
         "new params ring nobody's bell",
         "            bell.ring()\n            if sweep",
         "            if sweep",
