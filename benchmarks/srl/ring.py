@@ -21,7 +21,7 @@ import numpy as np
 from jsrl.envs.base import EnvStep
 from jsrl.errors import StreamTimeout
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, SampleConsumer
-from jsrl.transport.transports import bind_inference, bind_samples, connect_inference, connect_samples
+from jsrl.transport.table import bind_inference, bind_samples, connect_inference, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.worker import Actor, ActorSettings
