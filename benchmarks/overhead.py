@@ -75,7 +75,7 @@ def counted_parts() -> list[tuple[str, type, tuple[str, ...]]]:
         ("phases", Phases, ("enter",)),
         ("metrics", Meter, ("rate", "count", "mean", "spread")),
         ("deadlines", SerialReporter, ("entering", "left")),
-        ("ledger", PersistedLedger, ("arrive", "settle", "mark", "hold")),
+        ("ledger", PersistedLedger, ("arrive", "finish", "mark", "hold")),
         ("pages", LegPage, ("begin", "commit", "receive")),
     ]
 
@@ -147,7 +147,7 @@ def ns_per_call(folder: Path) -> dict[str, float]:
         "deadlines.entering": timed(lambda: control.entering(text, 60.0)),
         "deadlines.left": timed(control.left),
         "ledger.arrive": timed(kept.arrive) - timed(plain.arrive),  # the page alone
-        "ledger.settle": timed(lambda: kept.settle("consumed")) - timed(lambda: plain.settle("consumed")),
+        "ledger.finish": timed(lambda: kept.finish("consumed")) - timed(lambda: plain.finish("consumed")),
         "ledger.mark": timed(lambda: kept.mark(True)),
         "ledger.hold": timed(lambda: kept.hold(3)),
         "pages.begin": timed(page.begin),

@@ -98,6 +98,19 @@ def test_importing_loads_no_jax():
     assert ended.returncode == 0, ended.stderr
 
 
+ONE_HOST = """
+import sys
+import jsrl.control.controller, jsrl.control.processes.launcher, jsrl.control.run
+import jsrl.workers.actor.build, jsrl.workers.director.kind
+print([name for name in sys.modules if name.startswith(("jsrl.cluster", "jsrl.directors", "jsrl.matches", "jsrl.tools"))])
+"""
+
+
+def test_a_run_on_one_host_imports_no_cluster_and_without_a_director_no_directors():
+    ended = subprocess.run([sys.executable, "-c", ONE_HOST], capture_output=True, text=True, timeout=240, check=False)
+    assert ended.stdout == "[]\n", ended.stderr
+
+
 SERVED_ACTOR = f"""
 import sys, json, threading, numpy as np
 from jsrl.envs.config import EnvConfig

@@ -69,6 +69,7 @@ class Session:
             experiment's only one. policy_of: worker -> its policy; other workers belong to the first. hooks: of the run.
         """
         self._kinds = dict(kinds or {})
+        self._receivers = [worker for worker, kind in self._kinds.items() if kind.receives]
         own = list(policies) or [Progress(PolicyPart(POLICY, "", experiment, (), ""))]
         self.run = RunState(own, policy_of or {}, self.now())
         self.experiment, self.folder, self.display = experiment, folder, display
@@ -176,9 +177,11 @@ class Session:
         """
         left_out = message.name in OF_FIRST and self.run.progress_of(message.worker) is not self.run.first
         told = message.facts | {"worker": message.worker, "incarnation": message.incarnation}
-        listeners = [worker for worker, kind in self._kinds.items() if message.name in kind.receives and not left_out]
+        listeners = [
+            worker for worker in self._receivers if message.name in self._kinds[worker].receives and not left_out
+        ]
         forwards: Forwards = [(worker, message.name, told) for worker in listeners]
-        if message.worker not in self._kinds or not self._kinds[message.worker].receives:
+        if message.worker not in self._receivers:
             return forwards
         if message.name == "command":
             command = msgspec.convert(message.facts, ForwardedCommand)

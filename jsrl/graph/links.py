@@ -82,9 +82,10 @@ def ends_of(
         if port.by_policy and stream.policy != policy:
             continue
         mine = graph.groups(link)
-        others = graph.sinks(stream.name) if port.role in ("writes", "asks") else graph.sources(stream.name)
+        wanted = frozenset(mine)
+        others = graph.sinks(stream.name) if port.gives else graph.sources(stream.name)
         peers = [
-            Peer(other.name, _common(mine, graph.groups(theirs)), leg_of(graph, stream, other))
+            Peer(other.name, tuple(g for g in graph.groups(theirs) if g in wanted), leg_of(graph, stream, other))
             for other, theirs in others
         ]
         if stream.type == "inference" and port.role == "asks":
@@ -110,10 +111,6 @@ def learner_leg(graph: Graph, learner: str) -> str:
     first = learners_of(graph)[0].name == learner
     recorded = recorded_leg("" if first else policy_of(graph, worker))
     return next((leg_of(graph, stream, worker) for stream in reads), recorded)
-
-
-def _common(mine: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(group for group in theirs if group in mine)
 
 
 def _own_first(servers: list[Peer]) -> list[Peer]:

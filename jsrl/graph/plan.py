@@ -161,10 +161,11 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
     against = [name for policy in plan.policies.values() for name in policy.experiment.evaluator.against]
     keeps_initial = bool(against) and import_target(CHECKS["plays initial"])(against)
     explored = first_hyperparameters(experiment.director, next(iter(plan.policies.values())).experiment.seed)
-
     place = JobPlace(folder, str((Path(folder) if hosts.of else plan.memory_folder) / "names"), keys)
     several = len(experiment.policies) > 1
     run = RunFacts(len(graph.workers), tuple(plan.policies), several, keeps_initial, sides)
+
+    without_agent = {name: dataclasses.replace(policy.experiment, agent=None) for name, policy in plan.policies.items()}
 
     def job_of(worker: WorkerNode, index: int, name: str) -> Job:
         policy, seat_group = plan.policies[name], next(first for first in seats if seats[first] == seats[name])
@@ -180,9 +181,9 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
             run=run,
             settings=worker.settings,
         )
-        if value_of(find_kind(worker.kind).loads_jax, job):
-            return job
-        return dataclasses.replace(job, experiment=dataclasses.replace(policy.experiment, agent=None))
+        if not value_of(find_kind(worker.kind).loads_jax, job):
+            job = dataclasses.replace(job, experiment=without_agent[name])
+        return job
 
     jobs = []
     for worker, index in zip(graph.workers, numbers, strict=True):

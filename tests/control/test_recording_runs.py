@@ -15,7 +15,6 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.plan_text import describe
 from jsrl.cli.record import record_policy
 from jsrl.control.run import run
-from jsrl.control.write_recording import RecordedEpisode, write_recording
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
 from jsrl.envs.seats import view_of
@@ -33,6 +32,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.services.recordings.recordings import SEQUENCE, open_recording, read_chunk
 from jsrl.services.runs.runs import RunFolder
 from jsrl.tools.policy import Policy, load_policy
+from jsrl.tools.write_recording import RecordedEpisode, write_recording
 from jsrl.types import ArraySpec, Discrete, EnvSpec, MultiDiscrete
 
 SMALL = NetworkConfig(hidden=(16,))

@@ -240,8 +240,8 @@ FAULTS = (
     ),
     Fault(
         "closing counts one of many trajectories in flight",
-        'self.ledger.settle("closed", held)',
-        'self.ledger.settle("closed", 1)',
+        'self.ledger.finish("closed", held)',
+        'self.ledger.finish("closed", 1)',
         (
             f"{SAMPLES}::test_closing_drops_what_is_in_flight[local]",
             f"{SAMPLES}::test_closing_drops_what_is_in_flight[shm]",

@@ -334,8 +334,13 @@ def test_field_of_a_kind_is_a_value_or_a_function() -> None:
     assert [value_of(given, 2) for given in (3, None, "", lambda e: e + 1)] == [3, None, "", 3]
 
 
-def test_only_the_learner_trains_a_policy() -> None:
-    assert [kind.name for kind in own_kinds() if kind.trains] == ["learner"]
+def test_kinds_of_many_workers_are_found_once() -> None:
+    graph = graph_of(num_envs=64, num_actors=32, num_groups=32)
+    assert graph.kinds is graph.kinds and graph.kinds.keys() == {worker.name for worker in graph.workers}
+
+
+def test_only_learners_train_a_policy() -> None:
+    assert [kind.name for kind in own_kinds() if kind.trains] == ["fused", "learner"]
     assert SPEAK._replace(lifecycle=Lifecycle(must_finish=True)).trains and not (SPEAK.trains or READ.trains)
 
 

@@ -188,11 +188,11 @@ def test_stream_closed_in_order_balances(transport: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("side", ["commit", "receive", "settle"])
+@pytest.mark.parametrize("side", ["commit", "receive", "finish"])
 def test_miscount_on_either_side_is_detected_on_every_transport(
     transport: str, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind: Any = PersistedLedger if side == "settle" else LegPage
+    kind: Any = PersistedLedger if side == "finish" else LegPage
     right, calls = getattr(kind, side), []
 
     def wrong(self: Any, *arguments: Any) -> None:

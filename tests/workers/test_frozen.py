@@ -263,7 +263,7 @@ class ScriptedServer:
         found, self.arrived = self.arrived, []
         return found
 
-    def departed(self, look: bool = True) -> list[ProducerId]:
+    def departed(self, poll: bool = True) -> list[ProducerId]:
         found, self.gone = self.gone, []
         return found
 

@@ -373,7 +373,7 @@ def test_restarted_replay_worker_goes_on_counting_inserted_env_steps(tmp_path):
     job = dataclasses.replace(job, incarnation=1)
     env_steps = 16 * experiment.group_size
     _, ledger = open_ledger(ledger_path(tmp_path, job.end("samples").leg), 0, None)
-    ledger.settle("consumed", 5)
+    ledger.finish("consumed", 5)
     limiter = build_replay(job, NullReporter())._limiter
     assert (limiter.inserted, limiter.until, limiter.drawn) == (5 * env_steps, 5 * env_steps + 256, 0)
     limiter.inserted, limiter.until, limiter.free, limiter.drawn = 3 * env_steps, 2 * env_steps, 2 * env_steps, 7

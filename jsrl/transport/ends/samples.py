@@ -129,7 +129,7 @@ class SampleQueue:
             page.receive()
             self.ledger.arrive()
             if self.closed:
-                self.ledger.settle("closed")
+                self.ledger.finish("closed")
             else:
                 self._waiting.append((Lease(trajectory, entry), token))
                 self._hold()
@@ -180,7 +180,7 @@ class SampleQueue:
     def nothing_came(self, timeout_s: float) -> StreamTimeout:
         return StreamTimeout(f"{self.address}: no trajectory was committed within {timeout_s:g} s.")
 
-    def settle(self, lease: Lease, outcome: str) -> Any:
+    def finish(self, lease: Lease, outcome: str) -> Any:
         """Count the outcome of a lent trajectory; return its token, or None if the queue is closed."""
         with self.changed:
             if self.closed:
@@ -189,7 +189,7 @@ class SampleQueue:
             if token is None:
                 raise StreamError(f"{self.address}: {lease.entry} is not lent; every lease is released exactly once.")
             self.ledger.mark(True)
-            self.ledger.settle(outcome)
+            self.ledger.finish(outcome)
             self._hold()
             self.ledger.mark(False)
             return token
@@ -202,7 +202,7 @@ class SampleQueue:
             self.closed = True
             held = len(self._waiting) + len(self._lent)
             if held:
-                self.ledger.settle("closed", held)
+                self.ledger.finish("closed", held)
             self._waiting.clear()
             self._lent.clear()
             self._hold()

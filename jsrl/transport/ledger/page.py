@@ -73,8 +73,8 @@ class PersistedLedger(Ledger):
         super().hold(count)
         self._words[_HELD] = count
 
-    def settle(self, outcome: str, count: int = 1) -> None:
-        super().settle(outcome, count)
+    def finish(self, outcome: str, count: int = 1) -> None:
+        super().finish(outcome, count)
         if outcome == "consumed":
             self._words[_CONSUMED] = self.consumed
 

@@ -24,7 +24,7 @@ import msgspec
 from jsrl.transport.base import Ledger
 from jsrl.transport.ledger.leg_page import LOCAL, ZEROMQ, Connection
 
-_MOST_FAULTS = 3  # shown in the text
+_MAX_FAULTS = 3  # shown in the text
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class LegLedger:
     @property
     def verdict(self) -> str:
         if not self.holds:
-            more = f" and {len(self.faults) - _MOST_FAULTS} more" if len(self.faults) > _MOST_FAULTS else ""
-            return "; ".join(["NOT BALANCED", *self.faults[:_MOST_FAULTS]]) + more
+            more = f" and {len(self.faults) - _MAX_FAULTS} more" if len(self.faults) > _MAX_FAULTS else ""
+            return "; ".join(["NOT BALANCED", *self.faults[:_MAX_FAULTS]]) + more
         if self.balanced:
             return "balanced"
         where = "; ".join(f"{count} of {place}" for place, count in sorted(self.lost_at.items()))
@@ -117,13 +117,13 @@ def reconcile(
         lost_at[connection.name] += one.unknown + one.uncounted
     faults = [one.fault for one in compared if one.fault]
     dropped = dict(ledger.dropped or {})
-    settled, in_queue = ledger.consumed + sum(dropped.values()), ledger.in_flight
+    finished, in_queue = ledger.consumed + sum(dropped.values()), ledger.in_flight
     received = carried + sum(one.received for one in compared)
     missing = max(0, (joined or 0) - len(compared))
-    absent = max(0, settled + in_queue - received) if missing else 0  # from connections without a page
-    odd = received + absent - settled - in_queue
+    absent = max(0, finished + in_queue - received) if missing else 0  # from connections without a page
+    odd = received + absent - finished - in_queue
     if abs(odd) > uncertain:
-        faults.append(f"the consumer received {received}, but accounts for {settled} and {in_queue} in its queue")
+        faults.append(f"the consumer received {received}, but accounts for {finished} and {in_queue} in its queue")
         odd = 0
     twice = max(-odd, 0)  # an outcome was counted, but the shorter queue was not yet
     still = max(0, in_queue - twice)

@@ -161,7 +161,7 @@ class LocalSampleConsumer:
         return self.queue.take_within(timeout_s)
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        token = self.queue.settle(lease, outcome)
+        token = self.queue.finish(lease, outcome)
         if token is not None:
             producer, number = token
             producer.abandon_block(number)

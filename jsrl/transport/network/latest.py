@@ -187,7 +187,7 @@ class ZmqParamsSubscriber:
     def _serve(self, ready: dict[Any, int]) -> None:
         watch = self._link.watch
         try:
-            watch.look()
+            watch.poll()
             while (found := self._link.receive(0.0)) is not None:
                 self._take(*found)
         except StreamError as error:

@@ -371,7 +371,7 @@ class ZmqSampleConsumer:
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
         """Free the memory of a lease that nothing reads any more; the producer may send one more."""
-        peer = self._queue.settle(lease, outcome)
+        peer = self._queue.finish(lease, outcome)
         if peer is None:
             return
         with self._lock:

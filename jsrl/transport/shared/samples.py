@@ -50,7 +50,7 @@ from jsrl.transport.wire.message import Message
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import Tree
 
-_LOOK_S = 0.25  # how often a waiting end checks that the other one is alive
+_POLL_S = 0.25  # how often a waiting end checks that the other one is alive
 _LINGER_MS = 200
 _HELLOS, _ANSWERS = msgspec.msgpack.Decoder(HelloMessage), msgspec.msgpack.Decoder(Welcome | Refused)
 _LEAVING_S = 0.5  # longest wait for a consumer that is just ending a connection
@@ -98,7 +98,7 @@ class SharedSampleConsumer:
         self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
         self._peers: dict[ProducerId, _Peer] = {}
         self._lock = threading.RLock()  # the thread that answers hellos adds peers
-        self._next_look_s = 0.0
+        self._next_poll_s = 0.0
         prefix = f"{name}.samples"
         check_ipc_path(f"{self._folder / prefix}.hello")
         self._owner_path = self._folder / f"{prefix}.owner"
@@ -117,21 +117,21 @@ class SharedSampleConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        self._look()
+        self._poll()
         return self._queue.ledger
 
     def get(self, timeout_s: float) -> Lease:
         deadline = time.monotonic() + timeout_s
         while (lease := self._queue.take()) is None:
-            if self._look():
+            if self._poll():
                 continue
             if remaining(deadline) <= 0:
                 raise self._queue.nothing_came(timeout_s)
-            self._bell.wait(min(remaining(deadline), _LOOK_S))
+            self._bell.wait(min(remaining(deadline), _POLL_S))
         return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        token = self._queue.settle(lease, outcome)
+        token = self._queue.finish(lease, outcome)
         if token is None:
             return
         peer, block = token
@@ -142,7 +142,7 @@ class SharedSampleConsumer:
                     peer.bell.ring()
 
     def pending(self) -> int:
-        self._look()
+        self._poll()
         return len(self._queue)
 
     def fence(self, producer: ProducerId) -> None:
@@ -212,18 +212,18 @@ class SharedSampleConsumer:
 
     # -- checks and disconnections
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Receive all new commits and disconnect producers that left or died; return whether anything waits."""
         if self._queue.closed:
             return False
         self._bell.drain()
         now_s = time.monotonic()
-        look_for_dead = now_s >= self._next_look_s
-        if look_for_dead:
-            self._next_look_s = now_s + _LOOK_S
+        checks_for_dead = now_s >= self._next_poll_s
+        if checks_for_dead:
+            self._next_poll_s = now_s + _POLL_S
         with self._lock:
             for peer in list(self._peers.values()):
-                gone = peer.pages.left or (look_for_dead and self._is_dead(peer, now_s))
+                gone = peer.pages.left or (checks_for_dead and self._is_dead(peer, now_s))
                 self._collect(peer)
                 if gone and not peer.ended:
                     self._part(peer, FENCED)
@@ -345,7 +345,7 @@ class SharedSampleProducer(ProducerEnd):
                 self._check_open()
                 if remaining(deadline) <= 0:
                     raise self._no_room(timeout_s, self._pages.num_blocks)
-                if not self._bell.wait(min(remaining(deadline), _LOOK_S)) and not is_locked(self._owner_fd):
+                if not self._bell.wait(min(remaining(deadline), _POLL_S)) and not is_locked(self._owner_fd):
                     self._check_open()
                     raise StreamClosed(f"{self.producer.name} on {self.address}: the consumer's process died.")
             return number

@@ -165,7 +165,7 @@ class RecordedConsumer:
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
         self._lent.remove(lease.entry)
         self._ledger.mark(True)
-        self._ledger.settle(outcome)
+        self._ledger.finish(outcome)
         self._ledger.hold(len(self._lent))
         self._ledger.mark(False)
 
@@ -179,7 +179,7 @@ class RecordedConsumer:
     def close(self) -> None:
         """Drop the rows."""
         if self._lent:
-            self._ledger.settle("closed", len(self._lent))
+            self._ledger.finish("closed", len(self._lent))
         self._lent.clear()
         self._ledger.hold(0)
         self._page.stop_reading()
