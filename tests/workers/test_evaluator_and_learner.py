@@ -241,7 +241,7 @@ def test_an_evaluation_that_takes_too_long_is_cut(tmp_path):
 
 def test_evaluations_of_a_serial_run_play_a_tenth_of_the_env_steps(tmp_path):
     """An evaluation is 10 episodes on 4 slots: 22 steps of each slot; an update has 100 env steps."""
-    rig = EvaluatorRig(tmp_path, most_share=0.1, period_updates=1)
+    rig = EvaluatorRig(tmp_path, max_share=0.1, period_updates=1)
     for updates in range(40):
         rig.params.publish(updates)
         rig.play()
