@@ -50,7 +50,13 @@ def test_the_recurrent_ppo_keeps_the_contract():
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize(
     ("name", "score"),
-    [("crossq.py", -200.0), ("recurrent_ppo.py", 475.0), ("own_worker.py", 475.0), ("own_game.py", 15.0)],
+    [
+        ("crossq.py", -200.0),
+        ("recurrent_ppo.py", 475.0),
+        ("own_worker.py", 475.0),
+        ("own_game.py", 15.0),
+        ("jax_cartpole.py", 475.0),
+    ],
 )
 def test_an_example_learns(tmp_path, name, score):
     ended = subprocess.run(

@@ -156,6 +156,7 @@ class Shown(NamedTuple):
       headline: its row of the live display.
       prefixes: first parts of its metrics' names besides its own name.
       death_hint: text added to the message of a death without an error, from (job, exit status or None).
+      named: first part of its metrics' names; empty: its name.
     """
 
     activities: tuple[Activity, ...] = ()
@@ -163,6 +164,7 @@ class Shown(NamedTuple):
     headline: Headline = Headline()
     prefixes: tuple[str, ...] = ()
     death_hint: OrFunction[str] = ""
+    named: str = ""
 
 
 class Travel(NamedTuple):
@@ -239,7 +241,7 @@ class Kind(NamedTuple):
     @property
     def prefix(self) -> str:
         """Return the first part of its metrics' names."""
-        return self.name.replace("-", "_")
+        return self.shown.named or self.name.replace("-", "_")
 
     @property
     def heads(self) -> set[str]:
@@ -269,6 +271,11 @@ def own_kinds() -> tuple[Kind, ...]:
     """Return the kinds of jsrl itself."""
     folders = sorted(path.parent.name for path in Path(__file__).parent.glob("*/kind.py"))
     return tuple(import_module(f"jsrl.workers.{folder}.kind").KIND for folder in folders)
+
+
+def named_kinds() -> tuple[Kind, ...]:
+    """Return the kinds of jsrl whose metrics have their own name, and not another kind's."""
+    return tuple(kind for kind in own_kinds() if not kind.shown.named)
 
 
 @cache
@@ -402,7 +409,7 @@ def kind_metrics(kind: Kind) -> tuple[Metric, ...]:
 
 def catalogue(kinds: Iterable[Kind] | None = None, policies: Iterable[str] = ()) -> Catalogue:
     """Return the catalogue of metrics of some kinds of workers (default: all of jsrl's), with those of further policies."""
-    kinds = own_kinds() if kinds is None else tuple(kinds)
+    kinds = named_kinds() if kinds is None else tuple(kinds)
     metrics = [metric for kind in kinds for metric in kind_metrics(kind)]
     return Catalogue(metrics, policies, [kind.prefix for kind in kinds if kind.trains])
 

@@ -339,8 +339,8 @@ def test_kinds_of_many_workers_are_found_once() -> None:
     assert graph.kinds is graph.kinds and graph.kinds.keys() == {worker.name for worker in graph.workers}
 
 
-def test_only_the_learner_trains_a_policy() -> None:
-    assert [kind.name for kind in own_kinds() if kind.trains] == ["learner"]
+def test_only_learners_train_a_policy() -> None:
+    assert [kind.name for kind in own_kinds() if kind.trains] == ["fused", "learner"]
     assert SPEAK._replace(lifecycle=Lifecycle(must_finish=True)).trains and not (SPEAK.trains or READ.trains)
 
 
