@@ -63,7 +63,7 @@ def test_every_experiment_builds_and_has_a_one_line_description():
         assert description and "\n" not in description and len(description) <= 100, f"{name}: {description!r}"
 
 
-LOOPS = ("learner/worker.py",)
+LOOPS = ("actor/worker.py", "learner/worker.py")
 OPTIONAL = re.compile(r"\b(assign|director|journal|prefetch|rank|record|seat_players)\w*", re.IGNORECASE)
 
 
@@ -190,7 +190,7 @@ print(json.dumps([status, look.loaded, sorted(name for name in sys.modules if na
 # streams between processes, definitions in a script, a tuning.
 OTHERS = (
     "jsrl.directors.", "jsrl.matches.", "jsrl.tools.contest", "jsrl.services.snapshots.players", "jsrl.graph.opponents",
-    "jsrl.workers.actor.assignments", "jsrl.workers.evaluator.matches", "jsrl.workers.frozen",
+    "jsrl.workers.attached.selfplay", "jsrl.workers.evaluator.matches", "jsrl.workers.frozen",
     "jsrl.workers.attached.directed", "jsrl.cluster", "jsrl.control.processes", "jsrl.control.controller",
     "jsrl.networks.images", "jsrl.networks.kernels.conv", "jsrl.networks.cores", "jsrl.networks.entities", "jsrl.replay.",
     "jsrl.workers.learner.replayed", "jsrl.transport.ends.inference", "jsrl.transport.ends.area",

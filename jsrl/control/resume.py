@@ -20,8 +20,8 @@ from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.transport.shared.locks import lock_file
 from jsrl.types import version_updates
-from jsrl.workers.actor.journal import Journal, journal_path
-from jsrl.workers.actor.journaled import exact_obstacle
+from jsrl.workers.attached.journal import Journal, journal_path
+from jsrl.workers.attached.journaled import exact_obstacle
 from jsrl.workers.jobs import StartPoint
 
 MAY_CHANGE = (

@@ -12,13 +12,7 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.door.address import check_name
 from jsrl.transport.door.hello import ANYBODY, Check, HelloChecker, JoinRules, hello_of_producer
-from jsrl.transport.ends.samples import (
-    OpenBlock,
-    ProducerEnd,
-    SampleQueue,
-    check_blocks,
-    choose_blocks,
-)
+from jsrl.transport.ends.samples import OpenBlock, ProducerEnd, SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.ledger.leg_page import LOCAL, LegPage, new_session
 from jsrl.transport.wire.schema import ALIGNMENT_BYTES, Layout, flatten_schema, make_layout
 from jsrl.types import Trajectory, Tree, map_tree

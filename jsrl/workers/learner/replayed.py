@@ -24,7 +24,7 @@ from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.build import Join, LearnerStart, bind
 from jsrl.workers.learner.sources import FromStream, Source
-from jsrl.workers.peers import CONNECT_S, MOST_CONNECT_S
+from jsrl.workers.peers import CONNECT_S, MAX_CONNECT_S
 
 FEEDBACK_TIMEOUT_S = 2.0
 
@@ -192,7 +192,7 @@ def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
     def priorities(index: int) -> SampleProducer:
         reader = next(peer.worker for peer in end.peers if index in peer.groups)
         found = job.names.lookup(name_at(end.stream.name, reader), CONNECT_S)  # bound before its first batch was drawn
-        connect_s = CONNECT_S if found.host else MOST_CONNECT_S
+        connect_s = CONNECT_S if found.host else MAX_CONNECT_S
         return connect_writer(job, "priorities", priorities_spec(number), found.address, connect_s)
 
     return ReplayConsumer(batches, priorities, number, wait=not job.in_process)
