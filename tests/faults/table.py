@@ -255,6 +255,42 @@ FAULTS = (
         (f"{SAMPLES}::test_trajectories_arrive_as_they_were_written[shm]",),
     ),
     Fault(
+        "a released block is announced with the next message only",
+        "            self._unacknowledged[peer.route] = peer\n        self._thread.wake()\n",
+        "            self._unacknowledged[peer.route] = peer\n",
+        (f"{SAMPLES}::test_block_that_zeromq_gives_back_late_is_found_soon",),
+    ),
+    Fault(
+        "a sample that is sent again is taken as a new one",
+        "        if sample.index < peer.received:\n            return",
+        "        if sample.index < peer.received:\n            pass",
+        ("tests/transport/test_faults.py::test_every_trajectory_arrives_once_under_message_faults[duplicates]",),
+    ),
+    Fault(
+        "params are not asked for again after the connection was lost",
+        "            self._asked.clear()  # a request",
+        "            pass  # a request",
+        (f"{PARAMS}::test_subscriber_follows_a_restarted_publisher[ipc]",),
+    ),
+    Fault(
+        "a client waits on though its connection to the server broke",
+        "        return self._link.watch.broken\n",
+        "        return False\n",
+        ("tests/workers/test_peers.py::test_actor_whose_connection_to_a_living_server_broke_connects_again",),
+    ),
+    Fault(
+        "the key of a host may use any worker's name",
+        "        if not speaks_for(sender.name):\n",
+        "        if not sender.name:\n",
+        ("tests/transport/test_curve.py::test_key_of_a_host_takes_no_name_of_a_worker_elsewhere",),
+    ),
+    Fault(
+        "a message is decoded before the size of its header is known",
+        "    if size > header_bytes or end > first.nbytes",
+        "    if end > first.nbytes",
+        ("tests/transport/test_message.py",),
+    ),
+    Fault(
         "new params ring nobody's bell",
         "            bell.ring()\n            if sweep",
         "            if sweep",
@@ -350,6 +386,60 @@ FAULTS = (
         "        key, before = jax.random.fold_in(self._settings.key, self.number), self._now()\n",
         "        key, before = jax.random.fold_in(self._settings.key, 0), self._now()\n",
         ("tests/workers/test_evaluator_and_learner.py::test_every_update_has_its_own_key",),
+    ),
+    Fault(
+        "a gate that skips an update keeps the old state",
+        "                self._state = state.state\n                return self._skip()\n",
+        "                return self._skip()\n",
+        ("tests/workers/test_evaluator_and_learner.py::test_a_gate_may_replace_the_state_and_skip_the_update",),
+    ),
+    Fault(
+        "a skipped update counts as made",
+        "        self._count(0)\n",
+        "        self._count(self._settings.updates_per_call)\n",
+        ("tests/workers/test_evaluator_and_learner.py::test_a_gate_may_replace_the_state_and_skip_the_update",),
+    ),
+    Fault(
+        "a learner leaves without the update that others count on",
+        "        while (batch := self._lifecycle.last()) is not None:\n",
+        "        while self._lifecycle.last() is None and (batch := None) is not None:\n",
+        (
+            "tests/workers/test_evaluator_and_learner.py"
+            "::test_a_batch_that_others_count_on_is_trained_on_before_the_last_snapshot",
+        ),
+    ),
+    Fault(
+        "a rank makes an update that others do not make",
+        "return self._lend() if self._group.agree(self._waiting is not None, left_s) else None",
+        "return self._lend() if self._group.agree(self._waiting is not None, left_s) or self._waiting else None",
+        ("tests/workers/test_ranks.py::test_batch_of_a_rank_is_lent_once_all_have_one",),
+    ),
+    Fault(
+        "a rank drops the batch with which it waited for others",
+        "        if self._waiting is None:\n            self._waiting = self._source.next(timeout_s)\n",
+        "        self._waiting = self._source.next(timeout_s)\n",
+        ("tests/workers/test_ranks.py::test_batch_of_a_rank_is_lent_once_all_have_one",),
+    ),
+    Fault(
+        "a rank counts the updates of a resumed run by itself",
+        "StartPoint(begins.epoch, begins.updates, env_steps=begins.env_steps, unmade=begins.unmade)",
+        "StartPoint(begins.epoch, begins.updates)",
+        ("tests/workers/test_ranks.py::test_rank_of_a_resumed_run_counts_the_updates_of_its_learner",),
+    ),
+    Fault(
+        "a replay worker closes a stream into which a thread writes",
+        "            if not self._drawing:  # else a thread",
+        "            if True:  # else a thread",
+        (
+            "tests/workers/test_replay_worker.py"
+            "::test_replay_worker_without_a_learner_inserts_and_connects_again_once_no_thread_writes",
+        ),
+    ),
+    Fault(
+        "params of another run replace the ring of rows",
+        "        own = adopt(agent, state._replace(extra=kept.agent), params)\n",
+        "        own = adopt(agent, state, params)\n",
+        ("tests/replay/test_on_device.py::test_an_explored_agent_with_replay_begins_with_the_params_of_another_run",),
     ),
     Fault(
         "a flood of refused messages holds a worker a minute longer",

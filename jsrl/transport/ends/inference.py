@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jsrl.errors import (
-    ConfigError,
-    JsrlError,
-    SpecMismatch,
-    StreamClosed,
-    StreamError,
-    StreamTimeout,
-    UnknownPolicy,
-)
+from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout, UnknownPolicy
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
 from jsrl.transport.door.hello import Admission
 from jsrl.transport.wire.message import Count, Message

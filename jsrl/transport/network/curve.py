@@ -149,7 +149,7 @@ def outgoing(frames: list[Any], keys: object | None) -> list[Any]:
 
 def incoming(frames: Sequence[Any], keys: object | None, max_bytes: int) -> Sequence[Any]:
     """Return the frames of a received message, joined again if there are keys."""
-    return frames if keys is None else join(frames, max_bytes)
+    return frames if keys is None or len(frames) == 1 else join(frames, max_bytes)
 
 
 def _prepare(socket: zmq.Socket, endpoint: str, keys: Any) -> None:
@@ -241,13 +241,11 @@ class ConnectionWatch:
     Attributes:
       monitor: readable when there is news; then call `poll`.
       made: whether a connection was made. changed: whether a connection was made or lost since it was reset.
-      broken: whether a made connection was lost. there: whether one exists now. keys: of this end; None: it has
-        none.
+      broken: whether a made connection was lost. there: whether one exists now.
     """
 
     def __init__(self, socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> None:
         self.made = self.changed = self.broken = self.there = False
-        self.keys = keys
         self._socket, self._endpoint, self._has_keys = socket, endpoint, keys is not None
         self._failures, self._first_s = 0, 0.0
         self.monitor = socket.get_monitor_socket(int(_EVENTS))

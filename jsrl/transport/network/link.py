@@ -16,14 +16,7 @@ import zmq
 from jsrl.transport.base import remaining
 from jsrl.transport.door.hello import Check, Hello, Refused, hello_frames, raise_refusal
 from jsrl.transport.door.keys import ClientKeys, KeyPath
-from jsrl.transport.network.curve import (
-    Listener,
-    connect,
-    incoming,
-    keys_to_bind,
-    keys_to_connect,
-    outgoing,
-)
+from jsrl.transport.network.curve import Listener, connect, incoming, keys_to_bind, keys_to_connect, outgoing
 from jsrl.transport.network.sockets import MAX_WAITING, SILENCE_MS, configure
 from jsrl.transport.wire.message import SMALL_BYTES, Message, pack, unpack
 
