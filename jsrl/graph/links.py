@@ -132,9 +132,6 @@ def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str]
 
     On one host these are Unix sockets in `memory_folder`. With --bind or --encrypt they are TCP ports, which have keys: free
     ones, or consecutive ones from the first one on; call it once per stream, always in the same order.
-
-    Raises:
-      ConfigError: (the function) the path of a socket is too long; there are not enough ports above the first one.
     """
     if not experiment.encrypted:
         return lambda name: f"ipc://{check_ipc_path(str(memory_folder / name))}"
