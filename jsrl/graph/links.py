@@ -166,9 +166,8 @@ def check_address(experiment: Experiment) -> None:
     host, port = experiment.bind_to
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as ZeroMQ does: a run just ended does not count
+            # as ZeroMQ does: a run just ended does not count
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port or 0))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
