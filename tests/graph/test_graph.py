@@ -15,10 +15,10 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, ReplayConfig, VideoConfig
 from jsrl.experiment.placements import PLACEMENTS, Placement
-from jsrl.graph.check import check
+from jsrl.graph.check import check, check_groups
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph, Link, WorkerNode, node
-from jsrl.graph.placements import check_groups, make_graph
+from jsrl.graph.placements import make_graph
 from jsrl.services.metrics.catalogue import Metric
 from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, Lifecycle, Port, Shown, find_kind, own_kinds, value_of
