@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, cast
 
 import gymnasium
@@ -371,8 +372,13 @@ def _unknown_id(name: str) -> ConfigError:
     if not close:
         lowered = {known_id.lower(): known_id for known_id in known}
         close = nearest(name.lower(), lowered)
+    if close:
+        return ConfigError(f"no environment is registered as {name!r}{close}.")
+    module, dot, own = name.rpartition(".")
+    if dot and module.isidentifier() and find_spec(module) is not None:
+        return ConfigError(f"no environment is registered as {name!r}; that of the module {module} is {module}:{own}.")
     return ConfigError(
-        f"no environment is registered as {name!r}{close}; a class of your own is given as module:Class, an id that a module "
+        f"no environment is registered as {name!r}; a class of your own is given as module:Class, an id that a module "
         "registers as module:ID, Atari's as ALE/NAME-v5, probes as probe:NAME, EnvPool's as envpool:NAME, environments with "
         f"several agents as {', '.join(f'{scheme}:NAME' for scheme in SUITES)}"
     )
