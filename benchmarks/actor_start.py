@@ -132,7 +132,7 @@ def await_actors(
                 if isinstance(message, Stage) and message.stage == "ready":
                     ready[message.worker] = message.pid
             if (dead := next((life for life in lives if not life.alive), None)) is not None:
-                raise SystemExit(f"{dead.name} {dead.ending}:\n{dead.handle.tail(15)}")
+                raise SystemExit(f"{dead.name} {dead.handle.exit}:\n{dead.handle.tail(15)}")
         seconds = time.monotonic() - begin_s
         time.sleep(1.0)
         used = [private_mb(pid) for pid in ready.values()]

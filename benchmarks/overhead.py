@@ -68,15 +68,15 @@ def counted_parts() -> list[tuple[str, type, tuple[str, ...]]]:
     from jsrl.control.serial import SerialReporter
     from jsrl.services.metrics.metrics import Meter
     from jsrl.services.metrics.phases import Phases
-    from jsrl.transport.ledger.hop_page import HopPage
+    from jsrl.transport.ledger.leg_page import LegPage
     from jsrl.transport.ledger.page import PersistedLedger
 
     return [
         ("phases", Phases, ("enter",)),
         ("metrics", Meter, ("rate", "count", "mean", "spread")),
         ("deadlines", SerialReporter, ("entering", "left")),
-        ("ledger", PersistedLedger, ("arrive", "settle", "mark", "hold")),
-        ("pages", HopPage, ("begin", "commit", "receive")),
+        ("ledger", PersistedLedger, ("arrive", "finish", "mark", "hold")),
+        ("pages", LegPage, ("begin", "commit", "receive")),
     ]
 
 
@@ -128,10 +128,10 @@ def ns_per_call(folder: Path) -> dict[str, float]:
     from jsrl.services.metrics.metrics import Meter
     from jsrl.services.runs.control import ControlClient, ControlServer
     from jsrl.transport.base import Ledger, ProducerId
-    from jsrl.transport.ledger.hop_page import LOCAL, HopPage
+    from jsrl.transport.ledger.leg_page import LOCAL, LegPage
     from jsrl.transport.ledger.page import open_ledger
 
-    page = HopPage.create(folder, ProducerId("actor-0", 0), 0, blocks=2, transport=LOCAL)
+    page = LegPage.create(folder, ProducerId("actor-0", 0), 0, blocks=2, transport=LOCAL)
     meter, plain = Meter("actor"), Ledger(dropped={})
     phases = meter.phases
     _, kept = open_ledger(folder / "ledger", 0, None)
@@ -147,7 +147,7 @@ def ns_per_call(folder: Path) -> dict[str, float]:
         "deadlines.entering": timed(lambda: control.entering(text, 60.0)),
         "deadlines.left": timed(control.left),
         "ledger.arrive": timed(kept.arrive) - timed(plain.arrive),  # the page alone
-        "ledger.settle": timed(lambda: kept.settle("consumed")) - timed(lambda: plain.settle("consumed")),
+        "ledger.finish": timed(lambda: kept.finish("consumed")) - timed(lambda: plain.finish("consumed")),
         "ledger.mark": timed(lambda: kept.mark(True)),
         "ledger.hold": timed(lambda: kept.hold(3)),
         "pages.begin": timed(page.begin),

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from jsrl.replay.host.limiter import Limiter
 from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.tree import HostTree
 from jsrl.replay.shared import windows_spec
-from jsrl.transport.base import ProducerId
+from jsrl.transport.base import Block, ProducerId, SampleProducer
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
@@ -77,6 +77,30 @@ def act(kind: str, folder: str) -> None:
         return
 
 
+class Batches:
+    """The writing end of batches, as a jsrl.workers.following.SampleWriter; its reader is never replaced."""
+
+    is_lost, renewed = False, 0
+
+    def __init__(self, producer: SampleProducer) -> None:
+        self._producer, self.close = producer, producer.close
+
+    def reserve(self, timeout_s: float) -> Block | None:
+        """Return memory for a batch; None: there is none now."""
+        try:
+            return self._producer.reserve(timeout_s)
+        except StreamTimeout:
+            return None
+
+    def commit(self, block: Block, group: int) -> bool:
+        """Commit a batch."""
+        block.commit(group)
+        return True
+
+    def poll(self) -> None:
+        """Do nothing."""
+
+
 def replay(kind: str, folder: str, mode: str, seconds: float) -> None:
     """Run the replay worker for the given time; print the amounts of data and the CPU seconds used."""
     spec = rows_spec(kind)
@@ -89,7 +113,8 @@ def replay(kind: str, folder: str, mode: str, seconds: float) -> None:
         f"shm:{folder}/batches", replay_batch_spec(batch_spec(kind)), ProducerId("replay", 0), 1, 30.0
     )
     settings = ReplaySettings(0, (0,), 1, 1 << 40, folder, period_s=1e9)
-    worker = ReplayWorker("replay", settings, kept, limiter, lambda: ReplayStreams(rows, out, back), NullReporter())
+    streams = ReplayStreams(rows, cast("Any", Batches(out)), back)
+    worker = ReplayWorker("replay", settings, kept, limiter, lambda: streams, NullReporter())
     worker.setup()
     while kept.inserted < CAPACITY:  # full, and every page touched
         worker.step()

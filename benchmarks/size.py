@@ -43,7 +43,7 @@ INLINE = ("ppo_cartpole", "--placement", "inline", "--total-env-steps", "8192", 
 # Many short updates, so that what happens by the clock (heartbeats, reports) is rarer than an update.
 SERVED = ("ppo_cartpole", "--placement", "served", "--total-env-steps", "1000000000", "--stop-at-return", "none",
           "--rollout-length", "16", "--agent.num-epochs", "1", "--no-evaluator.enabled")  # fmt: skip
-OPTION = ("--actor.step-deadline-s", "61.25")  # a value that nothing else has
+OPTION = ("--actor.step-deadline-s", "61.251951")  # a value that nothing else has
 WINDOW_S, LIMIT_S = 8.0, 300.0
 NO_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -17,8 +17,6 @@ from jsrl.agents.vdn import VDNConfig as VDNConfig
 from jsrl.cli.tuned import tuned as tuned
 from jsrl.control.result import Result as Result
 from jsrl.control.run import run as run
-from jsrl.control.write_recording import RecordedEpisode as RecordedEpisode
-from jsrl.control.write_recording import write_recording as write_recording
 from jsrl.directors.fixed import Fixed as Fixed
 from jsrl.directors.fixed import LatestSelfPlay as LatestSelfPlay
 from jsrl.directors.fixed import Match as Match
@@ -68,6 +66,8 @@ from jsrl.tools.report.comparison import Difference as Difference
 from jsrl.tools.report.comparison import band as band
 from jsrl.tools.report.comparison import difference as difference
 from jsrl.tools.report.comparison import summarise as summarise
+from jsrl.tools.write_recording import RecordedEpisode as RecordedEpisode
+from jsrl.tools.write_recording import write_recording as write_recording
 
 from . import extend as extend
 

@@ -180,6 +180,30 @@ class DataParallel:
         return jax.tree.map(_first_shard, tree)
 
 
+class OnEach:
+    """A compiled function of every device: arguments and results of axis 0 are split over the devices, those of None equal.
+
+    Args:
+      function: called with `axis_name`. in_axes, out_axes: 0 or None, of each argument and result. donate: arguments.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], devices: Sequence[jax.Device], in_axes: Any, out_axes: Any, donate: Any = ()
+    ) -> None:
+        on_each = functools.partial(function, axis_name=AXIS_NAME)
+        self._function = jax.pmap(
+            on_each, AXIS_NAME, in_axes=in_axes, out_axes=out_axes, donate_argnums=donate, devices=list(devices)
+        )
+        weakref.finalize(self, forget_pmap, on_each)
+
+    def __call__(self, *args: Tree) -> Any:
+        return self._function(*args)
+
+    def compile(self, *args: Tree) -> None:
+        """Compile for arrays like these without running."""
+        self._function.lower(*args).compile()
+
+
 def forget_pmap(function: Callable[..., Any]) -> None:
     """Free jax's cached program of a function given to `jax.pmap`, once nothing calls it any more.
 

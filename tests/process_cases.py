@@ -1,4 +1,4 @@
-"""Cases of test_processes.py, run as `python process_cases.py UPDATES NUMBER HOST:PORT`: two processes with 2 devices each."""
+"""Cases of test_parallel.py, run as `python process_cases.py UPDATES NUMBER HOST:PORT`: two processes with 2 devices each."""
 
 import os
 import signal

@@ -63,7 +63,7 @@ def test_every_experiment_builds_and_has_a_one_line_description():
         assert description and "\n" not in description and len(description) <= 100, f"{name}: {description!r}"
 
 
-LOOPS = ("learner/worker.py",)
+LOOPS = ("actor/worker.py", "learner/worker.py")
 OPTIONAL = re.compile(r"\b(assign|director|journal|prefetch|rank|record|seat_players)\w*", re.IGNORECASE)
 
 
@@ -96,6 +96,19 @@ def test_importing_loads_no_jax():
     program = "\n".join(["import sys", *lines])
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+ONE_HOST = """
+import sys
+import jsrl.control.controller, jsrl.control.processes.launcher, jsrl.control.run
+import jsrl.workers.actor.build, jsrl.workers.director.kind
+print([name for name in sys.modules if name.startswith(("jsrl.cluster", "jsrl.directors", "jsrl.matches", "jsrl.tools"))])
+"""
+
+
+def test_a_run_on_one_host_imports_no_cluster_and_without_a_director_no_directors():
+    ended = subprocess.run([sys.executable, "-c", ONE_HOST], capture_output=True, text=True, timeout=240, check=False)
+    assert ended.stdout == "[]\n", ended.stderr
 
 
 SERVED_ACTOR = f"""
@@ -177,7 +190,7 @@ print(json.dumps([status, look.loaded, sorted(name for name in sys.modules if na
 # streams between processes, definitions in a script, a tuning.
 OTHERS = (
     "jsrl.directors.", "jsrl.matches.", "jsrl.tools.contest", "jsrl.services.snapshots.players", "jsrl.graph.opponents",
-    "jsrl.workers.actor.assignments", "jsrl.workers.evaluator.matches", "jsrl.workers.frozen",
+    "jsrl.workers.attached.selfplay", "jsrl.workers.evaluator.matches", "jsrl.workers.frozen",
     "jsrl.workers.attached.directed", "jsrl.cluster", "jsrl.control.processes", "jsrl.control.controller",
     "jsrl.networks.images", "jsrl.networks.kernels.conv", "jsrl.networks.cores", "jsrl.networks.entities", "jsrl.replay.",
     "jsrl.workers.learner.replayed", "jsrl.transport.ends.inference", "jsrl.transport.ends.area",

@@ -50,7 +50,13 @@ def test_the_recurrent_ppo_keeps_the_contract():
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize(
     ("name", "score"),
-    [("crossq.py", -200.0), ("recurrent_ppo.py", 475.0), ("own_worker.py", 475.0), ("own_game.py", 15.0)],
+    [
+        ("crossq.py", -200.0),
+        ("recurrent_ppo.py", 475.0),
+        ("own_worker.py", 475.0),
+        ("own_game.py", 15.0),
+        ("jax_cartpole.py", 475.0),
+    ],
 )
 def test_an_example_learns(tmp_path, name, score):
     ended = subprocess.run(
@@ -67,7 +73,7 @@ def test_the_own_worker_counts_every_row(tmp_path):
     result = jsrl.run(own_worker.experiment(4096), runs_dir=tmp_path, graph=own_worker.with_coverage, **IN_TURN)
     visits = json.loads((result.folder / own_worker.FILE).read_text())
     assert np.sum(visits) == result.env_steps
-    assert result.hops["samples.coverage"]["consumed"] == result.ledger["consumed"] > 0
+    assert result.legs["samples.coverage"]["consumed"] == result.ledger["consumed"] > 0
 
 
 def test_the_own_worker_refuses_other_settings():

@@ -115,8 +115,8 @@ def test_interrupting_a_cell_stops_every_process(tmp_path: Path) -> None:
 def test_custom_dataflow_notebook_runs(tmp_path: Path) -> None:
     printed = process("execute", NAMES[2], tmp_path)
     assert "no worker answers the stream inference" in printed and "norm of the params" in printed
-    hops = re.findall(r"ledger.*: produced (\d+) .*: balanced", printed)
-    assert len(hops) == 2 and min(map(int, hops)) > 0, printed
+    legs = re.findall(r"ledger.*: produced (\d+) .*: balanced", printed)
+    assert len(legs) == 2 and min(map(int, legs)) > 0, printed
     kinds = [cell for cell in code(read(NAMES[2])) if cell.startswith("%%writefile")]
     assert len(kinds) == 1 and len(kinds[0].splitlines()) <= 80
 

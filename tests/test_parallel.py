@@ -1,6 +1,7 @@
-"""One update on 1 and on 4 (fake) devices. XLA counts its devices once, so the cases run in another process."""
+"""One update on 1 and on 4 (fake) devices, and on those of two processes: XLA counts its devices once, so in others."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ from jsrl import parallel
 from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.parallel import data_parallel, small_calls, split_devices
 from jsrl.types import Trajectory
+from jsrl.workers.attached.ranks import held_port
 from tests.fake_devices import STRICT, fake_devices
+from tests.marks import nightly
 
 SCRIPT = Path(__file__).parent / "parallel_cases.py"
 
@@ -112,3 +115,24 @@ def test_jax_has_the_cache_that_forget_pmap_frees():
     """If not, `forget_pmap` silently does nothing: look whether this jax frees the programs of a pmap by itself."""
     cache = importlib.import_module("jax._src.pmap")._cached_shard_map
     assert callable(cache.evict_function)
+
+
+PROCESS_SCRIPT = Path(__file__).parent / "process_cases.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("updates", [4, nightly(50)])
+def test_two_processes_with_two_devices_each(updates: int) -> None:
+    held, place = held_port("tcp://127.0.0.1:0")
+    environment = fake_devices(2) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    commands = [[sys.executable, *STRICT, str(PROCESS_SCRIPT), str(updates), number, place] for number in "01"]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = [subprocess.Popen(command, env=environment, **output) for command in commands]
+    try:
+        for process in processes:
+            told, _ = process.communicate(timeout=180)
+            assert process.returncode == 0 and "passed" in told, told[-4000:]
+    finally:
+        held.close()
+        for process in processes:
+            process.kill()

@@ -36,10 +36,10 @@ from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment, SupervisionConfig
 from jsrl.networks.model import NetworkConfig
-from jsrl.transport.ledger.hop_page import read_connections
-from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.leg_page import read_connections
+from jsrl.transport.ledger.legs import SAMPLES, ledger_path, leg_folder
 from jsrl.transport.ledger.page import read_page
-from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import leg_ledger
 
 STEP_S, ROWS = 4.0, 2
 
@@ -154,7 +154,7 @@ class Watch:
 
     def _working(self) -> int:
         """Return how many producers have committed a trajectory."""
-        return sum(connection.received > 0 for connection in read_connections(hop_folder(self._folder, SAMPLES)))
+        return sum(connection.received > 0 for connection in read_connections(leg_folder(self._folder, SAMPLES)))
 
     def _consumed(self) -> int:
         life = read_page(ledger_path(self._folder, SAMPLES))
@@ -229,7 +229,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 launcher.close()
         finally:
             launcher.close()
-        ledger = hop_ledger(result.ledger)
+        ledger = leg_ledger(result.ledger)
         return watch.found | {
             "problem": watch.problem,
             "ended": result.ended,

@@ -102,7 +102,7 @@ class ActingSystem:
                 by_name[message.worker].life.stage = message.stage
         for worker in self._workers:
             if not worker.alive:
-                raise RuntimeError(f"{worker.name} ended ({worker.ending}):\n{worker.handle.tail(15)}")
+                raise RuntimeError(f"{worker.name} ended ({worker.handle.exit}):\n{worker.handle.tail(15)}")
 
     def write_jobs(self) -> list[Path]:
         """Write the actors' jobs to files, for processes that replace the actors; return the paths."""

@@ -27,7 +27,7 @@ SAMPLE = 4000  # the largest number of latencies that a client returns, evenly s
 def client(name: str, jobs: list[str]) -> None:
     """Run a client of several servers: for each input line `SERVER SECONDS` send requests, then print the figures."""
     from jsrl.references.reference import from_json
-    from jsrl.transport.transports import connect_inference
+    from jsrl.transport.table import connect_inference
     from jsrl.workers.ends import names_of_peers
 
     ends = []

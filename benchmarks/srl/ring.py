@@ -21,9 +21,10 @@ import numpy as np
 from jsrl.envs.base import EnvStep
 from jsrl.errors import StreamTimeout
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, SampleConsumer
-from jsrl.transport.transports import bind_inference, bind_samples, connect_inference, connect_samples
+from jsrl.transport.table import bind_inference, bind_samples, connect_inference, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec
-from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
+from jsrl.workers.actor.policies import ActingPolicy
+from jsrl.workers.actor.streams import Streams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 
@@ -148,7 +149,7 @@ def measure_ring(
         return client, connect_samples(consumer.address, SAMPLES, who, ring, 20.0)
 
     environments = {group: (lambda: TimedEnv(step_s, spins=spins)) for group in range(ring)}
-    policies = [ActingPolicy(PolicySettings(), connect)]
+    policies = [ActingPolicy(Streams(connect))]
     actor = Actor("actor-0", ActorSettings(ROWS), environments, policies, NullReporter())
     stop = threading.Event()
     drain = threading.Thread(target=_drain, args=(consumer, stop), daemon=True)

@@ -49,13 +49,13 @@ def without_metrics() -> None:
 def without_ledger() -> None:
     """Count trajectories in memory, not in the pages that survive a crash."""
     from jsrl.transport.base import Ledger
-    from jsrl.transport.ledger.hop_page import HopPage
+    from jsrl.transport.ledger.leg_page import LegPage
     from jsrl.transport.ledger.page import PersistedLedger
 
-    for name in ("arrive", "settle", "drop", "mark", "hold"):
+    for name in ("arrive", "finish", "drop", "mark", "hold"):
         setattr(PersistedLedger, name, getattr(Ledger, name))
     for name in ("begin", "commit", "receive"):
-        setattr(HopPage, name, nothing)
+        setattr(LegPage, name, nothing)
 
 
 PARTS = {

@@ -12,9 +12,8 @@ import optax
 
 from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, Update
 from jsrl.agents.devices import masked_mean
-from jsrl.agents.distributions import Distribution, mask_logits, named
+from jsrl.agents.distributions import Distribution, mask_logits, named, noise_core, state_noise
 from jsrl.agents.normalization import ACTION_MASK, normalize
-from jsrl.agents.state_noise import noise_core, state_noise
 from jsrl.errors import ConfigError
 from jsrl.networks.model import ActorCritic
 from jsrl.references.importing import import_target

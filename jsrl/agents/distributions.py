@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.types import ActionSpec, Array, Continuous, Discrete, MultiDiscrete
+from jsrl.types import ActionSpec, Array, Continuous, Discrete, MultiDiscrete, Tree
 
 MASKED_LOGIT = -1e9  # finite: exp() is exactly 0, and 0 * MASKED_LOGIT stays 0 (with -inf it would be NaN)
 _LOG_2PI = float(np.log(2.0 * np.pi))
@@ -162,3 +162,39 @@ def _expected_log_slope(mean: Array, variance: Array) -> Array:
         z = mean * jax.lax.rsqrt(2.0 * v)
         distance += share * (jnp.sqrt(2.0 * v / np.pi) * jnp.exp(-jnp.square(z)) + mean * jax.lax.erf(z))
     return 2.0 * _LOG_2 - 2.0 * distance
+
+
+# -- noise that is a linear function of the features (gSDE), for a network's `StateNoiseHead` -------------------------
+
+
+class NoiseCore(NamedTuple):
+    """The core of acting: the function that an environment plays for some rows, or until its episode ends.
+
+    Updates know it only by its distribution, (mean, log_std) of each row, so they stay as they are.
+
+    Source: Raffin et al., 2020, arXiv 2005.05719, and Stable-Baselines3.
+    Differs: drawn anew at the start of each episode too; the function follows the current log_std; an update of SAC draws
+    the noise of each row apart, in place of one function for the whole batch.
+
+    Attributes:
+      draw: N(0, 1) [B, F, A], the weights of the function before they are scaled. age: rows since it was drawn, int32 [B].
+    """
+
+    draw: Array
+    age: Array
+
+
+def noise_core(weights: Tree) -> Callable[[int], NoiseCore]:
+    """Return `initial_core` for a policy's weights, or their shapes."""
+    shape = weights["head"]["log_std"].shape
+    return lambda batch_size: NoiseCore(jnp.zeros((batch_size, *shape), jnp.float32), jnp.zeros(batch_size, jnp.int32))
+
+
+def state_noise(
+    weights: Tree, features: Array, core: NoiseCore, key: Array, is_first: Array, period: int
+) -> tuple[Array, NoiseCore]:
+    """Return the noise [B, A] on the mean actions of rows with features [B, F], and the new core."""
+    due = is_first | (core.age + 1 >= period)
+    draw = jnp.where(due[:, None, None], jax.random.normal(key, core.draw.shape, jnp.float32), core.draw)
+    noise = jnp.einsum("bf,bfa->ba", features, jnp.exp(weights["head"]["log_std"]) * draw)
+    return noise, NoiseCore(draw, jnp.where(due, 0, core.age + 1))

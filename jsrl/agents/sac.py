@@ -23,11 +23,10 @@ from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Split, UpdateOutput
 from jsrl.agents.devices import Mean, normal_columns
-from jsrl.agents.distributions import categorical, named, squashed_gaussian
+from jsrl.agents.distributions import categorical, named, noise_core, squashed_gaussian, state_noise
 from jsrl.agents.losses import entropy_excess
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.split import make_split
-from jsrl.agents.state_noise import noise_core, state_noise
 from jsrl.fields import (
     FiniteFloat,
     PositiveFinite,

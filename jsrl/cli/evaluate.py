@@ -22,15 +22,17 @@ from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import Parser, show_error, shown, user_path
 from jsrl.cli.report import check_folder
 from jsrl.control.result import score
+from jsrl.envs.base import Episode
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.episodes import Episodes
 from jsrl.envs.faults import refuse_endless
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.services.runs.runs import split_tag
 from jsrl.tools.contest import Arena, frozen_players, why_unfit
-from jsrl.tools.policy import act_together, load_players, stream_of
-from jsrl.workers.play import EpisodeCounts, rest_of
+from jsrl.tools.policy import Policy, act_together, load_players, stream_of
+from jsrl.workers.play import Score
 
 LIVE_S, LINES_S = 0.2, 30.0  # between two counts on a terminal, and elsewhere
 
@@ -150,20 +152,33 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
             env.close()
             raise ConfigError(f"{options.run} cannot play in {config.id}: {reason}.")
     limit = first.experiment.evaluator.max_steps
-    tally, step = EpisodeCounts(first.version, options.episodes, slots, first.view, limit), env.reset()
-    rest = rest_of(env)
-    while not tally.complete:
-        step = env.step(act_together(policies, step, greedy=not options.sampled))
-        rest(tally.count(step.episodes))
-        counting.show(options.run, len(tally.score.returns), options.episodes)
-        if tally.endless:
-            refuse_endless(env.spec.name, limit)
+    played = _Evaluation(policies, env, options, counting, max_steps=limit)
+    if not played.advance():
+        refuse_endless(env.spec.name, limit)
     env.close()
     counting.close()
-    facts, actions = tally.score.facts(), "sampled" if options.sampled else "greedy"
+    facts, actions = played.score.facts(), "sampled" if options.sampled else "greedy"
     print(f"{shlex.join([options.run, *env_words])}: {score(facts, actions)}, mean length {facts['length_mean']:.0f}")
-    facts |= {"seed": options.seed, "num_envs": slots, "returns": tally.score.returns}
+    facts |= {"seed": options.seed, "num_envs": slots, "returns": played.score.returns}
     return {"player": options.run, "greedy": not options.sampled, "env_options": env_words, **facts}
+
+
+class _Evaluation(Episodes):
+    """Episodes of loaded policies."""
+
+    def __init__(
+        self, policies: list[Policy], env: Any, options: argparse.Namespace, counting: Counting, *, max_steps: int
+    ) -> None:
+        super().__init__(env, options.episodes, max_steps=max_steps, rests=True)
+        self._policies, self._options, self._counting = policies, options, counting
+        self.score = Score(policies[0].version, policies[0].view)
+
+    def act(self, latest: Any) -> Any:
+        self._counting.show(self._options.run, len(self.score.returns), self._options.episodes)
+        return act_together(self._policies, latest, greedy=not self._options.sampled)
+
+    def count(self, episode: Episode) -> None:
+        self.score.add(episode)
 
 
 def _against(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:

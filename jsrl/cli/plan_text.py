@@ -29,10 +29,10 @@ def describe(plan: Plan, gpus: list[str], layout: Layout | None = None) -> str:
     """
     e, schemas = plan.experiment, plan.schemas
     agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
+    of_actors = f"{counted(e.actors, 'actor')} x " if e.where.has_actors else ""
     lines = [
         f"{e.name}: {', '.join(agents)} on {shown_target(e.env.id)}, placement {e.placement}, transport {_transport(e)}",
-        f"  {counted(e.envs, 'environment')} = {counted(e.actors, 'actor')} x {counted(e.ring, 'group')} of "
-        f"{e.group_size}; "
+        f"  {counted(e.envs, 'environment')} = {of_actors}{counted(e.ring, 'group')} of {e.group_size}; "
         f"batch {e.batch_columns} x {e.rollout_length} rows; {counted(e.total_updates, 'update')}; order {e.order}; "
         f"max policy lag {e.max_policy_lag}",
         *(_policy_line(policy) for policy in plan.policies.values() if len(plan.policies) > 1),

@@ -29,13 +29,14 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.recordings.recordings import MANIFEST, read_manifest
 from jsrl.services.runs.runs import RunFolder, split_tag
 from jsrl.tools.policy import Policy, load_players
-from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
+from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId
 from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine
 from jsrl.workers.actor.kind import KIND as ACTOR
-from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
-from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.actor.policies import ActingPolicy
+from jsrl.workers.actor.streams import Streams
 from jsrl.workers.actor.worker import Actor, ActorSettings
+from jsrl.workers.attached.recording import RecordingWriter
 from jsrl.workers.base import NullReporter
 from jsrl.workers.inline import InlineInference
 
@@ -142,7 +143,8 @@ def record_policy(
     settings = ActorSettings(rollout_length, poll_s=0.0, environment=str(e.env.id), mean_over=None)
     facts = {"num_slots": num_envs, "sizes": [num_envs], "greedy": not sampled}
     policies = [_acting(policy, number, e, seed, facts) for number, policy in enumerate(played)]
-    actor = Actor(NAME, settings, {0: make_group}, policies, NullReporter(), meter, writer)
+    policies[0] = dataclasses.replace(policies[0], taps=(writer,))
+    actor = Actor(NAME, settings, {0: make_group}, policies, NullReporter(), meter)
     actor.setup()
     try:
         return_mean, cut = _play(actor, episodes, rollout_length * num_envs, writer, max_steps * num_envs)
@@ -166,13 +168,14 @@ def _acting(policy: Policy, number: int, e: Experiment, seed: int, facts: dict[s
     """Return a policy for an actor: the first one's rows are recorded, those of others are discarded."""
     own = dataclasses.replace(e, agent=policy.experiment.agent)
 
-    def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
+    def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, DiscardingProducer]:
         engine = Engine(policy.agent, policy.spec, seed=seed + SEED_STRIDE * number, policy=number, **facts)
         params = FixedParams(policy.version, [np.array(leaf) for leaf in jax.tree.leaves(policy.params)])
         schema = make_schemas(own, policy.spec, learns=False).trajectory
-        return InlineInference(engine, params, group_sizes), DiscardingProducer(schema)
+        served = {group: engine.serve(group, size) for group, size in group_sizes.items()}
+        return InlineInference(engine, params, served), DiscardingProducer(schema)
 
-    return ActingPolicy(PolicySettings(number=number, view=policy.view), connect)
+    return ActingPolicy(Streams(connect), number=number, view=policy.view)
 
 
 def _check_positive(**numbers: int) -> None:
@@ -220,7 +223,7 @@ class FixedParams:
 
 
 class DiscardingProducer:
-    """A SampleProducer that discards its trajectories: one buffer, reused."""
+    """The writing end of a stream that nobody reads: one buffer, reused."""
 
     def __init__(self, spec: Trajectory) -> None:
         self._spec, self._trajectory, self._sequence = spec, zeros(spec), 0
@@ -231,12 +234,6 @@ class DiscardingProducer:
             leaf[...] = 0
         self._sequence += 1
         return DiscardedBlock(self._trajectory, self._sequence - 1)
-
-    def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
-        return self.reserve(timeout_s).commit(group)
-
-    def mark_lost(self, reason: str) -> None:
-        """Do nothing: there is no consumer."""
 
     def close(self) -> None:
         """Close."""

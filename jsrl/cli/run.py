@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jsrl.cli import command_line as cli
 from jsrl.cli.command_line import check_needs
 from jsrl.cli.experiments import listing, load, summaries, take_name, use_working_directory
-from jsrl.cli.main import LOADING, show_error, shown, user_path
+from jsrl.cli.main import LOADING, Parser, show_error, shown, user_path
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
@@ -32,15 +32,14 @@ USAGE = "usage: jsrl run NAME [--option value ...]"
 
 
 def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
-    """Return (the value of --resume, the folder of all runs); None: there is no --resume."""
-    args = [w for argument in arguments for w in argument.split("=", 1)]
-    args = [w.replace("_", "-") if w in ("--runs_dir", "--resume") else w for w in args]
-    if "--resume" not in args:
-        return None
-    position = args.index("--resume") + 1
-    if position == len(args):
+    """Return (the run of --resume, the folder of all runs); None: there is no --resume."""
+    parser = Parser(prog="jsrl run", add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", nargs="?", const="")
+    parser.add_argument("--runs-dir", "--runs_dir", nargs="?", default="runs")
+    found, _ = parser.parse_known_args(arguments)
+    if found.resume == "":
         raise ConfigError("--resume needs a run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run.")
-    return args[position], args[args.index("--runs-dir") + 1] if "--runs-dir" in args[:-1] else "runs"
+    return None if found.resume is None else (found.resume, found.runs_dir or "runs")
 
 
 def resumed(arguments: Sequence[str]) -> Experiment | None:

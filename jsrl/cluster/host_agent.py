@@ -178,7 +178,7 @@ class Agent:
 
     def _look_at_connection(self) -> None:
         try:
-            self._connection.look()
+            self._connection.poll()
         except AccessDenied:  # its text is about the keys of a run's streams
             what = "this host any more" if self._keys is self._own_keys else f"the key {self._key}"
             why = f"{self._address} does not accept {what}: `jsrl stop RUN --host` replaced it, or it belongs to another run. "

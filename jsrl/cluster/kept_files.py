@@ -23,7 +23,7 @@ from jsrl.cluster.messages import PAGE_BYTES, REMOVED, Part
 from jsrl.services.runs.files import write_atomic
 from jsrl.services.runs.values import log_name
 from jsrl.services.snapshots.format import remove_incomplete
-from jsrl.transport.ledger.hops import HOPS, SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.legs import LEGS, SAMPLES, ledger_path, leg_folder
 from jsrl.transport.ledger.page import LEDGER
 
 PART_BYTES = 1 << 20
@@ -281,16 +281,16 @@ class PageWatch:
     """The pages of a host, as last sent.
 
     Args:
-      folder: of a run on this host; see jsrl.transport.ledger.hops.
+      folder: of a run on this host; see jsrl.transport.ledger.legs.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._sent = folder, dict[str, int]()
 
     def changed(self) -> dict[str, bytes]:
-        """Return HOP/FILE -> content of the changed pages; they count as sent."""
+        """Return LEG/FILE -> content of the changed pages; they count as sent."""
         found = {}
-        paths = {f"{path.parent.name}/{path.name}": path for path in (self._folder / HOPS).glob("*/[!.]*")}
+        paths = {f"{path.parent.name}/{path.name}": path for path in (self._folder / LEGS).glob("*/[!.]*")}
         for name, path in (paths | {f"{SAMPLES}/{LEDGER}": ledger_path(self._folder, SAMPLES)}).items():
             with contextlib.suppress(OSError):  # just removed, or there is none
                 content = path.read_bytes()
@@ -304,7 +304,7 @@ class PageWatch:
 
     def discard(self) -> None:
         """Delete the pages. Those of an earlier membership would differ from what the run folder has, which counts."""
-        shutil.rmtree(self._folder / HOPS, ignore_errors=True)
+        shutil.rmtree(self._folder / LEGS, ignore_errors=True)
         ledger_path(self._folder, SAMPLES).unlink(missing_ok=True)
         self.forget()
 
@@ -313,17 +313,17 @@ def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> Non
     """Write the pages of one host to the folder of a run.
 
     Args:
-      known: hops of which this host has sent pages before, or goes on with the counts of an earlier host. For other hops the
+      known: legs of which this host has sent pages before, or goes on with the counts of an earlier host. For other legs the
         pages of an earlier host are deleted.
     """
-    for hop in {name.partition("/")[0] for name in pages}:
-        if hop not in known:
-            shutil.rmtree(hop_folder(folder, hop), ignore_errors=True)
-            known.add(hop)
-        hop_folder(folder, hop).mkdir(parents=True, exist_ok=True)
+    for leg in {name.partition("/")[0] for name in pages}:
+        if leg not in known:
+            shutil.rmtree(leg_folder(folder, leg), ignore_errors=True)
+            known.add(leg)
+        leg_folder(folder, leg).mkdir(parents=True, exist_ok=True)
     for name, content in pages.items():
-        hop, _, file = name.partition("/")
-        path = ledger_path(folder, hop) if file == LEDGER else hop_folder(folder, hop) / file
+        leg, _, file = name.partition("/")
+        path = ledger_path(folder, leg) if file == LEDGER else leg_folder(folder, leg) / file
         try:
             write_atomic(path, content, durable=False)
         except OSError:  # a full disk: the blocks of the old page are there

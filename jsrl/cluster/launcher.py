@@ -208,11 +208,11 @@ class JoinedHosts:
             host = self._host_for(job.name)
             if host is not None:
                 bound = [end for one in (job, *job.others) for _, end in one.ends if end.address]
-                hops = tuple(end.hop for end in bound if end.hop)
+                legs = tuple(end.leg for end in bound if end.leg)
                 names = {name_at(end.stream.name, job.name) for end in bound}
                 names |= {epoch_at(end.stream.name, job.name) for end in bound}
                 speech = find_kind(job.kind).speech
-                self._port.tell(Place(host.epoch, job.name, job.incarnation, speech, hops, frozenset(names)))
+                self._port.tell(Place(host.epoch, job.name, job.incarnation, speech, legs, frozenset(names)))
                 remote = host.workers[job.name, job.incarnation]
         self._at[job.name] = self._own.name if host is None else host.name
         if host is None:

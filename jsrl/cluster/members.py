@@ -62,7 +62,7 @@ class Place(NamedTuple):
     worker: str
     incarnation: int
     speech: Speech
-    hops: tuple[str, ...] = ()
+    legs: tuple[str, ...] = ()
     binds: frozenset[str] = frozenset()
 
 
@@ -175,13 +175,13 @@ class KeepPart(NamedTuple):
 
 
 class SendFiles(NamedTuple):
-    """Files for a host: what a worker kept in these folders of the run, and its counts of these hops."""
+    """Files for a host: what a worker kept in these folders of the run, and its counts of these legs."""
 
     host: JoinedHost
     worker: str
     incarnation: int
     keeps: list[str]
-    hops: tuple[str, ...]
+    legs: tuple[str, ...]
 
 
 class Confirm(NamedTuple):
@@ -229,7 +229,7 @@ class RemoteWorker:
     """One incarnation of a worker on a joined host.
 
     Attributes:
-      speech: what it may say. hops: whose trajectories it counts as their reader. binds: names of the streams that it
+      speech: what it may say. legs: whose trajectories it counts as their reader. binds: names of the streams that it
         registers. budget: of its text.
       waits: its start message, while its host gets its files. begin: the same, once it was sent. pid: once it has started.
       tail: the end of its log, once it has ended.
@@ -239,7 +239,7 @@ class RemoteWorker:
     worker: str
     incarnation: int
     speech: Speech
-    hops: tuple[str, ...] = ()
+    legs: tuple[str, ...] = ()
     binds: frozenset[str] = frozenset()
     budget: TextBudget = field(default_factory=TextBudget)
     waits: wire.Begin | None = None
@@ -503,8 +503,8 @@ class Members:
                 self._note_beat(host, message)
             case wire.Pages() if message.number >= host.num_pages:  # else newer ones have come over another connection
                 host.num_pages = message.number
-                hops = {hop for remote in host.workers.values() for hop in remote.hops}
-                own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}
+                legs = {leg for remote in host.workers.values() for leg in remote.legs}
+                own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in legs}
                 self._do(KeepPages(host.epoch, own))
             case wire.KeptFile():
                 self._note_file(host, message)
@@ -650,14 +650,14 @@ class Members:
 
     def _place(self, host: JoinedHost, message: Place) -> None:
         """Add an incarnation of a worker to a host, and forget its ended ones before the previous one."""
-        _, worker, incarnation, speech, hops, binds = message
+        _, worker, incarnation, speech, legs, binds = message
         if (worker, incarnation) in host.placed:
             return
         earlier = sorted(key for key in host.workers if key[0] == worker)
         for key in earlier[:-1]:
             if host.workers[key].exit is not None:
                 del host.workers[key]
-        host.workers[worker, incarnation] = RemoteWorker(host, worker, incarnation, speech, hops, binds)
+        host.workers[worker, incarnation] = RemoteWorker(host, worker, incarnation, speech, legs, binds)
         host.placed.add((worker, incarnation))
 
     def _start(self, host: JoinedHost, message: Start) -> None:
@@ -666,7 +666,7 @@ class Members:
             return
         remote.waits = message.begin
         if message.needs_files:
-            self._do(SendFiles(host, remote.worker, remote.incarnation, message.begin.keeps, remote.hops))
+            self._do(SendFiles(host, remote.worker, remote.incarnation, message.begin.keeps, remote.legs))
         else:
             self._begin(remote, message.begin)
 

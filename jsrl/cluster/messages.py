@@ -166,7 +166,7 @@ class Stored(Numbered, tag="stored"):
 
 
 class Pages(AgentMessage, tag="pages"):
-    """Changed counts of the host's workers for the streams that they read: HOP/FILE -> page.
+    """Changed counts of the host's workers for the streams that they read: LEG/FILE -> page.
 
     number: rises. After a broken connection its last messages may arrive later than the first ones of the next.
     """

@@ -32,7 +32,7 @@ from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.state import revoked_hosts
 from jsrl.services.runs.values import Registration
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
-from jsrl.transport.ledger.hops import ledger_path
+from jsrl.transport.ledger.legs import ledger_path
 from jsrl.transport.network.curve import Listener, events_of, incoming, outgoing
 
 _logger = logging.getLogger("jsrl.hosts")
@@ -100,7 +100,7 @@ class HostPort:
         self._shown: dict[int, wire.RunNames] = {}  # host epoch -> names that it was sent
         self._sent_s = 0.0
         self._folder = Path()  # of the run
-        self._counted: dict[int, set[str]] = {}  # host epoch -> hops for which it has sent pages
+        self._counted: dict[int, set[str]] = {}  # host epoch -> legs for which it has sent pages
         self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
         self._players: dict[int, KeptFiles] = {}  # host epoch -> frozen players for that host
         self._awaited: list[tuple[machine.SendFiles, list[str]]] = []  # with names of files
@@ -369,9 +369,9 @@ class HostPort:
         )
         remove_half_sent(self._folder, asked.keeps)
         files.look(asked.keeps)
-        ledgers = [str(ledger_path(self._folder, hop).relative_to(self._folder)) for hop in asked.hops]
+        ledgers = [str(ledger_path(self._folder, leg).relative_to(self._folder)) for leg in asked.legs]
         files.add(ledgers)
-        self._counted.setdefault(host.epoch, set()).update(asked.hops)  # its counts continue those of earlier hosts
+        self._counted.setdefault(host.epoch, set()).update(asked.legs)  # its counts continue those of earlier hosts
         self._awaited.append((asked, [*asked.keeps, *ledgers]))
 
     def _advance(self) -> None:

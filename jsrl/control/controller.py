@@ -58,7 +58,7 @@ from jsrl.services.runs.process import Pauses
 from jsrl.services.runs.runs import to_resume
 from jsrl.services.runs.state import NO_SNAPSHOT, has_snapshot
 from jsrl.services.snapshots.format import MANIFEST
-from jsrl.transport.ledger.hops import close_hops
+from jsrl.transport.ledger.legs import close_legs
 from jsrl.transport.shared.locks import make_folder
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import value_of
@@ -152,7 +152,7 @@ class Controller:
             if not is_over and (not worker.life.left or worker.alive):
                 worker.handle.kill()
         self._launcher.close()
-        close_hops(self._folder)
+        close_legs(self._folder)
         if failure is not None:
             self._session.fail(failure)
         self._control.close()

@@ -15,7 +15,7 @@ from jsrl.graph.machine import accelerators
 from jsrl.graph.plan import JAX_PROCESS_MB, Plan, memory_mb
 from jsrl.linux import memory_folder
 from jsrl.services.runs.limits import runs_at_once, usable_memory_bytes
-from jsrl.transport.ledger.hops import close_hops
+from jsrl.transport.ledger.legs import close_legs
 from jsrl.transport.shared.locks import living_folder, make_folder, remove_unless_living
 from jsrl.workers.kinds import find_kind
 
@@ -29,7 +29,7 @@ def own_memory_folder(run: Path | None = None) -> Iterator[Path]:
     The lock of its file `alive` shows to others that this process is alive, even in another PID namespace.
     """
     if run is not None:
-        close_hops(run)
+        close_legs(run)
     with living_folder(memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}") as folder:
         yield folder
 

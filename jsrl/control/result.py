@@ -15,7 +15,7 @@ from jsrl.services.runs.curves import Scores
 from jsrl.services.runs.groups import Group
 from jsrl.services.runs.runs import Run, RunFolder, to_resume
 from jsrl.services.runs.state import NO_SNAPSHOT, has_snapshot, read_result
-from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import leg_ledger
 
 if TYPE_CHECKING:
     from jsrl.tools.policy import Policy
@@ -86,7 +86,7 @@ class Result(RunData):
         `stopped by director: REASON`, or interrupted. (The result.json of a run that raised says failed.)
       env_steps, updates, wall_s: reached. process_s: from the start of this process (with imports) to the end of the
         training.
-      ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
+      ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). legs: the other streams', by name.
       others: the other policies, by name: why each ended, its env steps, updates, evaluation and final.
       evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes; empty where the run
         was interrupted. best: that of the
@@ -104,7 +104,7 @@ class Result(RunData):
     wall_s: float
     process_s: float = 0.0
     ledger: dict[str, Any] = field(default_factory=dict, repr=False)
-    hops: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    legs: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     evaluation: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class Result(RunData):
         whose = f" of {self.first_policy}" if self.first_policy else ""
         lines += [f"{title}: {text}" for title, text in score_lines(vars(self), whose)]
         lines += [f"{name}: {text}" for name, text in other_lines(self.others)]
-        lines += ledger_lines(self.ledger, self.hops)
+        lines += ledger_lines(self.ledger, self.legs)
         if self.restarts:
             lines.append("restarts: " + ", ".join(f"{worker} {count}" for worker, count in self.restarts.items()))
         if self.summary:
@@ -198,18 +198,18 @@ def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def ledger_text(ledger: dict[str, Any]) -> str:
-    return str(hop_ledger(ledger))
+    return str(leg_ledger(ledger))
 
 
-def ledger_lines(ledger: dict[str, Any], hops: dict[str, dict[str, Any]]) -> list[str]:
+def ledger_lines(ledger: dict[str, Any], legs: dict[str, dict[str, Any]]) -> list[str]:
     lines = [f"ledger: {ledger_text(ledger)}"] if ledger else []
-    return lines + [f"ledger of {name}: {ledger_text(counts)}" for name, counts in hops.items()]
+    return lines + [f"ledger of {name}: {ledger_text(counts)}" for name, counts in legs.items()]
 
 
 def contradicted(result: dict[str, Any]) -> bool:
     """Return whether a result has no ledger, or one whose counts contradict each other."""
-    ledgers = [result.get("ledger") or {}, *(result.get("hops") or {}).values()]
-    return not all("produced" in counts and hop_ledger(counts).holds for counts in ledgers)
+    ledgers = [result.get("ledger") or {}, *(result.get("legs") or {}).values()]
+    return not all("produced" in counts and leg_ledger(counts).holds for counts in ledgers)
 
 
 def score(facts: dict[str, float], actions: str = "greedy") -> str:

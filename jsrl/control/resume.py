@@ -20,8 +20,8 @@ from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.transport.shared.locks import lock_file
 from jsrl.types import version_updates
-from jsrl.workers.actor.journal import Journal, journal_path
-from jsrl.workers.actor.journaled import exact_obstacle
+from jsrl.workers.attached.journal import Journal, journal_path
+from jsrl.workers.attached.journaled import exact_obstacle
 from jsrl.workers.jobs import StartPoint
 
 MAY_CHANGE = (
@@ -48,6 +48,11 @@ def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
     refills = kept is not None and given is not None and not kept.save and counts[0] == counts[1]
     for name, (before, after) in differences(old, new).items():
         of_replay = refills and name.removeprefix("replay.") in MAY_CHANGE_OF_REPLAY
+        if not old.where.has_actors and name in ("placement", "learner.num-devices"):
+            raise ConfigError(
+                f"--{name} cannot change on resume ({before} -> {after}): snapshots of a fused run hold its environments, a "
+                "group for each device. A new run with --init-from RUN@latest begins with the params of this one."
+            )
         if not (_may_change(name) or of_replay or _is_coefficient(name, before, after)):
             why = ""
             if name.startswith("replay.") and counts[0] != counts[1]:

@@ -31,7 +31,7 @@ from jsrl.services.runs.door import printable
 from jsrl.services.runs.files import json_ready, write_atomic
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.runs.state import RESULT, WorkerSummary, is_whole
-from jsrl.transport.ledger.hops import SAMPLES, read_hops
+from jsrl.transport.ledger.legs import SAMPLES, read_legs
 from jsrl.transport.stream import POLICY
 from jsrl.types import version_updates
 from jsrl.workers.kinds import Kind, catalogue
@@ -69,6 +69,7 @@ class Session:
             experiment's only one. policy_of: worker -> its policy; other workers belong to the first. hooks: of the run.
         """
         self._kinds = dict(kinds or {})
+        self._receivers = [worker for worker, kind in self._kinds.items() if kind.receives]
         own = list(policies) or [Progress(PolicyPart(POLICY, "", experiment, (), ""))]
         self.run = RunState(own, policy_of or {}, self.now())
         self.experiment, self.folder, self.display = experiment, folder, display
@@ -86,7 +87,7 @@ class Session:
             self.hub.latest.clear()  # of updates after the snapshot, which are lost
         self._stages = Stages(self._kinds)
         self.ledger: dict[str, Any] = {}
-        self.hops: dict[str, dict[str, Any]] = {}
+        self.legs: dict[str, dict[str, Any]] = {}
         self._limit_s = math.inf if experiment.max_minutes is None else experiment.max_minutes * 60
         self._rarity = rarity(len(self._kinds))
         self._line_s = self.now() + self._rarity * LINE_S
@@ -176,9 +177,11 @@ class Session:
         """
         left_out = message.name in OF_FIRST and self.run.progress_of(message.worker) is not self.run.first
         told = message.facts | {"worker": message.worker, "incarnation": message.incarnation}
-        listeners = [worker for worker, kind in self._kinds.items() if message.name in kind.receives and not left_out]
+        listeners = [
+            worker for worker in self._receivers if message.name in self._kinds[worker].receives and not left_out
+        ]
         forwards: Forwards = [(worker, message.name, told) for worker in listeners]
-        if message.worker not in self._kinds or not self._kinds[message.worker].receives:
+        if message.worker not in self._receivers:
             return forwards
         if message.name == "command":
             command = msgspec.convert(message.facts, ForwardedCommand)
@@ -251,16 +254,16 @@ class Session:
     def fail(self, error: BaseException) -> None:
         self.run.reason, self.run.finished_s = "failed", self.run.finished_s or self.now()
         result = self.result(printable(f"{type(error).__name__}: {error}"))
-        for line in ledger_lines(result.ledger, result.hops):
+        for line in ledger_lines(result.ledger, result.legs):
             self.display.message(line)
 
     def read_ledgers(self) -> list[str]:
-        """Read the ledgers of all hops again from the pages in the run folder; return a line for each."""
-        self.hops = {
-            name: ledger.placed(self.run.place_of).counts for name, ledger in read_hops(self.folder.path).items()
+        """Read the ledgers of all legs again from the pages in the run folder; return a line for each."""
+        self.legs = {
+            name: ledger.placed(self.run.place_of).counts for name, ledger in read_legs(self.folder.path).items()
         }
-        self.ledger = self.hops.pop(SAMPLES, {})
-        return ledger_lines(self.ledger, self.hops)
+        self.ledger = self.legs.pop(SAMPLES, {})
+        return ledger_lines(self.ledger, self.legs)
 
     def note_end(self, worker: str, incarnation: int) -> None:
         self.run.note_end(worker, incarnation, time.strftime("%Y-%m-%d %H:%M"))
@@ -400,7 +403,7 @@ class Session:
             wall_s=round(self.elapsed_s, 3),
             process_s=round(self._process_s(), 3),
             ledger=self.ledger,
-            hops=self.hops,
+            legs=self.legs,
             evaluation=self.run.first.evaluation,
             final=self.run.first.final,
             unsaved="; ".join(f"{worker}: {why}" for worker, why in self.run.unsaved.items() if why),

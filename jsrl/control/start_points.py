@@ -23,13 +23,13 @@ from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.graph.graph_file import saved_experiment
-from jsrl.graph.links import learner_hop
+from jsrl.graph.links import learner_leg
 from jsrl.graph.plan import Plan
 from jsrl.graph.policies import PolicyPart
 from jsrl.graph.schemas import trace_agent
 from jsrl.services.runs.runs import RunFolder, in_command, last_values
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.hops import ledger_path
+from jsrl.transport.ledger.legs import ledger_path
 from jsrl.types import ArraySpec, changed_leaves, named_leaves, spec_of
 from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import find_kind
@@ -93,7 +93,7 @@ def begin_policies(
             starts = {**starts, "": next_start_point(folder, updates=updates)[0]}
         start_point = starts.get("" if is_first else policy.name, StartPoint())
         if resumed and not is_first:
-            page = ledger_path(folder.path, learner_hop(plan.graph, policy.learner))
+            page = ledger_path(folder.path, learner_leg(plan.graph, policy.learner))
             start_point, messages = next_start_point(folder, policy.folder, page, updates)
         if resumed and start_point.restore is not None and (updates is not None or not together):
             start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups, obstacle)
@@ -183,7 +183,7 @@ def replacement_job(job: Job, incarnation: int, folder: Path) -> tuple[Job, list
     if find_kind(job.kind).lifecycle.state != "snapshot":
         return job, []
     store = SnapshotStore(job.snapshots / "state")
-    start, broken = start_after(store, ledger_path(folder, job.input_hop), job.start_point)
+    start, broken = start_after(store, ledger_path(folder, job.input_leg), job.start_point)
     used = [f"{job.name} continues from update {start.made:,} instead"] if broken else []
     return dataclasses.replace(job, start_point=start), broken + used
 

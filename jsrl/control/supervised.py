@@ -43,11 +43,6 @@ class SupervisedWorker:
     def alive(self) -> bool:
         return self.handle.alive
 
-    @property
-    def ending(self) -> str:
-        ended = self.handle.exit
-        return "still running" if ended is None else ended.text
-
     def receive(self, message: AnyMessage, now_s: float) -> None:
         if isinstance(message, Heartbeat):
             self.activity = f"{message.activity} for {message.activity_s:.1f} s" if message.activity else ""

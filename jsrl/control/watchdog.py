@@ -177,7 +177,8 @@ def state(worker: SupervisedWorker) -> tuple[str, str]:
     """Return (state such as running, sleeping, stopped or how it ended; what it uses) of a worker."""
     used = worker.handle.usage()
     if used is None:
-        return worker.ending, ""
+        ended = worker.handle.exit
+        return "still running" if ended is None else ended.text, ""
     return used.state, f"{used.cpu_s:.1f} s of CPU time, {used.resident_bytes / 1e6:,.0f} MB, {used.threads} threads"
 
 

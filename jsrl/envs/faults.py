@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from jsrl.envs.base import Episode
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError
 from jsrl.references.importing import shown_target
 from jsrl.types import Tree, named_leaves
@@ -85,26 +84,6 @@ def foreign(where: str, error: BaseException) -> EnvironmentFault:
 
 
 LONG_STEPS = 30_000  # longer than any usual episode; Atari's have at most 27,000 env steps
-
-
-class OpenEpisodes:
-    """The lengths of the open episodes of some slots.
-
-    Args:
-      slots: their number. max_steps: of an episode; a longer one seems to have no end.
-    """
-
-    def __init__(self, slots: int, max_steps: int) -> None:
-        self._lengths, self.max_steps = np.zeros(slots, np.int64), max_steps
-
-    def see(self, episodes: Sequence[Episode]) -> None:
-        """Count a step of all slots, in which these episodes ended."""
-        self._lengths += 1
-        self._lengths[[episode.slot for episode in episodes]] = 0
-
-    def any_endless(self, slots: np.ndarray) -> bool:
-        """Return whether the open episode of one of these slots (a mask) is too long."""
-        return bool((self._lengths[slots] >= self.max_steps).any())
 
 
 def endless_text(name: str, max_steps: int) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
 from jsrl.errors import ConfigError
 from jsrl.experiment.experiment import Experiment
+from jsrl.experiment.placements import PlacementName
 from jsrl.experiment.policies import PolicyConfig
 from jsrl.experiment.settings import AUTO, ReplayConfig
 from jsrl.types import EnvSpec, is_image, own_leaves
@@ -27,23 +29,22 @@ class Machine(NamedTuple):
 def decided_for(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec]) -> tuple[Experiment, str | None]:
     """Return the experiment with `auto` decided for a machine, and a sentence about it; None: nothing was `auto`.
 
-    Environments: see Experiment.envs. Placement: `served` if there is an accelerator and a large network (images, a
-    recurrent core, layers of 512 units or an unknown network), else `inline`. Actors: one per core (one less if
-    actors and learner work at the same time), with at least 8 environments each, as far as groups can be divided
-    evenly. `spec` returns the environment's spec; it is called only if it is needed. A deterministic run on CPU
-    also gets its number of threads: XLA sums in parts, one per thread.
+    Environments: see Experiment.envs. Placement: `fused` if the environment is in JAX and no other option excludes it,
+    `served` if there is an accelerator and a large network (images, a recurrent core, layers of 512 units or an unknown
+    network), else `inline`. Actors: one per core (one less if actors and learner work at the same time), with at least 8
+    environments each, as far as groups can be divided evenly. `spec` returns the environment's spec; it is called only if
+    it is needed. A deterministic run on CPU also gets its number of threads: XLA sums in parts, one per thread.
     """
     chosen: dict[str, str | int] = {}
     if experiment.num_envs == AUTO:
         chosen["num-envs"] = experiment.envs
         experiment = dataclasses.replace(experiment, num_envs=experiment.envs)
     if experiment.placement == AUTO:
-        served = machine.accelerators > 0 and has_large_network(experiment, spec)
-        experiment = dataclasses.replace(experiment, placement="served" if served else "inline")
+        experiment = dataclasses.replace(experiment, placement=_placement(experiment, machine, spec))
         chosen["placement"] = experiment.placement
     if experiment.num_actors == AUTO:
         experiment = dataclasses.replace(experiment, num_actors=most_actors(experiment, machine))
-        if experiment.where.processes and experiment.recording is None:
+        if experiment.where.processes and experiment.where.has_actors and experiment.recording is None:
             chosen["num-actors"] = experiment.actors
     if experiment.is_deterministic and experiment.learner.threads is None and not machine.accelerators:
         learner = dataclasses.replace(experiment.learner, threads=machine.threads or machine.cores)
@@ -52,6 +53,13 @@ def decided_for(experiment: Experiment, machine: Machine, spec: Callable[[], Env
         return experiment, None
     options = " ".join(f"--{name} {value}" for name, value in chosen.items())
     return experiment, f"auto: {options} (for {_counted(machine.cores, 'core')}, {_accelerators(machine.accelerators)})"
+
+
+def _placement(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec]) -> PlacementName:
+    if experiment.env.in_jax:
+        with contextlib.suppress(ConfigError):
+            return dataclasses.replace(experiment, placement="fused").placement
+    return "served" if machine.accelerators > 0 and has_large_network(experiment, spec) else "inline"
 
 
 def with_replays(experiment: Experiment) -> tuple[Experiment, list[str]]:

@@ -44,6 +44,8 @@ def check(experiment: Experiment) -> None:
         _check_replay(e, e.buffer)
     _check_split(e)
     _check_ranks(e)
+    if e.where.trains == "fused":
+        _check_fused(e)
     if e.recording is not None and (e.buffer is not None or e.record is not None):
         other = "replay" if e.buffer is not None else f"record={e.record!r}"
         raise ConfigError(
@@ -252,6 +254,34 @@ def _check_ranks(e: Experiment) -> None:
         raise NumbersDisagree(
             f"a batch of {e.batch_columns} environments cannot be divided among learner.num_ranks={ranks} in whole groups "
             f"of {e.group_size}; use batch_envs {nearest}, or a larger num_groups."
+        )
+
+
+def _check_fused(e: Experiment) -> None:
+    """In a fused program one policy learns from whole batches of its own environments, a group on each device."""
+    if not e.env.in_jax:
+        raise ConfigError(
+            f"placement fused compiles the environment, and {e.env.id!r} is not in JAX; give a gymnax: id or your own with "
+            "env.backend=jax (jsrl.extend.JaxEnv), or another placement."
+        )
+    devices = e.learner.num_devices or 1
+    others = {
+        "policies": bool(e.policies),
+        "a director": e.director is not None,
+        f"record={e.record!r}": e.record is not None,
+        f"recording={e.recording!r}": e.recording is not None,
+        "replay.kind=host": e.has_replay_workers,
+        f"learner.num_ranks={e.learner.num_ranks}": e.learner.num_ranks > 1,
+        f"learner.split={e.learner.split}": e.learner.split != "none",
+        f"learner.reuse={e.learner.reuse}": e.learner.reuse > 1,
+        f"batch_envs={e.batch_envs}": e.batch_columns != e.envs,
+        f"num_groups={e.num_groups}, other than learner.num_devices={devices}": e.num_groups not in (None, devices),
+        "env.tasks": bool(e.env.tasks),
+        "env.on_fault=restart-env": e.env.on_fault == "restart-env",
+    }
+    if given := [name for name, is_given in others.items() if is_given]:
+        raise ConfigError(
+            f"placement fused cannot be combined with {given[0]}; leave it out, or choose another placement."
         )
 
 

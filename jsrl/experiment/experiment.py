@@ -61,9 +61,11 @@ class Experiment:
     max_policy_lag: NonNegativeInt | None = option(0, "How many updates old the params of a trained row may be. 0 is "
         "synchronous (on-policy), None has no limit (IMPALA).")
 
-    placement: PlacementName = option("auto", "What computes actions: serial, inline, served, apart or auto. serial: "
-        "the one process; inline: actors; served: an inference server on the learner's device; apart: inference "
-        "servers on their own devices; auto: served if there is an accelerator and a large network, else inline.")
+    placement: PlacementName = option("auto", "What computes actions: serial, inline, served, apart, fused or auto. "
+        "serial: the one process; inline: actors; served: an inference server on the learner's device; apart: "
+        "inference servers on their own devices; fused: the learner, with environments in JAX inside its compiled "
+        "program; auto: fused if the environment is in JAX, served if there is an accelerator and a large network, "
+        "else inline.")
     num_actors: PositiveInt | Literal["auto"] = option("auto", "Number of actor processes; groups of environments are "
         "divided among them. auto: one per core, with at least 8 environments each. It determines the number of "
         "groups, and so the bits: see num_groups.")
@@ -139,6 +141,8 @@ class Experiment:
     def groups(self) -> int:
         if self.num_groups is not None:
             return self.num_groups
+        if not self.where.has_actors:
+            return self.learner.num_devices or 1
         if self.deterministic:
             return math.gcd(self.envs, 4)
         # As few groups as possible: batches are whole groups, actors host whole groups; served ones need two each,

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from jsrl.transport.stream import Stream
 
 Carrier: TypeAlias = Literal["local", "shared-memory", "zeromq"]  # of streams: in the one process, or between several
-PlacementName: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
+PlacementName: TypeAlias = Literal["auto", "serial", "inline", "served", "apart", "fused"]
 
 
 @dataclass(frozen=True)
@@ -63,4 +63,5 @@ PLACEMENTS: dict[str, Placement] = {
     "inline": Placement(),
     "served": Placement(serves=True),
     "apart": Placement(serves=True, serves_alone=True),
+    "fused": Placement(trains="fused", has_actors=False),
 }

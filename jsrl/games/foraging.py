@@ -18,9 +18,7 @@ import numpy as np
 
 from jsrl.envs.base import GameStep
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.games.groups import SeatGroups
-from jsrl.envs.games.rows import GameRows
-from jsrl.envs.rows import slot_seeds
+from jsrl.envs.games.rows import VectorisedGame
 from jsrl.errors import ConfigError
 from jsrl.games.probes import hashed
 from jsrl.types import Array, ArraySpec, Discrete, GameSpec, Seat
@@ -32,7 +30,7 @@ MOST_LEVEL = 2  # of an agent
 NAME = re.compile(r"(?:(\d+)s-)?(\d+)x(\d+)-(\d+)p-(\d+)f(-coop)?")
 
 
-class ForagingGame:
+class ForagingGame(VectorisedGame):
     """B games of foraging with P agents and at most F foods on a grid of S x S.
 
     Args:
@@ -68,17 +66,12 @@ class ForagingGame:
             raise ConfigError(
                 f"{agents} agents and {foods} foods do not fit into {size} x {size} cells; use a larger grid"
             )
-        self.num_envs, self._size, self._coop, self._penalty, self._limit = num_envs, size, coop, penalty, max_cycles
+        self._size, self._coop, self._penalty, self._limit = size, coop, penalty, max_cycles
         self._sight = size if sight is None else sight
         seen = ArraySpec((3 * (foods + agents),), "float32")
         seats = tuple(Seat(f"agent_{i}", seen, Discrete(LOAD + 1), "team") for i in range(agents))
-        self.spec = GameSpec(seats, config.id, symmetric=True)
-        self._groups = SeatGroups(self.spec, groups)
-        self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
-        seeds = slot_seeds(seed, group, num_envs)
-        self._seeds, self._dropped = np.asarray(seeds, np.int64), np.zeros(num_envs, np.int64)
-        self._rows = GameRows(self.spec, config, num_envs, seeds)
-        self._clock = np.zeros(num_envs, np.int64)
+        super().__init__(GameSpec(seats, config.id, symmetric=True), config, num_envs, seed, group, groups)
+        self._dropped, self._clock = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self.position, self.level = np.zeros((num_envs, agents, 2), np.int64), np.ones((num_envs, agents), np.int64)
         self.food, self.worth = np.zeros((num_envs, foods, 2), np.int64), np.zeros((num_envs, foods), np.int64)
         self.total = np.ones(num_envs, np.int64)
@@ -93,7 +86,7 @@ class ForagingGame:
     def step(self, action: Mapping[str, Array]) -> GameStep:
         first = self._rows.first
         chosen = np.where(first[:, None], 0, np.stack(self._groups.actions(action), axis=1))
-        self._check_action(chosen)
+        self._check_actions(chosen, np.full(chosen.shape[1], LOAD + 1))
         lifting = (chosen == LOAD) & self._beside(self.position).any(axis=(2, 3))
         self._move(chosen)
         reward = self._lift(lifting)
@@ -122,16 +115,6 @@ class ForagingGame:
             _listed(agents, self.level[:, self._others], agent_seen),
         ]
         return np.concatenate(parts, axis=2)
-
-    def close(self) -> None:
-        """Do nothing: it holds no resources."""
-
-    def _check_action(self, chosen: np.ndarray) -> None:
-        wrong = (chosen < 0) | (chosen > LOAD)
-        if wrong.any():
-            slot, seat = (int(i) for i in np.argwhere(wrong)[0])
-            what = f"was given action {chosen[slot, seat]} for seat {self.spec.seats[seat].name!r}"
-            raise self._rows.fault(slot, what, f"Expected 0 to {LOAD}")
 
     def _at_food(self, places: np.ndarray) -> np.ndarray:
         """Return for places [B, P, K, 2] which food is there, bool [B, P, K, F]."""

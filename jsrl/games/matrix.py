@@ -24,9 +24,7 @@ import numpy as np
 
 from jsrl.envs.base import GameStep
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.games.groups import SeatGroups
-from jsrl.envs.games.rows import GameRows
-from jsrl.envs.rows import slot_seeds
+from jsrl.envs.games.rows import VectorisedGame
 from jsrl.errors import ConfigError
 from jsrl.references.importing import nearest
 from jsrl.types import Array, ArraySpec, Discrete, GameSpec, Seat
@@ -38,7 +36,7 @@ CLIMBING = [[11, -30, 0], [-30, 7, 0], [0, 6, 5]]
 NAMES = ("biased_rps", "rps", "climbing", "penalty", "two_step", "payoffs")
 
 
-class MatrixGame:
+class MatrixGame(VectorisedGame):
     """B copies of a game with stages.
 
     Args:
@@ -59,7 +57,7 @@ class MatrixGame:
         rounds: int | None = None,
         see_last: bool = False,
     ):
-        self.num_envs, self._rounds, self._see_last = num_envs, rounds, see_last
+        self._rounds, self._see_last = rounds, see_last
         stages, players, *actions = payoffs.shape
         self._actions = tuple(actions)
         self._payoffs = np.moveaxis(payoffs.reshape(stages, players, -1), 1, 2).astype(np.float32)
@@ -73,10 +71,8 @@ class MatrixGame:
             for i, count in enumerate(actions)
         )
         state = ArraySpec((size,), "float32")
-        self.spec = GameSpec(seats, config.id, state, symmetric=exchangeable, zero_sum=bool(opposed))
-        self._groups = SeatGroups(self.spec, groups)
-        self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
-        self._rows = GameRows(self.spec, config, num_envs, slot_seeds(seed, group, num_envs))
+        spec = GameSpec(seats, config.id, state, symmetric=exchangeable, zero_sum=bool(opposed))
+        super().__init__(spec, config, num_envs, seed, group, groups)
         self._starts = np.concatenate([[0], np.cumsum(actions)[:-1]]) + stages
         self._stage, self._clock = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self._shape = (num_envs, players)
@@ -90,11 +86,7 @@ class MatrixGame:
         first = self._rows.first
         chosen = np.stack(self._groups.actions(action), axis=1).astype(np.int64)
         chosen[first] = 0
-        wrong = (chosen < 0) | (chosen >= np.array(self._actions))
-        if wrong.any():
-            slot, player = (int(i) for i in np.argwhere(wrong)[0])
-            what = f"was given action {chosen[slot, player]} for seat 'player_{player}'"
-            raise self._rows.fault(slot, what, f"Expected 0 to {self._actions[player] - 1}")
+        self._check_actions(chosen, np.array(self._actions))
         joint = np.ravel_multi_index(tuple(chosen.T), self._actions)
         reward, following = self._payoffs[self._stage, joint], self._following[self._stage, joint]
         terminated = (following == END) & ~first
@@ -118,9 +110,6 @@ class MatrixGame:
             slots = np.flatnonzero(~first)
             seen[slots[:, None], self._starts + chosen[slots]] = 1.0
         return seen
-
-    def close(self) -> None:
-        """Do nothing: it holds no resources."""
 
 
 def matrix(config: EnvConfig) -> Callable[..., MatrixGame]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Mapping
 from typing import get_args, get_type_hints
 
 from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.policies import learners_of, policy_of
 from jsrl.transport.door.address import check_name
@@ -124,10 +126,10 @@ def _check_ends(graph: Graph, stream: Stream) -> None:
             "join them to another stream."
         )
     if stream.type == "samples" and not stream.feedback:
-        _check_groups(graph, stream, sources, "written", "written by one worker")
+        _check_each_group(graph, stream, sources, "written", "written by one worker")
         if stream.routing == "by-group":
             hint = "read by one worker (or let the stream have routing='broadcast')"
-            _check_groups(graph, stream, sinks, "read", hint)
+            _check_each_group(graph, stream, sinks, "read", hint)
             _check_whole_writers(graph, stream, sources, sinks)
         _check_readers(graph, stream, sinks)
 
@@ -208,7 +210,9 @@ def _joined(ports: Mapping[str, tuple[int, ...]]) -> str:
     return " and ".join(f"{port} ({', '.join(map(str, groups))})" if groups else port for port, groups in ports.items())
 
 
-def _check_groups(graph: Graph, stream: Stream, ends: list[tuple[WorkerNode, Link]], done: str, expected: str) -> None:
+def _check_each_group(
+    graph: Graph, stream: Stream, ends: list[tuple[WorkerNode, Link]], done: str, expected: str
+) -> None:
     counts = Counter(group for _, link in ends for group in graph.groups(link))
     for group in stream.groups:
         if counts[group] != 1:
@@ -232,3 +236,52 @@ def _check_whole_writers(
 
 def _names(ends: list[tuple[WorkerNode, Link]]) -> str:
     return " and ".join(worker.name for worker, _ in ends) or "no worker"
+
+
+# -- a graph and its experiment ----------------------------------------------------------------------------------------
+
+
+def check_fits(graph: Graph, experiment: Experiment) -> None:
+    """Refuse a graph whose workers an experiment cannot run."""
+    check_groups(graph, experiment)
+    _check_restarts(experiment.supervision.restarts, graph)
+    if experiment.where.processes:
+        _check_importable(graph)
+
+
+def check_groups(graph: Graph, experiment: Experiment) -> None:
+    """Refuse a graph whose actors step other groups of environments than the experiment's."""
+    wanted = set(range(experiment.groups if experiment.recording is None else 0))
+    stepped = {
+        group
+        for stream in graph.streams
+        if stream.type == "samples" and stream.schema == "trajectory"
+        for worker, link in graph.sources(stream.name)
+        if not graph.kind(worker.name).reads_samples
+        for group in graph.groups(link)
+    }
+    if stepped and (missing := sorted(wanted - stepped)):  # none: a worker of the user's own steps the environments
+        raise ConfigError(
+            f"no actor steps the groups {missing} of the experiment's {len(wanted)}; give them to an actor."
+        )
+    if unknown := sorted(stepped - wanted):
+        raise ConfigError(f"the experiment has no groups {unknown}; it has {len(wanted)} (num_groups).")
+
+
+def _check_restarts(restarts: Mapping[str, int], graph: Graph) -> None:
+    known = {kind.prefix for kind in (*own_kinds(), *graph.kinds.values())} if restarts else set()
+    for name in restarts.keys() - known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}."
+        raise ConfigError(f"supervision.restarts names {name!r}, which is no kind of worker; {hint}")
+
+
+def _check_importable(graph: Graph) -> None:
+    """Refuse kinds in the script or notebook itself: a worker's process has another `__main__`."""
+    for worker in graph.workers:
+        for reference in (worker.kind, graph.kind(worker.name).build):
+            if reference.startswith("__main__:"):
+                raise ConfigError(
+                    f"{reference} of {worker.name} is in the script or notebook itself, which its process cannot import; put "
+                    "it into a file of its own and name that module (a serial run works as it is)."
+                )

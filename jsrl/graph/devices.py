@@ -29,7 +29,8 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
     variables = cache_variables()
     if threads is not None:
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    there = [worker for worker in plan.graph.workers if here is None or worker.name in here]
+    uses = kind.resources.device != "cpu"  # thousands of actors do not
+    there = [worker for worker in plan.graph.workers if uses and (here is None or worker.name in here)]
     devices = devices_of(there, e.inference.device, gpus)
     own = devices.get(job.name, [])
     if kind.resources.device == "learns" and e.learner.num_ranks > 1:  # a rank uses all that are visible

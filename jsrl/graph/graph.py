@@ -6,8 +6,9 @@ A user changes a graph with `add`, `without`, `replace`, `scale` and `insert`; e
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -131,31 +132,49 @@ class Graph:
         Raises:
           ConfigError: there is none; the message lists the workers.
         """
-        return _named(self.workers, name, "worker")
+        return self._by_name.get(name) or _named(self.workers, name, "worker")
 
     def kind(self, worker: str) -> Kind:
         """Return the kind of a worker."""
         return find_kind(self.worker(worker).kind)
 
-    @property
+    @functools.cached_property  # asked for each message of each worker
     def kinds(self) -> dict[str, Kind]:
         """Return the kind of each worker."""
         return {worker.name: find_kind(worker.kind) for worker in self.workers}
 
-    def ends(self, stream: str) -> Iterator[tuple[WorkerNode, Port, Link]]:
-        """Yield every end of a stream."""
+    @functools.cached_property
+    def _by_name(self) -> dict[str, WorkerNode]:
+        return {worker.name: worker for worker in reversed(self.workers)}
+
+    @functools.cached_property
+    def _ends(self) -> dict[str, list[tuple[WorkerNode, Port, Link]]]:
+        """Return stream -> its ends, found once: each of thousands of workers is asked about."""
+        found: dict[str, list[tuple[WorkerNode, Port, Link]]] = {}
         for worker in self.workers:
             for link in worker.links:
-                if link.stream == stream:
-                    yield worker, find_kind(worker.kind).port(link.port), link
+                found.setdefault(link.stream, []).append((worker, find_kind(worker.kind).port(link.port), link))
+        return found
+
+    @functools.cached_property
+    def _sources(self) -> dict[str, list[tuple[WorkerNode, Link]]]:
+        return {name: [(w, link) for w, port, link in ends if port.gives] for name, ends in self._ends.items()}
+
+    @functools.cached_property
+    def _sinks(self) -> dict[str, list[tuple[WorkerNode, Link]]]:
+        return {name: [(w, link) for w, port, link in ends if not port.gives] for name, ends in self._ends.items()}
+
+    def ends(self, stream: str) -> list[tuple[WorkerNode, Port, Link]]:
+        """Return every end of a stream."""
+        return list(self._ends.get(stream, ()))
 
     def sources(self, stream: str) -> list[tuple[WorkerNode, Link]]:
         """Return the workers that write to a stream, or are its clients."""
-        return [(worker, link) for worker, port, link in self.ends(stream) if port.role in ("writes", "asks")]
+        return list(self._sources.get(stream, ()))
 
     def sinks(self, stream: str) -> list[tuple[WorkerNode, Link]]:
         """Return the workers that read a stream, or serve it."""
-        return [(worker, link) for worker, port, link in self.ends(stream) if port.role in ("reads", "answers")]
+        return list(self._sinks.get(stream, ()))
 
     def groups(self, link: Link) -> tuple[int, ...]:
         """Return the groups of a link: its own, or all of its stream's."""

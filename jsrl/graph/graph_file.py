@@ -18,7 +18,7 @@ from jsrl.references.reference import from_json, is_equal
 from jsrl.services.runs.files import read_json, write_json
 from jsrl.services.runs.runs import RunFolder
 from jsrl.transport.stream import Stream
-from jsrl.workers.kinds import Described, Kind, description, find_kind, own_kinds
+from jsrl.workers.kinds import Described, Kind, description, find_kind, named_kinds
 
 FILE = "graph.json"  # of a run
 KINDS = "kinds"  # its entry for what reports show of users' kinds
@@ -199,4 +199,4 @@ def kinds_of(folder: Path) -> tuple[Kind, ...]:
     found: dict[str, Kind] = {}
     for worker in workers_of(folder):
         found.setdefault(worker.kind, find_kind(worker.kind))
-    return tuple(found.values()) or own_kinds()
+    return tuple(found.values()) or named_kinds()

@@ -15,7 +15,7 @@ from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.launcher import ALONE, Hosts
 from jsrl.graph.policies import learners_of, policy_of
 from jsrl.transport.door.address import check_ipc_path
-from jsrl.transport.ledger.hops import SAMPLES, recorded_hop
+from jsrl.transport.ledger.legs import SAMPLES, recorded_leg
 from jsrl.transport.stream import End, Peer, Stream, name_at
 from jsrl.transport.table import own_address
 
@@ -82,9 +82,10 @@ def ends_of(
         if port.by_policy and stream.policy != policy:
             continue
         mine = graph.groups(link)
-        others = graph.sinks(stream.name) if port.role in ("writes", "asks") else graph.sources(stream.name)
+        wanted = frozenset(mine)
+        others = graph.sinks(stream.name) if port.gives else graph.sources(stream.name)
         peers = [
-            Peer(other.name, _common(mine, graph.groups(theirs)), hop_of(graph, stream, other))
+            Peer(other.name, tuple(g for g in graph.groups(theirs) if g in wanted), leg_of(graph, stream, other))
             for other, theirs in others
         ]
         if stream.type == "inference" and port.role == "asks":
@@ -92,28 +93,24 @@ def ends_of(
         elif stream.type == "samples":
             peers = [peer for peer in peers if peer.groups]
         address = addresses.get((stream.name, worker.name), "")
-        found.append((link.port, End(stream, mine, address, tuple(peers), hop_of(graph, stream, worker))))
+        found.append((link.port, End(stream, mine, address, tuple(peers), leg_of(graph, stream, worker))))
     return tuple(found)
 
 
-def hop_of(graph: Graph, stream: Stream, reader: WorkerNode) -> str:
+def leg_of(graph: Graph, stream: Stream, reader: WorkerNode) -> str:
     if stream.type != "samples" or stream.feedback:
         return ""
     first = next((worker.name for worker in graph.workers if graph.kind(worker.name).lifecycle.must_finish), "")
     return SAMPLES if reader.name == first else name_at(stream.name, reader.name)
 
 
-def learner_hop(graph: Graph, learner: str) -> str:
+def learner_leg(graph: Graph, learner: str) -> str:
     """Return the name under which a learner's input trajectories are counted."""
     worker = graph.worker(learner)
     reads = [graph.stream(link.stream) for link in worker.links if graph.kind(learner).port(link.port).role == "reads"]
     first = learners_of(graph)[0].name == learner
-    recorded = recorded_hop("" if first else policy_of(graph, worker))
-    return next((hop_of(graph, stream, worker) for stream in reads), recorded)
-
-
-def _common(mine: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(group for group in theirs if group in mine)
+    recorded = recorded_leg("" if first else policy_of(graph, worker))
+    return next((leg_of(graph, stream, worker) for stream in reads), recorded)
 
 
 def _own_first(servers: list[Peer]) -> list[Peer]:

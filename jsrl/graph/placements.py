@@ -180,24 +180,5 @@ def with_ranks(graph: Graph, learner: str, count: int) -> Graph:
     return Graph((*graph.streams, Stream(RANKS + end, RANKS, policy)), graph.workers)
 
 
-def check_groups(graph: Graph, experiment: Experiment) -> None:
-    """Refuse a graph whose actors step other groups of environments than the experiment's."""
-    wanted = set(range(experiment.groups if experiment.recording is None else 0))
-    stepped = {
-        group
-        for stream in graph.streams
-        if stream.type == "samples" and stream.schema == "trajectory"
-        for worker, link in graph.sources(stream.name)
-        if not graph.kind(worker.name).reads_samples
-        for group in graph.groups(link)
-    }
-    if stepped and (missing := sorted(wanted - stepped)):  # none: a worker of the user's own steps the environments
-        raise ConfigError(
-            f"no actor steps the groups {missing} of the experiment's {len(wanted)}; give them to an actor."
-        )
-    if unknown := sorted(stepped - wanted):
-        raise ConfigError(f"the experiment has no groups {unknown}; it has {len(wanted)} (num_groups).")
-
-
 def groups_of(e: Experiment, actor: int) -> tuple[int, ...]:
     return tuple(range(actor * e.ring, (actor + 1) * e.ring))

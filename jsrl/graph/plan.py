@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,19 +14,19 @@ from jsrl.experiment.automatic import decided_for, with_replays
 from jsrl.experiment.building import resolved_agent
 from jsrl.experiment.dividing import divided, may_need_policies
 from jsrl.experiment.policies import all_opponents, check_team, find_seats, first_hyperparameters
-from jsrl.graph.check import check
+from jsrl.graph.check import check, check_fits
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.graph_file import Edit, resolve
 from jsrl.graph.launcher import ALONE, Hosts
 from jsrl.graph.links import bind_addresses, ends_of, keys_folder
 from jsrl.graph.machine import this_machine
-from jsrl.graph.placements import check_groups, with_servers
+from jsrl.graph.placements import with_servers
 from jsrl.graph.policies import PolicyPart, learners_of, policies_at, policies_of, policy_of, taken_names
 from jsrl.graph.schemas import find_spec, make_schemas
 from jsrl.references.importing import import_target
 from jsrl.types import EnvSpec, GameSpec, leaves, spec_for_one
 from jsrl.workers.jobs import Job, JobPart, JobPlace, RunFacts, Schemas, Sides, StartPoint, sides_of
-from jsrl.workers.kinds import Kind, find_kind, own_kinds, value_of
+from jsrl.workers.kinds import Kind, find_kind, value_of
 from jsrl.workers.memory import replay_stream_bytes
 
 # Measured on CPU, without environments. For forked actors: the private memory of each.
@@ -131,10 +130,7 @@ def make_plan(
     """
     resolved, changed = resolve(experiment, graph)
     check(resolved)
-    check_groups(resolved, experiment)
-    _check_restarts(experiment.supervision.restarts, resolved)
-    if experiment.where.processes:
-        _check_importable(resolved)
+    check_fits(resolved, experiment)
     policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.video.enabled:
@@ -161,10 +157,11 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
     against = [name for policy in plan.policies.values() for name in policy.experiment.evaluator.against]
     keeps_initial = bool(against) and import_target(CHECKS["plays initial"])(against)
     explored = first_hyperparameters(experiment.director, next(iter(plan.policies.values())).experiment.seed)
-
     place = JobPlace(folder, str((Path(folder) if hosts.of else plan.memory_folder) / "names"), keys)
     several = len(experiment.policies) > 1
     run = RunFacts(len(graph.workers), tuple(plan.policies), several, keeps_initial, sides)
+
+    without_agent = {name: dataclasses.replace(policy.experiment, agent=None) for name, policy in plan.policies.items()}
 
     def job_of(worker: WorkerNode, index: int, name: str) -> Job:
         policy, seat_group = plan.policies[name], next(first for first in seats if seats[first] == seats[name])
@@ -180,34 +177,15 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
             run=run,
             settings=worker.settings,
         )
-        if value_of(find_kind(worker.kind).loads_jax, job):
-            return job
-        return dataclasses.replace(job, experiment=dataclasses.replace(policy.experiment, agent=None))
+        if not value_of(find_kind(worker.kind).loads_jax, job):
+            job = dataclasses.replace(job, experiment=without_agent[name])
+        return job
 
     jobs = []
     for worker, index in zip(graph.workers, numbers, strict=True):
         first, *others = (job_of(worker, index, name) for name in policies_at(graph, worker))
         jobs.append(dataclasses.replace(first, others=tuple(others)))
     return dataclasses.replace(plan, jobs=tuple(jobs), keys=keys)
-
-
-def _check_restarts(restarts: Mapping[str, int], graph: Graph) -> None:
-    known = {kind.prefix for kind in (*own_kinds(), *graph.kinds.values())} if restarts else set()
-    for name in restarts.keys() - known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}."
-        raise ConfigError(f"supervision.restarts names {name!r}, which is no kind of worker; {hint}")
-
-
-def _check_importable(graph: Graph) -> None:
-    """Refuse kinds in the script or notebook itself: a worker's process has another `__main__`."""
-    for worker in graph.workers:
-        for reference in (worker.kind, graph.kind(worker.name).build):
-            if reference.startswith("__main__:"):
-                raise ConfigError(
-                    f"{reference} of {worker.name} is in the script or notebook itself, which its process cannot import; put "
-                    "it into a file of its own and name that module (a serial run works as it is)."
-                )
 
 
 def counts_within(kinds: Iterable[str]) -> list[int]:

@@ -6,11 +6,7 @@ long ones.
 
 from __future__ import annotations
 
-import contextlib
-import math
-import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,7 +14,7 @@ import numpy as np
 
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import Episode, GameStep, VectorGame
-from jsrl.envs.faults import LONG_STEPS, OpenEpisodes
+from jsrl.envs.episodes import Episodes
 from jsrl.errors import ConfigError, counted
 from jsrl.intervals import mean_interval, with_half
 from jsrl.matches.players import Contestant, find_sides, places_of_sides
@@ -113,17 +109,16 @@ class TableGame(NamedTuple):
     length: int
 
 
-class Table:
+class Table(Episodes):
     """Games of some players at the sides of one environment, in bounded steps.
 
     Args:
       game: with each seat as a group (`make_game` without groups). games: how many to play.
       seatings: who plays which side, by number, in one game after the other (jsrl.matches.players).
-      watch: entered around each step of the environment. enter: called with the activity that begins.
-      max_steps: of a game; a longer one seems to have no end.
+      options: of Episodes.
 
     Attributes:
-      finished: the games that ended so far. env_steps: played so far.
+      finished: the games that ended so far.
     """
 
     def __init__(
@@ -132,83 +127,43 @@ class Table:
         players: Sequence[Contestant],
         seatings: Sequence[tuple[int, ...]],
         games: int,
-        *,
-        watch: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-        enter: Callable[[str], Any] = lambda activity: None,
-        max_steps: int = LONG_STEPS,
+        **options: Any,
     ) -> None:
+        super().__init__(game, games, **options)
         if any(len(seats) != 1 for seats in game.groups.values()):
             raise ConfigError("matches need an environment of which each seat is a group; make it without `groups`.")
-        self._game, self._players, self._watch, self._enter = game, tuple(players), watch, enter
+        self._game, self._players = game, tuple(players)
         self._seatings = np.array(seatings)
         self._places = places_of_sides(game.spec)
         self._side_of = np.array(game.spec.sides)
         self._group_of = {seats[0]: group for group, seats in game.groups.items()}
-        slots = game.num_envs
-        self._left = np.array([games // slots + (slot < games % slots) for slot in range(slots)])
-        self._number = np.cumsum(self._left) - self._left  # of the game that each slot plays
-        self._latest: GameStep | None = None
-        self._open, self.env_steps = OpenEpisodes(slots, max_steps), 0
+        self._number = np.cumsum(self.left) - self.left  # of the game that each slot plays
         self.finished: list[TableGame] = []
-
-    @property
-    def complete(self) -> bool:
-        return not self._left.any()
-
-    @property
-    def endless(self) -> bool:
-        return self._open.any_endless(self._left > 0)
-
-    def advance(self, budget_s: float = math.inf) -> bool:
-        """Play until all games are over (True), one seems to have no end, or the time budget is used (False)."""
-        until = time.perf_counter() + budget_s
-        if self._latest is None:
-            self._enter("env")
-            with self._watch():
-                self._latest = self._game.reset()
-        while not (self.complete or self.endless):
-            self._enter("act")
-            actions = self._act(self._latest)
-            self._enter("env")
-            with self._watch():
-                self._latest = self._game.step(actions)
-            self._enter("other")
-            self.env_steps += self._game.num_envs
-            self._open.see(self._latest.episodes)
-            for episode in self._latest.episodes:
-                self._count(episode)
-            if time.perf_counter() >= until:
-                break
-        return self.complete
 
     def _seated(self) -> np.ndarray:
         return self._seatings[self._number % len(self._seatings)]
 
-    def _act(self, step: GameStep) -> dict[str, Array]:
+    def act(self, latest: GameStep) -> dict[str, Array]:
         """Return the actions of all seats, by group, each by the player of its side."""
         names, owner = self._game.spec.names, self._seated()[:, self._side_of]
         actions: dict[str, Array] = {}
         for number, player in enumerate(self._players):
             for policy in player.policies:
                 groups = [self._group_of[names[place]] for place in policy.places]
-                action = policy.act(stack_seats([step.observation[group] for group in groups]), step.is_first)
+                action = policy.act(stack_seats([latest.observation[group] for group in groups]), latest.is_first)
                 for seat, (place, group) in enumerate(zip(policy.places, groups, strict=True)):
                     own = np.array(action[:, seat : seat + 1])
                     mine = spread(owner[:, place] == number, own)
                     actions[group] = np.where(mine, own, actions[group]) if group in actions else own
         return actions
 
-    def _count(self, episode: Episode) -> None:
-        """Count a game, unless its slot has played its share, and give the slot the next seating."""
-        slot = episode.slot
-        if not self._left[slot]:
-            return
+    def count(self, episode: Episode) -> None:
+        """Count a game, and give its slot the next seating."""
         returns = np.array(episode.returns).tolist()
         totals = tuple(float(sum(returns[place] for place in sorted(own))) for own in self._places)
-        players = tuple(self._seated()[slot].tolist())
+        players = tuple(self._seated()[episode.slot].tolist())
         self._add(TableGame(players, tuple(returns), totals, episode.length))
-        self._left[slot] -= 1
-        self._number[slot] += 1
+        self._number[episode.slot] += 1
 
     def _add(self, game: TableGame) -> None:
         self.finished.append(game)
@@ -235,14 +190,12 @@ class Match(Table):
         games: int,
         *,
         sides: Collection[int] | None = None,
-        watch: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-        enter: Callable[[str], Any] = lambda activity: None,
-        max_steps: int = LONG_STEPS,
+        **options: Any,
     ) -> None:
         found = find_sides(game.spec, home, away, sides)
         number = len(places_of_sides(game.spec))
         seatings = [tuple(int(side != own) for side in range(number)) for own in found]
-        super().__init__(game, (home, away), seatings, games, watch=watch, enter=enter, max_steps=max_steps)
+        super().__init__(game, (home, away), seatings, games, **options)
         names = tuple(", ".join(game.spec.names[place] for place in sorted(own)) for own in self._places)
         self.score = MatchScore(home.name, away.name, names)
 

@@ -15,7 +15,8 @@ from jsrl.references.importing import shown_target
 from jsrl.transport.base import Origin
 from jsrl.types import GameSpec, Trajectory, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.acting import Engine
-from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
+from jsrl.workers.actor.policies import ActingPolicy
+from jsrl.workers.actor.streams import Streams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 from jsrl.workers.inline import InlineInference
@@ -50,11 +51,11 @@ class Collector:
         params: Any = _Params()
         block: Any = _Block(schema)
         self._params, self._block = params, block
-        client = InlineInference(engine, params, {0: size})
-        policy = ActingPolicy(PolicySettings(acts_here=True), lambda _: (client, block))
+        client = InlineInference(engine, params, {0: engine.serve(0, size)})
+        policy = ActingPolicy(Streams(lambda _: (client, block)))
         settings = ActorSettings(num_rows, poll_s=0.0, environment=shown_target(spec.name))
         self.episodes: list[Episode] = []
-        self._actor = _Actor("collector", settings, {0: lambda: env}, [policy], NullReporter())
+        self._actor = Actor("collector", settings, {0: lambda: env}, [policy], NullReporter())
         self._actor.setup()
 
     def __call__(self, params: ActParams) -> Trajectory:
@@ -64,24 +65,12 @@ class Collector:
           EnvironmentFault: the environment raised, or returned invalid values.
         """
         self._params.put(params)
-        self._actor.ended, self._block.committed = [], None
+        self.episodes, self._block.committed = [], None
         while self._block.committed is None:
-            self._actor.step()
-        self.episodes = self._actor.ended
+            if self._actor.step():
+                self.episodes += self._actor.groups[0].latest.episodes
         trajectory: Trajectory = self._block.committed
         return trajectory
-
-
-class _Actor(Actor):
-    """An actor that keeps the episodes that ended."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.ended: list[Episode] = []
-
-    def _count_episodes(self, episodes: list[Episode]) -> None:
-        super()._count_episodes(episodes)
-        self.ended += episodes
 
 
 class _Params:

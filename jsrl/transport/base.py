@@ -48,10 +48,10 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A trajectory's entry in the ledger of one hop, with its maker.
+    """A trajectory's entry in the ledger of one leg, with its maker.
 
     Attributes:
-      producer: the sender on this hop. group: of environments, the same on every hop.
+      producer: the sender on this leg. group: of environments, the same on every leg.
       sequence: number in this group on the producer's connection, from 0.
       made_as: its origin, if it differs from this producer and sequence.
     """
@@ -186,7 +186,7 @@ class Ledger:
         """Record how many trajectories the queue holds, waiting or lent."""
         self.in_flight = count
 
-    def settle(self, outcome: str, count: int = 1) -> None:
+    def finish(self, outcome: str, count: int = 1) -> None:
         """Count the outcome of `count` trajectories: `consumed`, or a reason for dropping."""
         if outcome == "consumed":
             self.consumed += count
@@ -326,11 +326,11 @@ class InferenceServer(Protocol):
         """
         ...
 
-    def departed(self, look: bool = True) -> list[ProducerId]:
+    def departed(self, poll: bool = True) -> list[ProducerId]:
         """Return clients that left or were replaced since the last call, so that their cores can be deleted.
 
         Args:
-          look: first check for new departures. Without it, these are the departures before the last `collect`: a
+          poll: first check for new departures. Without it, these are the departures before the last `collect`: a
             client in the list may have reconnected, and its requests from that `collect` are valid.
         """
         ...
@@ -402,7 +402,7 @@ class OtherRank(Protocol):
         """Return a message, waiting up to `timeout_s`; None: none came."""
         ...
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check the connection.
 
         Raises:

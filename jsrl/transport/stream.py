@@ -49,13 +49,13 @@ class Peer:
     """A worker at the other end of a stream.
 
     Attributes:
-      worker: its name. groups: those that it writes, reads, requests or answers first. hop: of a reader of samples: the name
+      worker: its name. groups: those that it writes, reads, requests or answers first. leg: of a reader of samples: the name
         under which its trajectories are counted; empty: they are not counted.
     """
 
     worker: str
     groups: tuple[int, ...] = ()
-    hop: str = ""
+    leg: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class End:
     Attributes:
       stream: the stream. groups: of this worker. address: where this worker binds the stream; empty: it connects.
       peers: the workers at the other end, in this worker's order of preference.
-      hop: of a reader of samples: the name under which its trajectories are counted.
+      leg: of a reader of samples: the name under which its trajectories are counted.
     """
 
     stream: Stream
     groups: tuple[int, ...] = ()
     address: str = ""
     peers: tuple[Peer, ...] = ()
-    hop: str = ""
+    leg: str = ""
 
     @property
     def blocks_per_producer(self) -> int:

@@ -138,7 +138,7 @@ def bind_samples(
     keys: KeyPath = None,
     ledger: Ledger | None = None,
     join_rules: JoinRules = ANYBODY,
-    hop: Path | None = None,
+    leg: Path | None = None,
     packing: Packing | None = None,
 ) -> SampleConsumer:
     """Return the reading end of a sample stream; its `address` is for producers.
@@ -152,7 +152,7 @@ def bind_samples(
         them, even on loopback. The other transports do not leave the host and need none.
       ledger: to count in, such as that of the learner's earlier incarnations; None: a new one.
       join_rules: which workers may join, and with how many groups.
-      hop: folder of the pages in which both ends count (jsrl.transport.ledger.hop_page); None: count in memory only.
+      leg: folder of the pages in which both ends count (jsrl.transport.ledger.leg_page); None: count in memory only.
       packing: what to leave out of messages; only tcp uses it. None: nothing.
 
     Raises:
@@ -167,7 +167,7 @@ def bind_samples(
         blocks_per_producer=blocks_per_producer,
         ledger=ledger,
         join_rules=join_rules,
-        hop=hop,
+        leg=leg,
         **_packed(packing),
     )
 
@@ -180,7 +180,7 @@ def connect_samples(
     timeout_s: float,
     *,
     keys: KeyPath = None,
-    hop: Path | None = None,
+    leg: Path | None = None,
     check: Check = lambda: None,
 ) -> SampleProducer:
     """Return the writing end of a sample stream, waiting up to `timeout_s` for the consumer.
@@ -191,7 +191,7 @@ def connect_samples(
       producer: name and incarnation of the writer; each incarnation is admitted once.
       num_groups: how many groups of environments it writes for (`commit` takes 0 to num_groups - 1).
       keys: folder or file of the consumer's keys, if its stream is encrypted.
-      hop: folder of the pages, as at the consumer. If this host does not have it, the consumer counts from messages.
+      leg: folder of the pages, as at the consumer. If this host does not have it, the consumer counts from messages.
       check: called periodically during the wait; raises if a restarted consumer may have another address.
 
     Raises:
@@ -199,7 +199,7 @@ def connect_samples(
         `check` raised it.
       AccessDenied: the keys are missing, or another run's.
     """
-    return _end(CONNECT, "samples", address, schema, producer, num_groups, timeout_s, keys=keys, hop=hop, check=check)
+    return _end(CONNECT, "samples", address, schema, producer, num_groups, timeout_s, keys=keys, leg=leg, check=check)
 
 
 def bind_inference(

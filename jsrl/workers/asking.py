@@ -1,4 +1,4 @@
-"""The client end of an inference stream, with failover: unanswered requests are sent again to the restarted server."""
+"""The client end of an inference stream: it connects to a server, and again to its next incarnation or to another one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,31 @@ from jsrl.transport.base import InferenceClient, Reply, Request
 from jsrl.transport.door.hello import Check
 from jsrl.transport.table import connect_inference
 from jsrl.workers.ends import names_of_peers
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, WorkerJob, whole
-from jsrl.workers.peers import BriefRetry, FailoverPeer, meet_present, silent, stays
+from jsrl.workers.jobs import Job, WorkerJob, whole
+from jsrl.workers.peers import Connector, FailoverPeer, first_present
+
+
+class Servers(Connector[InferenceClient]):
+    """Connects to a worker's own inference server, or to a substitute while that one is gone.
+
+    Args:
+      job: of the worker. port: of the inference stream. group_sizes: group -> its number of environments.
+    """
+
+    peer: FailoverPeer
+
+    def __init__(self, job: Job, port: str, group_sizes: dict[int, int]) -> None:
+        self._job, self._sizes = job, group_sizes
+        names = names_of_peers(job.end(port))
+        # At the start of a run each worker waits for its own server, which is still starting.
+        present = first_present(job.names, names) if job.incarnation else None
+        super().__init__(FailoverPeer(job.names, names, present or job.find(names[0])), self._connect_to)
+
+    def _connect_to(self, found: Registration, timeout_s: float, check: Check) -> InferenceClient:
+        job = self._job
+        return connect_inference(
+            found.address, job.schemas.act, job.producer, self._sizes, timeout_s, keys=job.keys, check=check
+        )
 
 
 class InferenceRequests:
@@ -23,23 +46,15 @@ class InferenceRequests:
     """
 
     def __init__(self, job: WorkerJob, port: str = "inference") -> None:
-        self._job, self._end = whole(job), job.end(port)
-        self._sizes = dict.fromkeys(self._end.groups, job.experiment.group_size)
+        self._job, self._port = whole(job), port
         self._client: InferenceClient | None = None
         self._sent = False  # a request is pending
-        self._patience = BriefRetry()
 
     def open(self) -> None:
         """Connect; wait for the server."""
-        names = names_of_peers(self._end)
-        self._peer = FailoverPeer(self._job.names, names, self._job.find(names[0]))
-        meet_present(self._peer, CONNECT_TIMEOUT_S, self._connect)
-
-    def _connect(self, found: Registration, timeout_s: float, check: Check = lambda: None) -> None:
-        job = self._job
-        self._client = connect_inference(
-            found.address, job.schemas.act, job.producer, self._sizes, timeout_s, keys=job.keys, check=check
-        )
+        groups = self._job.end(self._port).groups
+        self._servers = Servers(self._job, self._port, dict.fromkeys(groups, self._job.experiment.group_size))
+        self._client = self._servers.first()
 
     def ask(self, group: int, request: Request, timeout_s: float) -> Reply | None:
         """Return the reply to a request of one group; None: no reply yet, call again with the same request.
@@ -51,7 +66,7 @@ class InferenceRequests:
           UnknownPolicy: the request is for a policy that is not served.
         """
         if self._client is None:
-            self._follow(timeout_s)
+            self._client = self._servers.connect(timeout_s)
             return None
         try:
             if not self._sent:
@@ -59,10 +74,10 @@ class InferenceRequests:
                 self._sent = True
             _, reply = self._client.receive(timeout_s)
         except StreamTimeout:
-            self._look()
+            self._check()
             return None
         except StreamClosed:
-            self._leave()
+            self.close()
             return None
         except UnknownPolicy:
             self._sent = False
@@ -70,38 +85,15 @@ class InferenceRequests:
         self._sent = False
         return reply
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if not self._job.in_process:
             try:
-                self._peer.check()
+                self._servers.peer.check()
             except StreamClosed:
-                self._leave()
-
-    def _leave(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client, self._sent = None, False
-
-    def _follow(self, timeout_s: float) -> None:
-        """Connect to the current server, if there is one, and send the request again."""
-        found = self._peer.find(timeout_s)
-        if found is None:
-            self._patience.end()
-            return
-        try:
-            self._connect(found, self._patience.connect_s, stays(self._peer, found))
-        except StreamTimeout as silence:
-            self._peer.known = found
-            if self._peer.is_elsewhere:
-                self._peer.mark_suspect()
-                self._patience.unanswered(silent(found, silence))
-            return
-        except StreamClosed as refusal:
-            self._patience.pause(refusal)
-            return
-        self._peer.known = found
-        self._patience.end()
+                self.close()
 
     def close(self) -> None:
         """Close the stream."""
-        self._leave()
+        if self._client is not None:
+            self._client.close()
+            self._client, self._sent = None, False

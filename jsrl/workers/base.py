@@ -5,12 +5,14 @@ Its process is jsrl.workers.process. Imports no jax.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from jsrl.envs.base import VectorEnv, VectorGame
-from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
+from jsrl.envs.faults import foreign
+from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.references.importing import shown_target
 from jsrl.services.metrics.metrics import Meter, as_number
 from jsrl.services.runs.control_bodies import Command
@@ -170,6 +172,20 @@ def end_hint(job: Job, status: int | None) -> str:
         f". The environment {name!r} may have ended the process, by os._exit or in C code, as errors of Python code leave a "
         "traceback. Try it with check_env (jsrl.envs.check); --restart 3 replaces a worker that ends"
     )
+
+
+@contextlib.contextmanager
+def watched(reporter: Reporter, call: object, limit_s: float, environment: str) -> Iterator[None]:
+    """Have the control thread watch that an environment returns in time; name the environment in its exceptions."""
+    reporter.entering(call, limit_s)
+    try:
+        yield
+    except JsrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise foreign(environment, error) from error
+    finally:
+        reporter.left()
 
 
 class EnvCall:

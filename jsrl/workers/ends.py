@@ -16,7 +16,7 @@ from jsrl.transport.base import (
     SampleProducer,
 )
 from jsrl.transport.door.hello import Check, JoinRules
-from jsrl.transport.ledger.hops import hop_folder, ledger_path
+from jsrl.transport.ledger.legs import ledger_path, leg_folder
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import End, name_at
 from jsrl.transport.table import bind_inference, bind_params, bind_samples, connect_params, connect_samples
@@ -34,7 +34,7 @@ def bind_reader(job: WorkerJob, port: str, schema: Tree, ledger: Ledger | None =
     """Return the reading end of the samples at a port, registered; `schema`: of the samples."""
     end = job.end(port)
     join_rules, blocks = join_rules_of(job, end), end.blocks_per_producer
-    hop = hop_folder(Path(job.folder), end.hop) if end.hop else None
+    leg = leg_folder(Path(job.folder), end.leg) if end.leg else None
     consumer = bind_samples(
         end.address,
         schema,
@@ -42,7 +42,7 @@ def bind_reader(job: WorkerJob, port: str, schema: Tree, ledger: Ledger | None =
         ledger=ledger,
         keys=whole(job).keys,
         join_rules=join_rules,
-        hop=hop,
+        leg=leg,
         packing=packing_of(job),
     )
     whole(job).announce(name_at(end.stream.name, job.name), consumer.address)
@@ -51,8 +51,8 @@ def bind_reader(job: WorkerJob, port: str, schema: Tree, ledger: Ledger | None =
 
 def begin_counting(job: WorkerJob, port: str) -> Ledger:
     """Return the ledger of a worker's input port over all incarnations: earlier counts are kept."""
-    path = ledger_path(Path(job.folder), job.end(port).hop)
-    return open_ledger(path, 0, None, hop=path.parent, rolls_back=False)[1]
+    path = ledger_path(Path(job.folder), job.end(port).leg)
+    return open_ledger(path, 0, None, leg=path.parent, rolls_back=False)[1]
 
 
 def join_rules_of(job: WorkerJob, end: End) -> JoinRules:
@@ -113,5 +113,5 @@ def connect_writer(
     """Return the writing end of the samples at a port, connected to peer `reader`; calls `check` now and then as it waits."""
     end = job.end(port)
     groups = max(end.stream.groups, default=0) + 1
-    hop = hop_folder(Path(job.folder), end.peers[reader].hop) if end.peers[reader].hop else None
-    return connect_samples(address, schema, job.producer, groups, timeout_s, keys=job.keys, hop=hop, check=check)
+    leg = leg_folder(Path(job.folder), end.peers[reader].leg) if end.peers[reader].leg else None
+    return connect_samples(address, schema, job.producer, groups, timeout_s, keys=job.keys, leg=leg, check=check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,15 +23,19 @@ class InlineInference:
     """An InferenceClient that acts in the caller's process, with params from a subscriber (IMPALA-style placement).
 
     Args:
+      engine, params, served: stay open at its end. served: group -> its slots in the engine.
       phases: of the caller's thread; records when it acts and when it waits for params.
     """
 
     def __init__(
-        self, engine: Engine, params: ParamsSubscriber, group_sizes: dict[int, int], phases: Phases | None = None
+        self,
+        engine: Engine,
+        params: ParamsSubscriber,
+        served: Mapping[int, GroupSlots],
+        phases: Phases | None = None,
     ) -> None:
-        self._engine, self._params = engine, params
+        self._engine, self._params, self._served = engine, params, served
         self._phases = phases or Phases()
-        self._served = {group: engine.serve(group, size) for group, size in group_sizes.items()}
         self._pending: dict[int, Request] = {}
 
     def send(self, group: int, request: Request) -> None:
@@ -59,10 +64,6 @@ class InlineInference:
         self._phases.enter("act")
         return group, self._engine.act(self._served[group], request)
 
-    def forget(self) -> None:
-        """Drop the pending requests: every group will send its request again."""
-        self._pending.clear()
-
     def _refresh(self) -> None:
         newer = self._params.poll(0)
         if newer is not None:
@@ -78,7 +79,7 @@ class InlineInference:
         return None
 
     def close(self) -> None:
-        self._params.close()
+        """Do nothing: engine and params last longer."""
 
 
 class _Own(NamedTuple):
@@ -99,21 +100,16 @@ class FrozenInline:
     The bits of each row are those of a client without this division: see Engine.act.
 
     Args:
-      engine: with frozen players; it needs no newest params. phases: of the caller's thread.
+      engine: with frozen players; it needs no newest params. It stays at this client's end. server: is closed then.
+      served: group -> its slots in the engine. phases: of the caller's thread.
     """
 
-    def __init__(self, engine: Engine, group_sizes: dict[int, int], phases: Phases) -> None:
-        self._engine, self._phases = engine, phases
-        self._served: dict[int, GroupSlots] = {group: engine.serve(group, size) for group, size in group_sizes.items()}
+    def __init__(
+        self, engine: Engine, server: InferenceClient, served: Mapping[int, GroupSlots], phases: Phases
+    ) -> None:
+        self._engine, self._server, self._served, self._phases = engine, server, served, phases
         self._sent: dict[int, Request] = {}
         self._acted: dict[int, _Own] = {}
-
-    def over(self, server: InferenceClient) -> FrozenInline:
-        """Return this client with a new connection to a server; every group will send its request again."""
-        self._server = server
-        self._sent.clear()
-        self._acted.clear()
-        return self
 
     def send(self, group: int, request: Request) -> None:
         """Send a request. Its arrays are read again at `receive`, before that group is stepped again."""
@@ -168,25 +164,36 @@ def _take_frozen(engine: Engine, group: int, request: Request) -> bool:
         raise import_target(REFUSED)("this process", group, request.policy, engine.served, str(error)) from error
 
 
-def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:
-    return InlineInference(_actors_engine(job, group_sizes), subscribe(job), group_sizes, phases)
+class OwnEngine:
+    """The compiled engine of an actor that acts itself, for all players or for frozen ones; it lasts longer than its clients.
 
+    Args:
+      job: of the actor. group_sizes: group -> its number of environments. phases: of the actor's thread.
+    """
 
-def frozen_inline(job: Job, group_sizes: dict[int, int], phases: Phases) -> FrozenInline:
-    """Return the client whose frozen players act in the actor's own process; it needs a server for the others."""
-    return FrozenInline(_actors_engine(job, group_sizes), group_sizes, phases)
+    def __init__(self, job: Job, group_sizes: dict[int, int], phases: Phases) -> None:
+        self._phases = phases
+        self._engine = Engine(
+            make_agent(job),
+            job.schemas.env,
+            num_slots=sum(group_sizes.values()),
+            sizes=[*group_sizes.values()],
+            seed=job.incarnation_seed,
+            policy=job.policy_number,
+            policy_name=job.policy,
+            frozen=frozen_players(job, background=False),
+        )
+        self._engine.warm_up()
+        self._params = None if job.has("inference") else subscribe(job)
+        self._served = {group: self._engine.serve(group, size) for group, size in group_sizes.items()}
 
+    def client(self, server: InferenceClient | None) -> InferenceClient:
+        """Return a client without requests; `server`: acts for all but frozen players, and is closed with the client."""
+        if server is not None:
+            return FrozenInline(self._engine, server, self._served, self._phases)
+        assert self._params is not None
+        return InlineInference(self._engine, self._params, self._served, self._phases)
 
-def _actors_engine(job: Job, group_sizes: dict[int, int]) -> Engine:
-    engine = Engine(
-        make_agent(job),
-        job.schemas.env,
-        num_slots=sum(group_sizes.values()),
-        sizes=[*group_sizes.values()],
-        seed=job.incarnation_seed,
-        policy=job.policy_number,
-        policy_name=job.policy,
-        frozen=frozen_players(job, background=False),
-    )
-    engine.warm_up()
-    return engine
+    def close(self) -> None:
+        if self._params is not None:
+            self._params.close()

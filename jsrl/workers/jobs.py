@@ -15,7 +15,7 @@ from jsrl.references.importing import import_target
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.values import Registration
 from jsrl.transport.base import InferenceSpec, ProducerId
-from jsrl.transport.ledger.hops import recorded_hop
+from jsrl.transport.ledger.legs import recorded_leg
 from jsrl.transport.stream import POLICY, End
 from jsrl.types import ArraySpec, EnvSpec, GameSpec, Trajectory, changed_leaves
 
@@ -292,9 +292,9 @@ class Job:
         raise ConfigError(f"{self.name}.{port} has no stream.")
 
     @property
-    def input_hop(self) -> str:
+    def input_leg(self) -> str:
         """Return the name under which a learner's input trajectories are counted; one that reads a recording has no stream."""
-        return self.end("samples").hop if self.has("samples") else recorded_hop(self.part.folder)
+        return self.end("samples").leg if self.has("samples") else recorded_leg(self.part.folder)
 
     def has(self, port: str) -> bool:
         return any(name == port for name, _ in self.ends)

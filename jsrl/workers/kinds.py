@@ -79,6 +79,11 @@ class Port(NamedTuple):
         return self.role == {"samples": "reads", "params": "writes"}.get(self.stream_type, "answers")
 
     @property
+    def gives(self) -> bool:
+        """Return whether this end writes to the stream, or is a client."""
+        return self.role in ("writes", "asks")
+
+    @property
     def publishes(self) -> bool:
         """Return whether this end publishes params."""
         return self.stream_type == "params" and self.role == "writes"
@@ -151,6 +156,7 @@ class Shown(NamedTuple):
       headline: its row of the live display.
       prefixes: first parts of its metrics' names besides its own name.
       death_hint: text added to the message of a death without an error, from (job, exit status or None).
+      named: first part of its metrics' names; empty: its name.
     """
 
     activities: tuple[Activity, ...] = ()
@@ -158,6 +164,7 @@ class Shown(NamedTuple):
     headline: Headline = Headline()
     prefixes: tuple[str, ...] = ()
     death_hint: OrFunction[str] = ""
+    named: str = ""
 
 
 class Travel(NamedTuple):
@@ -234,7 +241,7 @@ class Kind(NamedTuple):
     @property
     def prefix(self) -> str:
         """Return the first part of its metrics' names."""
-        return self.name.replace("-", "_")
+        return self.shown.named or self.name.replace("-", "_")
 
     @property
     def heads(self) -> set[str]:
@@ -266,6 +273,16 @@ def own_kinds() -> tuple[Kind, ...]:
     return tuple(import_module(f"jsrl.workers.{folder}.kind").KIND for folder in folders)
 
 
+def named_kinds() -> tuple[Kind, ...]:
+    """Return the kinds of jsrl whose metrics have their own name, and not another kind's."""
+    return tuple(kind for kind in own_kinds() if not kind.shown.named)
+
+
+@cache
+def _own_by_name() -> dict[str, Kind]:
+    return {kind.name: kind for kind in own_kinds()}
+
+
 @cache
 def _heads_of_own_kinds() -> dict[str, set[str]]:
     return {kind.name: kind.heads for kind in own_kinds()}
@@ -280,14 +297,13 @@ def find_kind(reference: str) -> Kind:
         )
     if isinstance(reference, Described):
         return reference.kind
+    own = _own_by_name()
+    if reference in own:
+        return own[reference]
     module, _, name = reference.partition(":")
     if not name:
-        for kind in own_kinds():
-            if reference == kind.name:
-                return kind
-        names = ", ".join(kind.name for kind in own_kinds())
         raise ConfigError(
-            f"there is no worker of kind {reference!r}; there are: {names}, and your own as `module:NAME`."
+            f"there is no worker of kind {reference!r}; there are: {', '.join(own)}, and your own as `module:NAME`."
         )
     try:
         found = getattr(import_module(module), name)
@@ -297,7 +313,7 @@ def find_kind(reference: str) -> Kind:
         raise ConfigError(f"{reference} is {type(found).__name__}; a kind of worker is a jsrl.workers.kinds.Kind.")
     if not _NAME.fullmatch(found.name):
         raise ConfigError(f"the kind {reference} is called {found.name!r}; use lower-case letters, digits and dashes.")
-    if any(found.name == kind.name for kind in own_kinds()):
+    if found.name in own:
         raise ConfigError(
             f"the kind {reference} is called {found.name!r}, as one of jsrl's own is; give it another name."
         )
@@ -393,7 +409,7 @@ def kind_metrics(kind: Kind) -> tuple[Metric, ...]:
 
 def catalogue(kinds: Iterable[Kind] | None = None, policies: Iterable[str] = ()) -> Catalogue:
     """Return the catalogue of metrics of some kinds of workers (default: all of jsrl's), with those of further policies."""
-    kinds = own_kinds() if kinds is None else tuple(kinds)
+    kinds = named_kinds() if kinds is None else tuple(kinds)
     metrics = [metric for kind in kinds for metric in kind_metrics(kind)]
     return Catalogue(metrics, policies, [kind.prefix for kind in kinds if kind.trains])
 

@@ -7,23 +7,26 @@ next incarnation's address. Until there is one, it waits, as for a slow peer: th
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.values import Registration
-from jsrl.transport.base import ParamsSubscriber
+from jsrl.transport.base import ParamsSubscriber, remaining
 from jsrl.transport.door.hello import Check
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S
 
 LOOK_S = 0.5  # between checks of a name
 CONNECT_S = 2.0  # for a bound stream to answer a hello, in the first attempt
-MOST_CONNECT_S = 8.0  # in later ones: a meeting takes up to six round trips; a worker has `deadlines.leave_s` to stop
+MAX_CONNECT_S = 8.0  # in later ones: a meeting takes up to six round trips; a worker has `deadlines.leave_s` to stop
 CLOSED_S = 60.0  # a peer closes its streams before its process ends, which the controller limits (deadlines.snapshot_s)
 REFUSED_S = 5.0  # a living peer that refuses this worker for longer has a reason
 ELSEWHERE_S = 60.0  # the same for a peer on another host: a lost host is noticed late
 SUSPECT_S = 30.0  # how long other servers are tried before a server on another host whose connection broke
+T = TypeVar("T")
 
 
 class Peer:
@@ -52,6 +55,9 @@ class Peer:
         known = self.known
         return (found.name, found.incarnation, found.pid) == (known.name, known.incarnation, known.pid)
 
+    def mark_suspect(self, found: Registration) -> None:
+        """Note that a registration does not answer; there is no other."""
+
     def check(self) -> None:
         """Check, at most every half second, that the peer is alive.
 
@@ -70,73 +76,75 @@ class Peer:
         return f"{self.known.name} at {self.known.address}: {who}, is gone."
 
 
-class BriefRetry:
-    """Retries briefly when a living peer rejects this worker: the peer may not have seen yet that its predecessor ended.
+class Connector(Generic[T]):
+    """Connects to the worker behind a name: at the start, and again to its next incarnations.
 
-    Attributes:
-      connect_s: for the next attempt to connect; twice as long after each one that a peer on another host did not answer.
+    A living peer that rejects this worker is asked again for a while: it may not have seen yet that its predecessor ended.
+
+    Args:
+      peer: that worker. connect: (registration, seconds, check) -> an end; it calls `check` now and then as it waits.
     """
 
-    def __init__(self) -> None:
-        self._since_s: float | None = None
-        self.connect_s = CONNECT_S
+    def __init__(self, peer: Peer, connect: Callable[[Registration, float, Check], T]) -> None:
+        self.peer, self._connect = peer, connect
+        self._unanswered: StreamTimeout | None = None
+        self.reset()
 
-    def unanswered(self, silence: StreamClosed) -> None:
-        """Pause before the next try. Raises `silence` once no attempt was answered for ELSEWHERE_S."""
-        self.connect_s = min(2 * self.connect_s, MOST_CONNECT_S)
-        self.pause(silence, ELSEWHERE_S)
+    def reset(self) -> None:
+        """Begin anew to count the time of refusals: the peer takes this worker, or there is none."""
+        self._since_s, self._connect_s = math.inf, CONNECT_S
 
-    def pause(self, refusal: StreamClosed, limit_s: float = REFUSED_S) -> None:
+    def pause(self, refusal: StreamClosed, limit_s: float) -> None:
         """Pause before the next try. Raises the refusal once it has lasted for `limit_s`."""
         now_s = time.monotonic()
-        self._since_s = self._since_s or now_s
+        self._since_s = min(self._since_s, now_s)
         if now_s - self._since_s > limit_s:
             raise refusal
         time.sleep(0.05)
 
-    def end(self) -> None:
-        self._since_s, self.connect_s = None, CONNECT_S
+    def first(self) -> T:
+        """Return an end, waiting for the worker to answer, or for its next incarnation. Raises StreamTimeout."""
+        deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
+        while (end := self.connect(remaining(deadline_s), remaining(deadline_s))) is None:
+            if time.monotonic() >= deadline_s:
+                raise self._unanswered or StreamTimeout(f"no incarnation of {self.peer.name} was found.")
+        return end
 
+    def connect(self, timeout_s: float, answer_s: float = 0.0) -> T | None:
+        """Return an end, connected to the present incarnation; None: there is none, or it does not answer: call again.
 
-def silent(found: Registration, silence: StreamTimeout) -> StreamClosed:
-    """Return the error about a peer on another host that does not answer; about one on this host the controller decides."""
-    return StreamClosed(f"{found.name} is registered on another host, but does not answer this worker: {silence}")
+        Args:
+          timeout_s: for a registration. answer_s: for the answer, if that is longer than usual.
 
+        Raises:
+          StreamClosed: it is alive, but has refused this worker for a while, or not answered it from another host. About one
+            on this host that does not answer, the controller decides.
+        """
+        found = self.peer.find(timeout_s)
+        if found is None:
+            self.reset()
+            return None
 
-def stays(peer: Peer, found: Registration) -> Check:
-    """Return a check for the wait for an answer from `found`: it raises StreamTimeout once another one is found, or none."""
+        def check() -> None:
+            if self.peer.find(0.0) != found:
+                raise StreamTimeout(f"{found.name} at {found.address} has ended, or another one has taken its place.")
 
-    def check() -> None:
-        if peer.find(0.0) != found:
-            raise StreamTimeout(f"{found.name} at {found.address} has ended, or another one has taken its place.")
-
-    return check
-
-
-T = TypeVar("T")
-
-
-def meet_present(peer: Peer, timeout_s: float, connect: Callable[[Registration, float, Callable[[], None]], T]) -> T:
-    """Return what `connect(registration, seconds, check)` returns for the peer, or for its next incarnation.
-
-    A peer that is being replaced stays registered for a moment; its next incarnation has another address.
-
-    Raises:
-      StreamTimeout: it did not answer in time, or no incarnation was found. StreamClosed: it refused for a while.
-    """
-    patience = BriefRetry()
-    while True:
         try:
-            return connect(peer.known, timeout_s, peer.check)
-        except StreamClosed as refusal:
-            found = peer.find(timeout_s)
-            if found is None:
-                raise StreamTimeout(
-                    f"{refusal} No later incarnation of it was found within {timeout_s:g} s."
-                ) from refusal
-            if peer.is_known(found):
-                patience.pause(refusal)
-            peer.known = found
+            end = self._connect(found, max(answer_s, self._connect_s), check)
+        except StreamTimeout as silence:
+            self._unanswered = silence
+            if not found.host:
+                self.peer.mark_suspect(found)
+                self._connect_s = min(2 * self._connect_s, MAX_CONNECT_S)
+                told = f"{found.name} is registered on another host, but does not answer this worker: {silence}"
+                self.pause(StreamClosed(told), ELSEWHERE_S)
+            return None
+        except StreamClosed as refusal:  # it may be ending
+            self.pause(refusal, REFUSED_S if found.host else ELSEWHERE_S)
+            return None
+        self.reset()
+        self.peer.known = found
+        return end
 
 
 class FailoverPeer(Peer):
@@ -156,9 +164,9 @@ class FailoverPeer(Peer):
     def is_away(self) -> bool:
         return self.known.name != self.name
 
-    def mark_suspect(self) -> None:
-        """Note that the connection to the known peer broke: its host may be lost, so others are tried first for a while."""
-        self._suspect, self._suspect_until_s = self.known, time.monotonic() + SUSPECT_S
+    def mark_suspect(self, found: Registration) -> None:
+        """Note that it does not answer: its host may be lost, so others are tried first for a while."""
+        self._suspect, self._suspect_until_s = found, time.monotonic() + SUSPECT_S
 
     def find(self, timeout_s: float) -> Registration | None:
         """Return the first registration among the candidates, waiting up to `timeout_s` for the assigned one."""

@@ -5,11 +5,11 @@ Every slot plays the same number of episodes, so that short episodes count no mo
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -18,18 +18,17 @@ import numpy as np
 
 from jsrl.agents.base import Agent
 from jsrl.envs.base import EnvStep, Episode, GameStep, VectorEnv, VectorGame
-from jsrl.envs.faults import LONG_STEPS, OpenEpisodes, endless_text, foreign
+from jsrl.envs.episodes import Episodes
+from jsrl.envs.faults import LONG_STEPS, endless_text
 from jsrl.envs.seats import SeatView, actions_of, finite_actions, part_of
-from jsrl.errors import JsrlError
 from jsrl.intervals import return_facts
 from jsrl.linux import lower_session_priority
 from jsrl.references.importing import shown_target
 from jsrl.services.metrics.metrics import Meter
-from jsrl.services.metrics.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import Array, EnvSpec, version_updates
 from jsrl.workers.acting import Engine, GroupSlots
-from jsrl.workers.base import EnvCall, Reporter
+from jsrl.workers.base import EnvCall, Reporter, watched
 
 STEP_S = 0.05
 PlayedEnv = TypeVar("PlayedEnv", bound="VectorEnv | VectorGame")
@@ -40,7 +39,8 @@ class PlayerSettings:
     """Settings of every player. period_updates: updates between the params that are played. name: of the worker.
 
     env_steps_per_batch: may be below 1, with replay workers. max_steps: of an episode, and max_s: of what is played for one
-    snapshot; beyond them it is cut. niceness: None: leave the priority of the process (it is shared).
+    snapshot; beyond them it is cut. last_params_s: how long the last task waits for the last params. niceness: None: leave
+    the priority of the process (it is shared).
     """
 
     seed: int
@@ -51,19 +51,32 @@ class PlayerSettings:
     step_deadline_s: float = 60.0
     max_steps: int = LONG_STEPS
     max_s: float = math.inf
+    last_params_s: float = 60.0
     niceness: int | None = None
     name: str = ""
 
 
 @dataclass
 class Score:
-    """Episodes of one snapshot; cancelled: those in which the returns of its seats are not 0, but sum to 0."""
+    """Episodes of one snapshot.
+
+    Of environments with seats it has the mean return of the seats in `view`. cancelled: episodes in which the returns of
+    these seats are not 0, but sum to 0.
+    """
 
     version: int
+    view: SeatView | None = None
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     terminated: list[bool] = field(default_factory=list)
     cancelled: int = 0
+
+    def add(self, episode: Episode) -> None:
+        own = episode.return_ if self.view is None else self.view.return_of(episode)
+        self.returns.append(own)
+        self.cancelled += abs(own) < 1e-6 * max(map(abs, episode.returns), default=0.0)
+        self.lengths.append(episode.length)
+        self.terminated.append(episode.terminated)
 
     @property
     def is_opposed(self) -> bool:
@@ -83,54 +96,6 @@ class Score:
         return return_facts(self.returns) | lengths | {"version_updates": version_updates(self.version)}
 
 
-def rest_of(env: Any) -> Callable[[list[int]], None]:
-    """Return the environment's `rest`, which steps slots no more; most kinds of environments have none."""
-    return getattr(env, "rest", ignore)
-
-
-def ignore(slots: list[int]) -> None:
-    """Step all slots on."""
-
-
-class EpisodeCounts:
-    """Counts the episodes of one snapshot: the same number per slot, so that short episodes count no more than long ones.
-
-    Of environments with seats it counts the mean return of the seats in `view`. max_steps: of an episode.
-    """
-
-    def __init__(
-        self, version: int, episodes: int, slots: int, view: SeatView | None, max_steps: int = LONG_STEPS
-    ) -> None:
-        self.score, self._view = Score(version), view
-        self._open = OpenEpisodes(slots, max_steps)
-        self._quota = np.array([episodes // slots + (slot < episodes % slots) for slot in range(slots)])
-
-    @property
-    def complete(self) -> bool:
-        """Return whether every slot played its episodes."""
-        return not self._quota.any()
-
-    @property
-    def endless(self) -> bool:
-        """Return whether the episode of a slot that has not played its share seems to have no end."""
-        return self._open.any_endless(self._quota > 0)
-
-    def count(self, episodes: list[Episode]) -> list[int]:
-        """Count a step and its finished episodes, without those beyond a slot's share. Return the slots that now have it."""
-        self._open.see(episodes)
-        over = []
-        for episode in episodes:
-            if self._quota[episode.slot]:
-                self._quota[episode.slot] -= 1
-                own = episode.return_ if self._view is None else self._view.return_of(episode)
-                self.score.returns.append(own)
-                self.score.cancelled += abs(own) < 1e-6 * max(map(abs, episode.returns), default=0.0)
-                self.score.lengths.append(episode.length)
-                self.score.terminated.append(episode.terminated)
-                over += [episode.slot] if not self._quota[episode.slot] else []
-        return over
-
-
 @dataclass(frozen=True)
 class Seated:
     """A policy that plays: its engine, and its seats (None: the environment has none)."""
@@ -140,32 +105,24 @@ class Seated:
 
 
 class Playing(Protocol):
-    """Whole episodes, in bounded steps."""
+    """What is played for one snapshot, as `Episodes`."""
 
     score: Any
 
     @property
-    def env_steps(self) -> int:
-        """Return the env steps played so far."""
-        ...
+    def env_steps(self) -> int: ...
 
     @property
-    def endless(self) -> bool:
-        """Return whether an episode seems to have no end."""
-        ...
+    def endless(self) -> bool: ...
 
-    def advance(self, budget_s: float) -> bool:
-        """Play until all episodes are over (True), one seems to have no end, or the time budget is used (False)."""
-        ...
+    def advance(self, budget_s: float) -> bool: ...
 
 
-class Play:
-    """Fixed numbers of episodes per slot, in bounded steps; `camera` sees every step of the environment.
+class Play(Episodes):
+    """Episodes of some policies.
 
     Args:
-      policies: of all seats; the first one's return is counted.
-      rests: do not step slots that have played their share. The episodes after the next reset are then others.
-      max_steps: of an episode.
+      policies: of all seats; the first one's return is counted. options: of Episodes.
     """
 
     def __init__(
@@ -173,82 +130,52 @@ class Play:
         policies: Sequence[Seated],
         env: VectorEnv | VectorGame,
         episodes: int,
-        watch: Callable[[], AbstractContextManager[None]],
-        phases: Phases,
-        camera: Callable[[Any], None] | None = None,
-        rests: bool = False,
-        max_steps: int = LONG_STEPS,
-    ):
-        self._policies, self._env, self._watch, self._phases = policies, env, watch, phases
-        self._camera, self._rest = camera, rest_of(env) if rests else ignore
-        # Each engine serves only these slots; their cores start over with the reset below.
+        **options: Any,
+    ) -> None:
+        super().__init__(env, episodes, **options)
+        self._policies = policies
+        # Each engine serves only these slots; their cores start over with the reset.
         self._served = GroupSlots(0, np.arange(env.num_envs, dtype=np.int32))
-        phases.enter("env")
-        with watch():
-            self._latest: EnvStep | GameStep = env.reset()
-        if camera is not None:
-            camera(self._latest)
-        self._step = self.env_steps = 0
-        first = policies[0]
-        self._counts = EpisodeCounts(first.engine.version, episodes, env.num_envs, first.view, max_steps)
-        self.score = self._counts.score
+        self.score = Score(policies[0].engine.version, policies[0].view)
 
-    def advance(self, budget_s: float) -> bool:
-        """Step until every slot played its episodes (True), one seems endless, or the time budget is used (False)."""
-        until = time.perf_counter() + budget_s
-        while not (self._counts.complete or self.endless):
-            self._phases.enter("act")
-            action = self._act()
-            self._step += 1
-            self._phases.enter("env")
-            with self._watch():
-                self._latest = self._env.step(action)
-            if self._camera is not None:
-                self._camera(self._latest)
-            self._phases.enter("other")
-            self._rest(self._counts.count(self._latest.episodes))
-            self.env_steps += self._env.num_envs
-            if time.perf_counter() >= until:
-                break
-        return self._counts.complete
-
-    @property
-    def endless(self) -> bool:
-        return self._counts.endless
-
-    def _act(self) -> Any:
+    def act(self, latest: EnvStep | GameStep) -> Any:
         """Return the actions of all policies: [B, ...], or by group of seats."""
-        return actions_of((policy.view, self._act_for(policy)) for policy in self._policies)
+        return actions_of((policy.view, self._act_for(policy, latest)) for policy in self._policies)
 
-    def _act_for(self, policy: Seated) -> Array:
-        part = part_of(policy.view, self._latest)
-        reply = policy.engine.act(self._served, Request(part.observation, part.is_first, step=self._step))
+    def _act_for(self, policy: Seated, latest: EnvStep | GameStep) -> Array:
+        part = part_of(policy.view, latest)
+        step = self.env_steps // len(self.left)
+        reply = policy.engine.act(self._served, Request(part.observation, part.is_first, step=step))
         return finite_actions(np.array(reply.action), part)
 
+    def count(self, episode: Episode) -> None:
+        self.score.add(episode)
 
-@dataclass(frozen=True)
+
 class PlayedPolicy:
-    """A policy that a player plays: its agent, view, seats, params, the seed of its acting, and its name."""
+    """A policy that a player plays: its newest params, and engines by use.
 
-    agent: Agent
-    spec: EnvSpec
-    connect: Callable[[], ParamsSubscriber]
-    seed: int
-    view: SeatView | None = None
-    name: str = ""
+    Args:
+      connect: returns its params stream. seed: of its acting. view: of its seats.
+    """
 
-
-class PolicyPlayer:
-    """One policy of a player: the newest params, and engines by use."""
-
-    def __init__(self, policy: PlayedPolicy) -> None:
-        self.policy = policy
+    def __init__(
+        self,
+        agent: Agent,
+        spec: EnvSpec,
+        connect: Callable[[], ParamsSubscriber],
+        seed: int,
+        view: SeatView | None = None,
+        name: str = "",
+    ) -> None:
+        self.agent, self.spec, self.view, self.name = agent, spec, view, name
+        self._connect, self._seed = connect, seed
         self.params: tuple[int, list[np.ndarray]] | None = None
         self._engines: dict[tuple[bool, int], Engine] = {}
         self._subscriber: ParamsSubscriber | None = None
 
     def connect(self) -> None:
-        self._subscriber = self.policy.connect()
+        self._subscriber = self._connect()
 
     @property
     def updates(self) -> int:
@@ -263,8 +190,7 @@ class PolicyPlayer:
 
     def engine(self, greedy: bool, slots: int) -> Engine:
         if (greedy, slots) not in self._engines:
-            own = self.policy
-            engine = Engine(own.agent, own.spec, num_slots=slots, sizes=[slots], seed=own.seed, greedy=greedy)
+            engine = Engine(self.agent, self.spec, num_slots=slots, sizes=[slots], seed=self._seed, greedy=greedy)
             engine.warm_up()
             self._engines[greedy, slots] = engine
         return self._engines[greedy, slots]
@@ -273,7 +199,7 @@ class PolicyPlayer:
         assert self.params is not None
         engine = self.engine(greedy, slots)
         engine.set_params(self.params[0], [np.array(value) for value in self.params[1]])
-        return Seated(engine, self.policy.view)
+        return Seated(engine, self.view)
 
     def close(self) -> None:
         if self._subscriber is not None:
@@ -298,15 +224,18 @@ class Player(Generic[PlayedEnv]):
         meter: Meter | None = None,
     ) -> None:
         self.name = name
-        self._players = [PolicyPlayer(policy) for policy in policies]
+        self._players = list(policies)
         self._agent = policies[0].agent
         self._shared, self._make_env, self._reporter = settings, make_env, reporter
         self.meter = meter or Meter(name.replace("-", "_"))
         self._phases = self.meter.phases
         self._envs: dict[tuple[int, int], PlayedEnv] = {}
         self._play: Playing | None = None
-        self._begun_s = 0.0  # of what is played
+        self._started_s = 0.0  # of what is played
         self._next_updates = settings.start_updates
+        self._is_last = False  # it has its last task
+        self._last_updates: Mapping[str, int] = {}  # policy -> updates of the params for which that waits
+        self._wait_until_s = 0.0
 
     def _set_up_player(self, slots: int) -> None:
         """Lower the priority, make the environments of one use, compile, connect."""
@@ -328,26 +257,22 @@ class Player(Generic[PlayedEnv]):
                 self._envs[slots, seed] = self._make_env(slots, self._shared.seed + 1_000_003 * seed)
         return self._envs[slots, seed]
 
-    @contextlib.contextmanager
-    def _watched(self, env: PlayedEnv | None = None, makes: int = 1) -> Iterator[None]:
+    def _watched(self, env: PlayedEnv | None = None, makes: int = 1) -> AbstractContextManager[None]:
         """Have the control thread watch that the environment returns in time.
 
         Each slot of `env` has its own time, if it tells its slot; the environments that the call `makes` share theirs.
         """
         call = self._environment if env is None else EnvCall(self._environment, env)
-        self._reporter.entering(call, makes * self._shared.step_deadline_s)
-        try:
-            yield
-        except JsrlError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise foreign(self._environment, error) from error
-        finally:
-            self._reporter.left()
+        return watched(self._reporter, call, makes * self._shared.step_deadline_s, self._environment)
+
+    def _options(self, env: PlayedEnv | None = None) -> dict[str, Any]:
+        """Return the options of Episodes."""
+        watch = functools.partial(self._watched, env)
+        return {"watch": watch, "enter": self._phases.enter, "max_steps": self._shared.max_steps}
 
     @property
     def _environment(self) -> str:
-        return f"{self.name}: environment {shown_target(self._players[0].policy.spec.name)!r}"
+        return f"{self.name}: environment {shown_target(self._players[0].spec.name)!r}"
 
     @property
     def _params(self) -> tuple[int, list[np.ndarray]] | None:
@@ -359,6 +284,16 @@ class Player(Generic[PlayedEnv]):
     def _take_newest(self) -> None:
         for player in self._players:
             player.take_newest()
+
+    def _begin_last(self, updates: Mapping[str, int] | None) -> None:
+        """Begin the last task. `updates`: policy -> updates of its last params, which may still be on their way."""
+        self._is_last, self._last_updates = True, updates or {}
+        self._wait_until_s = time.monotonic() + self._shared.last_params_s
+
+    @property
+    def _late(self) -> list[PlayedPolicy]:
+        """Return the policies whose last params are not there yet."""
+        return [player for player in self._players if player.updates < self._last_updates.get(player.name, -1)]
 
     @property
     def due(self) -> bool:
@@ -391,7 +326,7 @@ class Player(Generic[PlayedEnv]):
             return 0
         self._phases.enter("other")
         if self._play is None:
-            self._begun_s = time.monotonic()
+            self._started_s = time.monotonic()
             self._begin()
         if self._play is None:  # another policy's params are not there yet
             time.sleep(0.01)
@@ -400,8 +335,8 @@ class Player(Generic[PlayedEnv]):
             self._complete()
             return 1
         if self._play.endless:
-            self._cut(endless_text(shown_target(self._players[0].policy.spec.name), self._shared.max_steps))
-        elif time.monotonic() - self._begun_s > self._shared.max_s:
+            self._cut(endless_text(shown_target(self._players[0].spec.name), self._shared.max_steps))
+        elif time.monotonic() - self._started_s > self._shared.max_s:
             self._cut(f"it took longer than {self._shared.max_s:g} s (deadlines.evaluation_s)")
         return 0
 

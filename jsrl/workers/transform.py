@@ -1,6 +1,6 @@
 """A worker between the writers and the readers of a sample stream: takes each trajectory, changes it, passes it on.
 
-Subclass `TrajectoryTransform` and write `change`. The base class does the rest: credits, ledgers of both hops, reconnecting to
+Subclass `TrajectoryTransform` and write `change`. The base class does the rest: credits, ledgers of both legs, reconnecting to
 restarted neighbours. Its two ports are called `rows` (input) and `onwards` (output). It imports no jax.
 """
 

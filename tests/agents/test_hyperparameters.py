@@ -1,4 +1,6 @@
-"""Hyperparameters in the state: each one listed in a config can be traced, and acts like the number in the config."""
+"""Hyperparameters in the state: each can be traced, and acts like the config's number; dtypes are those of 64-bit JAX."""
+
+from __future__ import annotations
 
 import dataclasses
 
@@ -20,7 +22,7 @@ from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.agents.td3 import TD3Config, td3
 from jsrl.networks.model import NetworkConfig
-from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, map_tree, spec_of
 from tests.marks import marked
 
 SMALL = NetworkConfig(hidden=(8,))
@@ -90,3 +92,27 @@ def test_loaded_params_keep_the_agents_own_hyperparameters() -> None:
     jax.tree.map(np.testing.assert_array_equal, found.params.weights.network, given.params.weights.network)
     assert jax.tree.structure(found) == jax.tree.structure(state) and set(found.extra.values) == set(first)
     assert float(found.extra.values["tau"]) == jnp.float32(first["tau"])
+
+
+@pytest.mark.parametrize(
+    "name", marked(CASES, slow={"dqn", "sac", "r2d2", "qmix"}, nightly={"impala", "td3", "mappo", "happo"})
+)
+def test_64_bit_jax_changes_no_dtype_of_a_state(name):
+    make, config, spec = CASES[name]
+    wanted = {"normalize_observations", "normalize_values"} & {field.name for field in dataclasses.fields(config)}
+    agent = make(dataclasses.replace(config, **dict.fromkeys(wanted, True)), spec)
+    observation = map_tree(lambda leaf: leaf.batched(2).zeros(), spec.observation)
+
+    def shapes():
+        state, core = jax.eval_shape(agent.init, jax.random.key(0)), jax.eval_shape(lambda: agent.initial_core(2))
+
+        def act(params, core):
+            return agent.act(params, jax.random.key(0), observation, np.ones(2, bool), core)[1]
+
+        rows = rows_for(agent, spec)
+        learned = jax.eval_shape(agent.update, state, rows, jax.random.key(0))[0]
+        return spec_of((state, core, jax.eval_shape(act, state.params, core), learned))
+
+    usual = shapes()
+    with jax.enable_x64(True):
+        assert shapes() == usual

@@ -1,4 +1,4 @@
-"""Losses per row, by hand, and the optimizer's options."""
+"""Losses per row, by hand; the optimizer's options; how many minibatches a size makes."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jsrl.agents import sac as sac_file
 from jsrl.agents.devices import masked_mean
 from jsrl.agents.distributions import distribution
 from jsrl.agents.losses import approximate_kl, clipped_surrogate, entropy_excess, value_loss
+from jsrl.agents.minibatches import minibatches_of
 from jsrl.agents.off_policy import transition
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.networks.model import NetworkConfig, actor_critic
@@ -90,3 +91,17 @@ def test_imitation_gains_from_entropy():
     total, metrics = jax.jit(lambda weights: bc_file.loss(parts, weights, batch, jnp.mean))(weights)
     assert metrics["entropy"] > 1.0
     np.testing.assert_allclose(total, metrics["loss_policy"] - 0.3 * metrics["entropy"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "count"),
+    [(2048, 1, 32), (16, 128, 16), (30, 1, 1), (2047, 1, 23), (128, 1, 2), (1, 5000, 1)],
+)
+def test_at_least_64_rows_are_in_each_and_they_divide_the_columns(columns: int, rows: int, count: int) -> None:
+    assert minibatches_of(64, columns, rows, None) == count
+
+
+def test_size_counts_the_rows_of_all_devices() -> None:
+    """Two devices with half of the columns each make the gradient steps of one device with all."""
+    counts = jax.vmap(lambda _: jnp.asarray(minibatches_of(64, 1024, 1, "devices")), axis_name="devices")(jnp.zeros(2))
+    assert counts.tolist() == [32, 32]

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from jsrl.agents.check import check_agent
-from jsrl.agents.distributions import diagonal_gaussian, squashed_gaussian
+from jsrl.agents.distributions import NoiseCore, diagonal_gaussian, squashed_gaussian, state_noise
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.sac import SACConfig, sac
-from jsrl.agents.state_noise import NoiseCore, state_noise
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, StateNoiseHead
 from jsrl.types import ArraySpec, Continuous, EnvSpec

@@ -328,7 +328,8 @@ def test_printed_commands_name_existing_commands_and_extras() -> None:
     commands = {name: re.findall(r"`jsrl (?:dev )?([a-z-]+)", text) for name, text in sources.items()}
     assert sum(map(len, commands.values())) > 50
     assert not {name: wrong for name, found in commands.items() if (wrong := set(found) - {*main.COMMANDS, *main.DEV})}
-    wanted = {extra for text in sources.values() for extra in re.findall(r"""install_command\(["']([^"']+)""", text)}
+    asked = re.compile(r"""(?:install_command\(|require_extra\(|import_extra\([^,]+, )["']([^"']+)""")
+    wanted = {extra for text in sources.values() for extra in asked.findall(text)}
     wanted |= {extra for _, extra in DRAWN_WITH.values()} | {extra for *_, extra in _REGISTERED_BY}
     assert len(wanted) > 10 and wanted <= extras.EXTRAS.keys()
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]

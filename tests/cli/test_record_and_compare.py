@@ -14,8 +14,10 @@ from jsrl.envs.base import Episode
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.networks.model import NetworkConfig
+from jsrl.services.metrics.metrics import Meter
 from jsrl.services.recordings.recordings import open_recording
-from jsrl.workers.actor.worker import Actor, ActorSettings
+from jsrl.workers.actor.environments import Tally
+from jsrl.workers.actor.worker import ActorSettings
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +104,9 @@ def test_a_recording_ends_with_its_last_episode_or_where_none_ends():
 
 def test_an_actor_may_report_means_over_all_of_its_episodes():
     assert ActorSettings(4).mean_over == 100
-    actor = Actor(
-        "a", ActorSettings(4, mean_over=None), {}, [SimpleNamespace(settings=SimpleNamespace(view=None))], None
-    )
-    actor._count_episodes([Episode(0, float(number), 1, True) for number in range(200)])
-    assert actor.report()[0]["actor/return_mean"] == 99.5
+    tally = Tally(Meter("actor"), None, None)
+    tally.stepped(1, [Episode(0, float(number), 1, True) for number in range(200)])
+    assert tally.report()[0]["actor/return_mean"] == 99.5
 
 
 @pytest.mark.slow

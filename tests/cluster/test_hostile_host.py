@@ -22,7 +22,7 @@ from jsrl.linux import resident_bytes
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.runs.control import ControlServer
 from jsrl.services.runs.door import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
-from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import leg_ledger
 from tests.cluster.agents import await_that
 from tests.cluster.hostile import HostileHost, attacks
 from tests.cluster.test_members import World, place, said
@@ -186,7 +186,7 @@ def test_a_run_with_a_hostile_host_ends_right(tmp_path: Path) -> None:
     thread.join(60.0)
     assert ends and ends[0].startswith("it was cut off: 10 of its messages were dropped within 60 s")
     assert (result.ended, result.env_steps, result.unsaved) == ("total_env_steps", 64 * 40, "")
-    assert hop_ledger(result.ledger).balanced
+    assert leg_ledger(result.ledger).balanced
     assert 0 < result.evaluation["return_mean"] <= 500 and 0 < result.final["return_mean"] <= 500
     assert (result.folder / "snapshots" / "state" / "tags" / "final.json").exists()
     assert "9999.0" not in (result.folder / "metrics.jsonl").read_text()

@@ -519,7 +519,7 @@ def test_files_are_accepted_only_for_folders_of_living_workers(world: World):
 
 def test_older_pages_of_a_broken_connection_do_not_replace_newer_ones(world: World):
     host = world.join()
-    world.place(host, "actor-0", 1, hops=("samples",))
+    world.place(host, "actor-0", 1, legs=("samples",))
     for number, page in ((1, b"a"), (3, b"c"), (2, b"b")):
         pages = wire.Pages(host.epoch, {"samples/ledger": page * wire.PAGE_BYTES}, number)
         world.hear(host, pages)

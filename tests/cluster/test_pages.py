@@ -10,23 +10,23 @@ import pytest
 from jsrl.cluster.kept_files import PageWatch, keep_pages
 from jsrl.cluster.messages import PAGE_BYTES, Pages
 from jsrl.transport.base import ProducerId
-from jsrl.transport.ledger.hop_page import HopPage
-from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.leg_page import LegPage
+from jsrl.transport.ledger.legs import SAMPLES, ledger_path, leg_folder
 
 
 def test_only_changes_are_sent_and_new_hosts_get_everything(tmp_path: Path) -> None:
     there, here = tmp_path / "host", tmp_path / "run"
-    hop = there / "hops" / "samples.rank-1"
-    hop.mkdir(parents=True)
-    (hop / "ledger").write_bytes(b"a" * PAGE_BYTES)
-    (hop / ".ledger.1.draft").write_bytes(b"d" * PAGE_BYTES)
+    leg = there / "legs" / "samples.rank-1"
+    leg.mkdir(parents=True)
+    (leg / "ledger").write_bytes(b"a" * PAGE_BYTES)
+    (leg / ".ledger.1.draft").write_bytes(b"d" * PAGE_BYTES)
     watch, known = PageWatch(there), set[str]()
     first = watch.changed()
     assert list(first) == ["samples.rank-1/ledger"] and not watch.changed()
     keep_pages(here, Pages(1, first).pages, known)
-    (hop / "actor-1.0.00000000000a.page").write_bytes(b"b" * PAGE_BYTES)
+    (leg / "actor-1.0.00000000000a.page").write_bytes(b"b" * PAGE_BYTES)
     keep_pages(here, Pages(1, watch.changed()).pages, known)
-    kept = here / "hops" / "samples.rank-1"
+    kept = here / "legs" / "samples.rank-1"
     assert sorted(path.name for path in kept.iterdir()) == ["actor-1.0.00000000000a.page", "ledger"]
     keep_pages(here, first, set())  # another host: the lost one's connection counts are dropped
     assert [path.name for path in kept.iterdir()] == ["ledger"]
@@ -34,16 +34,16 @@ def test_only_changes_are_sent_and_new_hosts_get_everything(tmp_path: Path) -> N
     keep_pages(here, first, {"samples.rank-1"})  # one that continues its counts
     assert len(list(kept.iterdir())) == 2
     keep_pages(tmp_path / "new", first, {"samples.rank-1"})  # the first host of all
-    assert (tmp_path / "new" / "hops" / "samples.rank-1" / "ledger").exists()
+    assert (tmp_path / "new" / "legs" / "samples.rank-1" / "ledger").exists()
     watch.forget()
     assert len(watch.changed()) == 2
 
 
 def test_a_host_that_joins_again_sends_no_counts_of_its_earlier_membership(tmp_path: Path) -> None:
     """The run folder has what counts; the next learner here continues from that."""
-    hop = hop_folder(tmp_path, SAMPLES)
-    hop.mkdir(parents=True)
-    for path in (hop / "actor-1.0.00000000000a.page", ledger_path(tmp_path, SAMPLES)):
+    leg = leg_folder(tmp_path, SAMPLES)
+    leg.mkdir(parents=True)
+    for path in (leg / "actor-1.0.00000000000a.page", ledger_path(tmp_path, SAMPLES)):
         path.write_bytes(b"a" * PAGE_BYTES)
     watch = PageWatch(tmp_path)
     assert len(watch.changed()) == 2
@@ -59,13 +59,13 @@ def test_a_page_that_is_just_being_made_is_not_sent(tmp_path: Path, monkeypatch:
         sent.append(list(Pages(1, watch.changed()).pages))
         rename(source, target)
 
-    monkeypatch.setattr("jsrl.transport.ledger.hop_page.os.rename", look_before)
-    HopPage.create(hop_folder(tmp_path, SAMPLES), ProducerId("actor-0", 0), 7, blocks=2, transport=0)
+    monkeypatch.setattr("jsrl.transport.ledger.leg_page.os.rename", look_before)
+    LegPage.create(leg_folder(tmp_path, SAMPLES), ProducerId("actor-0", 0), 7, blocks=2, transport=0)
     sent.append(list(Pages(1, watch.changed()).pages))
     assert sent == [[], ["samples/actor-0.0.000000000007.page"]]
 
 
-def test_learner_counts_are_stored_with_the_hops(tmp_path: Path) -> None:
+def test_learner_counts_are_stored_with_the_legs(tmp_path: Path) -> None:
     there, here = tmp_path / "host", tmp_path / "run"
     there.mkdir()
     (there / "ledger").write_bytes(b"a" * PAGE_BYTES)
@@ -95,4 +95,4 @@ def test_full_disk_keeps_the_counts_of_pages_that_are_there(tmp_path: Path, monk
         tmp_path, {"samples/a.0.000000000001.page": b"b" * PAGE_BYTES, "samples/ledger": b"b" * PAGE_BYTES}, known
     )
     assert ledger_path(tmp_path, SAMPLES).read_bytes() == b"b" * PAGE_BYTES
-    assert not list(hop_folder(tmp_path, SAMPLES).iterdir())
+    assert not list(leg_folder(tmp_path, SAMPLES).iterdir())

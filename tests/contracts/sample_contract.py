@@ -173,9 +173,9 @@ def test_origin_and_sender_of_a_trajectory_are_passed_on(consumer: SampleConsume
         lease = consumer.get(TIMEOUT_S)
         assert lease.entry == entry
         consumer.release(lease)
-        hop = Origin(entry.producer, entry.sequence)
-        assert hop == (ProducerId("between", 4), given.index(origin))
-        assert lease.entry.origin == (origin or hop)
+        leg = Origin(entry.producer, entry.sequence)
+        assert leg == (ProducerId("between", 4), given.index(origin))
+        assert lease.entry.origin == (origin or leg)
 
 
 def test_put_copies_and_checks(consumer: SampleConsumer) -> None:

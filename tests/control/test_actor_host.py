@@ -105,7 +105,7 @@ def test_actors_killed_at_any_moment_end(hosted: Hosted, after_s: float) -> None
     for actor in hosted.actors:
         actor.handle.kill()
         assert actor.handle.exit.status == -signal.SIGKILL
-    assert all("signal 9 (SIGKILL)" in actor.ending for actor in hosted.actors)
+    assert all("signal 9 (SIGKILL)" in actor.handle.exit.text for actor in hosted.actors)
     forked = [actor.handle.pid for actor in hosted.actors if actor.handle.pid is not None]
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in forked)
 
@@ -116,7 +116,7 @@ def test_host_killed_at_any_moment_ends_all_its_actors(hosted: Hosted, after_s: 
     hosted.host.popen.kill()
     for actor in hosted.actors:
         assert actor.handle.wait(stretched(5.0)) and actor.handle.exit.status == -signal.SIGKILL
-        assert "with its actor host, killed by signal 9 (SIGKILL)" in actor.ending
+        assert "with its actor host, killed by signal 9 (SIGKILL)" in actor.handle.exit.text
     hosted.assert_gone()
 
 
@@ -148,7 +148,7 @@ def test_ended_actor_is_distinguished_from_living_ones(hosted: Hosted) -> None:
     while third.alive:
         assert time.monotonic() - begin < stretched(3.0)
         time.sleep(0.005)
-    assert third.ending == "killed by signal 11 (SIGSEGV)"
+    assert third.handle.exit.text == "killed by signal 11 (SIGSEGV)"
     assert [actor.name for actor in hosted.actors if actor.alive] == [f"actor-{i}" for i in range(ACTORS) if i != 3]
 
 

@@ -12,7 +12,7 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.control.run import run
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import leg_ledger
 from jsrl.types import named_leaves
 from tests.marks import nightly
 
@@ -42,7 +42,7 @@ def final_state_fixture(tmp_path_factory):
             result = run(SHORT, runs_dir=folder, name=name, display="quiet", **changes)
             sys.path[:] = before
             assert result.ended == "total_env_steps"
-            assert hop_ledger(result.ledger).balanced and not result.ledger["in_flight"]
+            assert leg_ledger(result.ledger).balanced and not result.ledger["in_flight"]
             state = SnapshotStore(Path(result.folder) / "snapshots" / "state").load("final").tree["state"]
             known[name] = dict(named_leaves(state))
         return known[name]

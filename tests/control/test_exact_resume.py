@@ -28,8 +28,8 @@ from jsrl.services.runs.control_bodies import REPLAYING
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, named_leaves
-from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, digest
-from jsrl.workers.actor.journaled import JournaledEnv, exact_obstacle, journaled
+from jsrl.workers.attached.journal import Journal, JournalHeader, JournalWriter, digest
+from jsrl.workers.attached.journaled import JournaledEnv, exact_obstacle, journaled
 from jsrl.workers.jobs import StartPoint
 from tests.control import resume_process
 from tests.control.resume_process import EXPERIMENTS, UPDATES
@@ -137,7 +137,7 @@ def test_stopped_processes_end_the_same_in_another_placement(whole, placements: 
 def test_full_disk_keeps_training_and_the_last_snapshot_resumes_exactly(whole) -> None:
     folder = whole("ppo")
     text = live(folder, "ppo", "full", "--full-after", "12", expect=f"ENDED total_env_steps {UPDATES}")
-    assert "No space left on device" in text and "Training continues" in text
+    assert "No space left on device" in text and "Earlier snapshots stay" in text
     lines = [json.loads(line) for line in (folder / "exact" / "full" / "metrics.jsonl").read_text().splitlines()]
     assert max(line.get("snapshots/failed", 0.0) for line in lines) >= 1.0
     saved = SnapshotStore(folder / "exact" / "full" / "snapshots" / "state").load("latest").meta["updates"]
@@ -203,7 +203,7 @@ def test_a_replay_reports_how_far_it_is(tmp_path: Path, monkeypatch) -> None:
     """The controller gives a replay as much time as it needs, as long as it goes on."""
     stages: list[str] = []
     monkeypatch.setattr(Silent, "stage", lambda reporter, stage: stages.append(stage))
-    monkeypatch.setattr("jsrl.workers.actor.journaled.STAGE_S", 0.0)
+    monkeypatch.setattr("jsrl.workers.attached.journaled.STAGE_S", 0.0)
     path = tmp_path / "journal" / "group-1"
     for play_again in (None, 3):
         env = journaled_env(path, play_again)
@@ -246,7 +246,7 @@ def test_full_disk_or_long_journal_ends_only_the_journal(tmp_path: Path, monkeyp
     env.reset()
     play(env, 8, seed=0)
     write = os.write
-    monkeypatch.setattr("jsrl.workers.actor.journal.os.write", lambda fd, content: write(fd, content[:10]))
+    monkeypatch.setattr("jsrl.workers.attached.journal.os.write", lambda fd, content: write(fd, content[:10]))
     play(env, 8, seed=0)
     env.close()
     assert len(reporter.warnings) == 2 and "disk is full" in reporter.warnings[1] and not path.exists()

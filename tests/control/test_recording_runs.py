@@ -15,7 +15,6 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.plan_text import describe
 from jsrl.cli.record import record_policy
 from jsrl.control.run import run
-from jsrl.control.write_recording import RecordedEpisode, write_recording
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
 from jsrl.envs.seats import view_of
@@ -24,7 +23,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig, ReplayCon
 from jsrl.experiment.building import build_agent
 from jsrl.experiment.configs.chase import config as chase
 from jsrl.experiment.dividing import alike_seats
-from jsrl.graph.links import learner_hop
+from jsrl.graph.links import learner_leg
 from jsrl.graph.placements import make_graph
 from jsrl.graph.plan import make_plan
 from jsrl.graph.policies import policies_of
@@ -33,6 +32,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.services.recordings.recordings import SEQUENCE, open_recording, read_chunk
 from jsrl.services.runs.runs import RunFolder
 from jsrl.tools.policy import Policy, load_policy
+from jsrl.tools.write_recording import RecordedEpisode, write_recording
 from jsrl.types import ArraySpec, Discrete, EnvSpec, MultiDiscrete
 
 SMALL = NetworkConfig(hidden=(16,))
@@ -244,7 +244,7 @@ def test_of_several_policies_each_learns_from_its_own_recording(tmp_path):
     graph = make_graph(e)
     parts = policies_of(graph, e)
     assert [part.experiment.recording for part in parts.values()] == [str(tmp_path / name) for name in policies]
-    assert [learner_hop(graph, part.learner) for part in parts.values()] == ["samples", "samples-runner"]
+    assert [learner_leg(graph, part.learner) for part in parts.values()] == ["samples", "samples-runner"]
     for name in policies:
         (tmp_path / name).mkdir()
         (tmp_path / name / "recording.json").write_text("{}")
@@ -267,7 +267,7 @@ def test_two_policies_are_cloned_from_their_recordings_and_resumed(tmp_path):
     assert half.updates == 20
     both = quietly(e, tmp_path, resume="experiment/half")
     for result in (whole, both):
-        assert [counts["consumed"] for counts in (result.ledger, result.hops["samples-runner"])] == [40, 40]
+        assert [counts["consumed"] for counts in (result.ledger, result.legs["samples-runner"])] == [40, 40]
     for policy in ("chaser/latest", "runner/latest"):
         same(*(load_policy(str(result.folder), policy).params for result in (whole, both)))
 

@@ -271,7 +271,7 @@ def test_three_algorithms_of_one_game_each_train_on_their_own_data(tmp_path):
     for policy, count in updates.items():
         store = SnapshotStore(result.folder / "snapshots" / policy / "state")
         assert (policy, int(store.load("final").tree["state"]["updates"])) == (policy, count)
-    for ledger in (result.ledger, *result.hops.values()):
+    for ledger in (result.ledger, *result.legs.values()):
         assert ledger["produced"] == ledger["consumed"] == 10
 
 

@@ -22,8 +22,8 @@ from jsrl.services.runs.process import ProcessIdentity
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.runs.state import STATUS, ask_to_stop, read_result, read_state
 from jsrl.tools.report.report import leave_report
-from jsrl.transport.ledger.hops import SAMPLES
-from jsrl.transport.ledger.reconcile import HopLedger
+from jsrl.transport.ledger.legs import SAMPLES
+from jsrl.transport.ledger.reconcile import LegLedger
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import find_kind
 
@@ -40,8 +40,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 
 def test_a_ledger_names_the_host_that_lost_trajectories(session: Session, monkeypatch: pytest.MonkeyPatch):
-    lost = HopLedger(produced=8, consumed=3, unknown=5, lost_at={"actor-0.3": 4, "actor-1.0": 1})
-    monkeypatch.setattr("jsrl.control.session.read_hops", lambda _: {SAMPLES: lost})
+    lost = LegLedger(produced=8, consumed=3, unknown=5, lost_at={"actor-0.3": 4, "actor-1.0": 1})
+    monkeypatch.setattr("jsrl.control.session.read_legs", lambda _: {SAMPLES: lost})
     monkeypatch.setattr("jsrl.control.session.time.strftime", lambda _: "2026-11-28 14:03")
     session.run.started("actor-0", 3, "n2")
     session.note_end("actor-0", 3)

@@ -218,7 +218,7 @@ def test_initial_params_are_given_per_policy_of_the_run(monkeypatch: pytest.Monk
 
 @pytest.fixture
 def session(tmp_path: Path):
-    workers = {"learner": "", "learner-b": "b", "actor-1": "b", "evaluator-b": "b"}
+    workers = {"learner": "", "learner-b": "b", "actor-1": "b", "evaluator-b": "b", "director": ""}
     e = small(total_env_steps=10_000, stop_at_return=100.0)
     parts = [PolicyPart("policy", "learner", e, (0,), ""), PolicyPart("b", "learner-b", e, (1,), "b")]
     session = Session(
@@ -264,7 +264,6 @@ def test_scores_of_a_very_long_run_take_a_bounded_memory(session: Session) -> No
 def test_state_of_a_director_is_kept_with_snapshots_of_the_first_policy_only(session: Session, tmp_path: Path) -> None:
     """Versions of the other policy's learner are higher for ever, once it was restarted."""
     states = StateFile(tmp_path / "director", None, pytest.fail)
-    session._kinds["director"] = find_kind("director")
     events = [Event("learner", 0, "saving", "", {"version": make_version(0, 5)})]
     events += [Event("learner-b", 1, "saving", "", {"version": make_version(1, updates)}) for updates in range(8)]
     for worker, _, facts in (forward for event in events for forward in session.event(event)):

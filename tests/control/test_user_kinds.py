@@ -27,7 +27,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.references.importing import own_paths
 from jsrl.services.runs.runs import read_metrics
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import leg_ledger
 from jsrl.types import leaves
 from jsrl.workers.kinds import Kind, Port
 
@@ -78,16 +78,16 @@ def test_pass_through_worker_changes_no_bit(plain: list, tmp_path: Path) -> None
     noisy, _ = trained(tmp_path, "noisy", lambda graph: graph.insert("my_workers:AUGMENT", settings={"noise": 0.1}))
     assert all((a == b).all() for a, b in zip(plain, passed, strict=True))
     assert any((a != b).any() for a, b in zip(plain, noisy, strict=True))
-    assert result["hops"]["samples.augment"]["produced"] == result["ledger"]["produced"] == 12
-    assert all(hop_ledger(counts).balanced for counts in (result["ledger"], *result["hops"].values()))
+    assert result["legs"]["samples.augment"]["produced"] == result["ledger"]["produced"] == 12
+    assert all(leg_ledger(counts).balanced for counts in (result["ledger"], *result["legs"].values()))
 
 
 @pytest.mark.slow
 def test_second_reader_gets_everything_and_changes_no_bit(plain: list, tmp_path: Path) -> None:
     counted, result = trained(tmp_path, "counted", "my_workers:counted")
     assert all((a == b).all() for a, b in zip(plain, counted, strict=True))
-    assert result["hops"]["samples.count"]["produced"] == result["ledger"]["produced"] == 12
-    assert result["hops"]["samples.count"]["consumed"] == 12
+    assert result["legs"]["samples.count"]["produced"] == result["ledger"]["produced"] == 12
+    assert result["legs"]["samples.count"]["consumed"] == 12
 
 
 @pytest.mark.slow
@@ -112,8 +112,8 @@ def test_second_learner_on_the_same_rows_is_independent(
     assert (alone.updates, together.others["b"]["updates"], together.updates) == (6, 6, 12)
     params = zip(leaves(alone.params), leaves(together.params_of("b")), strict=True)
     assert all((a == b).all() for a, b in params)
-    hops = json.loads((together.folder / "result.json").read_text())["hops"]
-    assert hops["samples.learner-b"]["produced"] >= 24
+    legs = json.loads((together.folder / "result.json").read_text())["legs"]
+    assert legs["samples.learner-b"]["produced"] >= 24
     with pytest.raises(
         ConfigError, match=r"learner-b trains on rows that the policy 'policy' chose, .* .--max-policy-lag none"
     ):
@@ -135,7 +135,7 @@ def test_transform_worker_queries_a_server_for_entropy_rewards(
     relabeled, result = trained(tmp_path, "relabeled", weighted(2.0))
     assert all((a == b).all() for a, b in zip(plain, nothing, strict=True))
     assert any((a != b).any() for a, b in zip(plain, relabeled, strict=True))
-    assert result["hops"]["samples.relabel"]["consumed"] == result["ledger"]["produced"] == 12
+    assert result["legs"]["samples.relabel"]["consumed"] == result["ledger"]["produced"] == 12
     metrics = read_metrics(next(tmp_path.glob("*/relabeled/metrics.jsonl")))
     weight, bonus = metrics["relabel/weight"][-1], metrics["relabel/bonus_mean"][-1]
     assert weight == pytest.approx(2.0 * (1 - 5 / 12))  # the last batch was made with the params of update 5
@@ -310,5 +310,5 @@ def test_two_chained_workers_before_replay_change_no_bit(tmp_path: Path) -> None
     plain, _ = trained(tmp_path, "plain", None, **values)
     passed, result = trained(tmp_path, "passed", twice, **values)
     assert all((a == b).all() for a, b in zip(plain, passed, strict=True))
-    hops = {name: ledger["produced"] for name, ledger in result["hops"].items()}
-    assert hops["samples-augment-second.replay-0"] == hops["samples-augment.second"] >= 12
+    legs = {name: ledger["produced"] for name, ledger in result["legs"].items()}
+    assert legs["samples-augment-second.replay-0"] == legs["samples-augment.second"] >= 12

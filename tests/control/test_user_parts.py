@@ -159,8 +159,8 @@ def test_user_kind_transport_and_launcher(tmp_path: Path) -> None:
     assert result.ended == "total_env_steps" and result.updates == 6
     assert launcher.bound["learner.params"].startswith(f"transport:{HERE}:FILES:/")
     assert len(launcher.handles) == 3 and not any(handle.alive for handle in launcher.handles)
-    assert len(result.hops) == 1
-    assert_balanced({"ledger": result.ledger, "hops": result.hops})
+    assert len(result.legs) == 1
+    assert_balanced({"ledger": result.ledger, "legs": result.legs})
 
 
 class WaitingLauncher(RecordingLauncher):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from jsrl.envs.base import Episode
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.episodes import Episodes
 from jsrl.envs.make import make
-from jsrl.workers.play import EpisodeCounts, ignore, rest_of
 
 
 class Uneven(gymnasium.Env):
@@ -31,17 +33,28 @@ class Uneven(gymnasium.Env):
         return np.zeros(1, np.float32), float(self.np_random.random()), self.left == 0, False, {}
 
 
+class Still(Episodes):
+    """Episodes in which nothing is done."""
+
+    def __init__(self, env: Any, episodes: int, **options: Any) -> None:
+        super().__init__(env, episodes, **options)
+        self.returns: list[float] = []
+
+    def act(self, latest: Any) -> Any:
+        return np.zeros(len(self.left), np.int32)
+
+    def count(self, episode: Episode) -> None:
+        self.returns.append(episode.return_)
+
+
 def play(rests: bool, number: int = 1) -> tuple[list[float], int]:
     """Return the returns of the last of some evaluations in one environment, and the steps of that one."""
     env = make(EnvConfig("tests.envs.test_resting:Uneven"), 4, 5)
     for _ in range(number):
-        Uneven.steps[0], counts = 0, EpisodeCounts(0, 10, 4, None)
-        rest = rest_of(env) if rests else ignore
-        env.reset()
-        while not counts.complete:
-            rest(counts.count(env.step(np.zeros(4, np.int32)).episodes))
+        Uneven.steps[0], played = 0, Still(env, 10, rests=rests)
+        assert played.advance() and played.env_steps >= 10
     env.close()
-    return counts.score.returns, int(Uneven.steps[0])
+    return played.returns, int(Uneven.steps[0])
 
 
 def test_resting_slots_save_steps_and_change_no_score() -> None:
@@ -56,4 +69,8 @@ def test_a_reset_wakes_resting_slots() -> None:
 
 
 def test_environments_that_cannot_rest_are_stepped_on() -> None:
-    assert rest_of(object()) is ignore
+    env = make(EnvConfig("tests.envs.test_resting:Uneven"), 4, 5)
+    plain = SimpleNamespace(num_envs=4, reset=env.reset, step=env.step)
+    played = Still(plain, 10, rests=True)
+    assert played.advance() and len(played.returns) == 10
+    env.close()

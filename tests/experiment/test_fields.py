@@ -54,7 +54,12 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
     (Experiment, "rollout_length", 0, "it must be at least 1."),
     (Experiment, "max_policy_lag", -1, "it must be at least 0, or none."),
     (Experiment, "restart", -1, "it must be at least 0."),
-    (Experiment, "placement", "seved", "expected one of auto, serial, inline, served, apart; did you mean served?"),
+    (
+        Experiment,
+        "placement",
+        "seved",
+        "expected one of auto, serial, inline, served, apart, fused; did you mean served?",
+    ),
     (Experiment, "transport", "tcp", "expected one of shared-memory, zeromq."),
     (Experiment, "replay", "many", "expected replay=ReplayConfig(...), or none, or auto."),
     (ActorConfig, "blocks_per_group", 0, "it must be at least 1."),

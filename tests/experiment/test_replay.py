@@ -181,8 +181,14 @@ def test_options_that_do_not_fit_the_agent_are_refused(words, default, message) 
 
 
 @pytest.mark.parametrize(
-    ("env_id", "gradient_steps"), [("CartPole-v1", 128), ("MountainCar-v0", 300), ("Acrobot-v1", 250)]
+    ("env_id", "period", "updates"),
+    [("CartPole-v1", 128, 1664), ("MountainCar-v0", 300, 1504), ("Acrobot-v1", 250, 4000 - 124)],
 )
-def test_a_target_period_in_env_steps_is_that_of_stable_baselines3(env_id, gradient_steps) -> None:
-    """Gradient steps between its copies with the zoo's settings: 128 in each pause; 304 and 296; 252 and 248."""
-    assert resolved_agent(tuned("dqn", env_id)).target_period == gradient_steps
+def test_updates_and_target_periods_are_those_of_stable_baselines3(env_id, period, updates) -> None:
+    """With the zoo's settings, in 4,000 env steps; Acrobot's replay fills first here, with the 128 rows of a batch.
+
+    Gradient steps between its copies are 128 in CartPole, 304 and 296 in MountainCar, 252 and 248 in Acrobot.
+    """
+    experiment = tuned("dqn", env_id)
+    assert resolved_agent(experiment).target_period == period
+    assert dataclasses.replace(experiment, total_env_steps=4_000).total_updates == updates

@@ -23,6 +23,7 @@ OFF_POLICY, MASKS = "tests/agents/test_off_policy.py", "tests/agents/test_masks.
 ORACLES, HAPPO = "tests/agents/test_update_oracles.py", "tests/agents/test_happo.py"
 ROWS, BATCHING = "tests/envs/test_rows.py", "tests/workers/test_batching.py"
 ACTOR, ACTING = "tests/workers/test_actor.py", "tests/workers/test_acting.py"
+PEERS = "tests/workers/test_peers.py"
 DEVICE, HOST = "tests/replay/test_device.py", "tests/replay/test_host.py"
 SAMPLES, PARAMS = "tests/transport/test_samples.py", "tests/transport/test_params.py"
 LEDGER, SNAPSHOTS = "tests/transport/test_ledger_page.py", "tests/services/snapshots/test_snapshots.py"
@@ -203,7 +204,7 @@ FAULTS = (
     ),
     Fault(
         "a trajectory that an actor gave up leaves no gap",
-        "        self.sequence += 1\n        if self.block is not None:\n",
+        "        self.progress.sequence += 1\n        if self.block is not None:\n",
         "        if self.block is not None:\n",
         (ACTOR,),
     ),
@@ -240,8 +241,8 @@ FAULTS = (
     ),
     Fault(
         "closing counts one of many trajectories in flight",
-        'self.ledger.settle("closed", held)',
-        'self.ledger.settle("closed", 1)',
+        'self.ledger.finish("closed", held)',
+        'self.ledger.finish("closed", 1)',
         (
             f"{SAMPLES}::test_closing_drops_what_is_in_flight[local]",
             f"{SAMPLES}::test_closing_drops_what_is_in_flight[shm]",
@@ -252,6 +253,42 @@ FAULTS = (
         "            start = _COMMIT_WORDS * (index % self.num_blocks)\n",
         "            start = _COMMIT_WORDS * ((index + 1) % self.num_blocks)\n",
         (f"{SAMPLES}::test_trajectories_arrive_as_they_were_written[shm]",),
+    ),
+    Fault(
+        "a released block is announced with the next message only",
+        "            self._unacknowledged[peer.route] = peer\n        self._thread.wake()\n",
+        "            self._unacknowledged[peer.route] = peer\n",
+        (f"{SAMPLES}::test_block_that_zeromq_gives_back_late_is_found_soon",),
+    ),
+    Fault(
+        "a sample that is sent again is taken as a new one",
+        "        if sample.index < peer.received:\n            return",
+        "        if sample.index < peer.received:\n            pass",
+        ("tests/transport/test_faults.py::test_every_trajectory_arrives_once_under_message_faults[duplicates]",),
+    ),
+    Fault(
+        "params are not asked for again after the connection was lost",
+        "            self._asked.clear()  # a request",
+        "            pass  # a request",
+        (f"{PARAMS}::test_subscriber_follows_a_restarted_publisher[ipc]",),
+    ),
+    Fault(
+        "a client waits on though its connection to the server broke",
+        "        return self._link.watch.broken\n",
+        "        return False\n",
+        ("tests/workers/test_peers.py::test_actor_whose_connection_to_a_living_server_broke_connects_again",),
+    ),
+    Fault(
+        "the key of a host may use any worker's name",
+        "        if not speaks_for(sender.name):\n",
+        "        if not sender.name:\n",
+        ("tests/transport/test_curve.py::test_key_of_a_host_takes_no_name_of_a_worker_elsewhere",),
+    ),
+    Fault(
+        "a message is decoded before the size of its header is known",
+        "    if size > header_bytes or end > first.nbytes",
+        "    if end > first.nbytes",
+        ("tests/transport/test_message.py",),
     ),
     Fault(
         "new params ring nobody's bell",
@@ -286,7 +323,7 @@ FAULTS = (
     ),
     Fault(
         "a trajectory does not begin with the row that ended the last",
-        "        self.write_observation(0)\n        return True\n",
+        "        self._write_observation(0)\n        return True\n",
         "        return True\n",
         (ACTOR,),
     ),
@@ -295,6 +332,39 @@ FAULTS = (
         "batch * self.updates_per_batch - self.max_lag, self.total_updates)",
         "batch * self.updates_per_batch - self.max_lag - 1, self.total_updates)",
         (ACTOR,),
+    ),
+    Fault(
+        "a session begins in the middle of the episodes of the one before",
+        "            group.reset()\n            self._rows.begin_again(",
+        "            self._rows.begin_again(",
+        (ACTOR,),
+    ),
+    Fault(
+        "a tap sees a trajectory after its memory was given away",
+        "            tap.before_commit(self.block.trajectory)\n        entry = self.block.commit(self._group, "
+        "Origin(maker, self.progress.sequence))\n        for tap in self.policy.taps:\n",
+        "            pass\n        entry = self.block.commit(self._group, "
+        "Origin(maker, self.progress.sequence))\n        for tap in self.policy.taps:\n"
+        "            tap.before_commit(self.block.trajectory)\n",
+        (ACTOR,),
+    ),
+    Fault(
+        "an actor does not tell a new learner from a new server",
+        "known not in (None, self._learner)",
+        "False",
+        (PEERS,),
+    ),
+    Fault(
+        "a reader that has closed its stream counts as connected",
+        "            reader.pause(error, CLOSED_S)\n            return False\n",
+        "            reader.pause(error, CLOSED_S)\n            return True\n",
+        (PEERS,),
+    ),
+    Fault(
+        "a distant peer never has the time to answer",
+        "                self._connect_s = min(2 * self._connect_s, MAX_CONNECT_S)\n",
+        "",
+        (PEERS,),
     ),
     Fault(
         "an actor that stood in makes one trajectory too few",
@@ -316,6 +386,60 @@ FAULTS = (
         "        key, before = jax.random.fold_in(self._settings.key, self.number), self._now()\n",
         "        key, before = jax.random.fold_in(self._settings.key, 0), self._now()\n",
         ("tests/workers/test_evaluator_and_learner.py::test_every_update_has_its_own_key",),
+    ),
+    Fault(
+        "a gate that skips an update keeps the old state",
+        "                self._state = state.state\n                return self._skip()\n",
+        "                return self._skip()\n",
+        ("tests/workers/test_evaluator_and_learner.py::test_a_gate_may_replace_the_state_and_skip_the_update",),
+    ),
+    Fault(
+        "a skipped update counts as made",
+        "        self._count(0)\n",
+        "        self._count(self._settings.updates_per_call)\n",
+        ("tests/workers/test_evaluator_and_learner.py::test_a_gate_may_replace_the_state_and_skip_the_update",),
+    ),
+    Fault(
+        "a learner leaves without the update that others count on",
+        "        while (batch := self._lifecycle.last()) is not None:\n",
+        "        while self._lifecycle.last() is None and (batch := None) is not None:\n",
+        (
+            "tests/workers/test_evaluator_and_learner.py"
+            "::test_a_batch_that_others_count_on_is_trained_on_before_the_last_snapshot",
+        ),
+    ),
+    Fault(
+        "a rank makes an update that others do not make",
+        "return self._lend() if self._group.agree(self._waiting is not None, left_s) else None",
+        "return self._lend() if self._group.agree(self._waiting is not None, left_s) or self._waiting else None",
+        ("tests/workers/test_ranks.py::test_batch_of_a_rank_is_lent_once_all_have_one",),
+    ),
+    Fault(
+        "a rank drops the batch with which it waited for others",
+        "        if self._waiting is None:\n            self._waiting = self._source.next(timeout_s)\n",
+        "        self._waiting = self._source.next(timeout_s)\n",
+        ("tests/workers/test_ranks.py::test_batch_of_a_rank_is_lent_once_all_have_one",),
+    ),
+    Fault(
+        "a rank counts the updates of a resumed run by itself",
+        "StartPoint(begins.epoch, begins.updates, env_steps=begins.env_steps, unmade=begins.unmade)",
+        "StartPoint(begins.epoch, begins.updates)",
+        ("tests/workers/test_ranks.py::test_rank_of_a_resumed_run_counts_the_updates_of_its_learner",),
+    ),
+    Fault(
+        "a replay worker closes a stream into which a thread writes",
+        "            if not self._drawing:  # else a thread",
+        "            if True:  # else a thread",
+        (
+            "tests/workers/test_replay_worker.py"
+            "::test_replay_worker_without_a_learner_inserts_and_connects_again_once_no_thread_writes",
+        ),
+    ),
+    Fault(
+        "params of another run replace the ring of rows",
+        "        own = adopt(agent, state._replace(extra=kept.agent), params)\n",
+        "        own = adopt(agent, state, params)\n",
+        ("tests/replay/test_on_device.py::test_an_explored_agent_with_replay_begins_with_the_params_of_another_run",),
     ),
     Fault(
         "a flood of refused messages holds a worker a minute longer",

@@ -15,10 +15,10 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, ReplayConfig, VideoConfig
 from jsrl.experiment.placements import PLACEMENTS, Placement
-from jsrl.graph.check import check
+from jsrl.graph.check import check, check_groups
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph, Link, WorkerNode, node
-from jsrl.graph.placements import check_groups, make_graph
+from jsrl.graph.placements import make_graph
 from jsrl.services.metrics.catalogue import Metric
 from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, Lifecycle, Port, Shown, find_kind, own_kinds, value_of
@@ -334,8 +334,13 @@ def test_field_of_a_kind_is_a_value_or_a_function() -> None:
     assert [value_of(given, 2) for given in (3, None, "", lambda e: e + 1)] == [3, None, "", 3]
 
 
-def test_only_the_learner_trains_a_policy() -> None:
-    assert [kind.name for kind in own_kinds() if kind.trains] == ["learner"]
+def test_kinds_of_many_workers_are_found_once() -> None:
+    graph = graph_of(num_envs=64, num_actors=32, num_groups=32)
+    assert graph.kinds is graph.kinds and graph.kinds.keys() == {worker.name for worker in graph.workers}
+
+
+def test_only_learners_train_a_policy() -> None:
+    assert [kind.name for kind in own_kinds() if kind.trains] == ["fused", "learner"]
     assert SPEAK._replace(lifecycle=Lifecycle(must_finish=True)).trains and not (SPEAK.trains or READ.trains)
 
 

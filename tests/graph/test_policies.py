@@ -14,10 +14,10 @@ from jsrl.cli.plan_text import describe
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig, ReplayConfig
-from jsrl.graph.check import check
+from jsrl.graph.check import check, check_groups
 from jsrl.graph.graph import Graph, Link
-from jsrl.graph.links import hop_of
-from jsrl.graph.placements import check_groups, make_graph
+from jsrl.graph.links import leg_of
+from jsrl.graph.placements import make_graph
 from jsrl.graph.plan import make_plan
 from jsrl.graph.policies import policies_at, policies_of, with_policy
 from jsrl.networks.model import NetworkConfig
@@ -84,7 +84,7 @@ def test_policy_has_its_learner_settings_and_group_batches() -> None:
     assert second.experiment.agent.learning_rate == 1.0 and second.experiment.total_updates == 2
     assert (first.experiment.rows_per_update, second.experiment.rows_per_update) == (12 * 8, 4 * 8)
     learner = graph.worker("learner-b")
-    assert hop_of(graph, graph.stream("samples-b"), learner) == "samples-b.learner-b"
+    assert leg_of(graph, graph.stream("samples-b"), learner) == "samples-b.learner-b"
     e = experiment()
     assert policies_of(make_graph(e), e)["policy"].experiment is e  # one policy: the graph stays as it is
 

@@ -52,7 +52,7 @@ def test_rank_jobs_have_their_own_share_and_devices(tmp_path: Path):
     assert [peer.worker for peer in learner.end("ranks").peers] == ["rank-1"]
     assert [peer.worker for peer in rank.end("ranks").peers] == ["learner"]
     assert [peer.worker for peer in rank.end("samples").peers] == ["actor-2", "actor-3"]
-    assert (learner.end("samples").hop, rank.end("samples").hop) == ("samples", "samples.rank-1")
+    assert (learner.end("samples").leg, rank.end("samples").leg) == ("samples", "samples.rank-1")
     for job in (learner, rank):
         assert "device_count=2" in process_environment(plan, job, [])["XLA_FLAGS"]
     assert "rank <-> learner" in describe(plan, []) and "8 of 16 columns each" in describe(plan, [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from jsrl.errors import ConfigError
 from jsrl.matches.match import Game, Match, MatchScore, Table, TableGame
 from jsrl.matches.players import seatings, tables
 from jsrl.matches.standings import Standings
-from jsrl.services.metrics.phases import Phases
 from jsrl.workers.evaluator.matches import Matches, ScoreOfMatches
 from jsrl.workers.play import Seated
 from tests.matches.bids import Bids, bidder
@@ -211,7 +209,7 @@ class Bidder:
 def test_an_evaluated_policy_plays_only_the_sides_of_its_own_seats():
     """The run's other policy could play the other side, but it is not the scored one."""
     policies = [Seated(Bidder(), SeatView(f"seat_{place}", (place,))) for place in (0, 1)]
-    matches = Matches(policies, [bidder("both", 2.0, (0,), (1,))], Bids(("", "")), 4, contextlib.nullcontext, Phases())
+    matches = Matches(policies, [bidder("both", 2.0, (0,), (1,))], Bids(("", "")), 4)
     assert matches.advance(60.0)
     (score,) = matches.score.matches
     assert [game.side for game in score.games] == [0] * 4 and matches.score.version == 5

@@ -131,7 +131,7 @@ class Learner(Process):
 
 
 class Actor(Process):
-    """Plays games, as jsrl.workers.actor.assignments."""
+    """Plays games, as jsrl.workers.attached.selfplay."""
 
     def __init__(self, run: Run, number: int, incarnation: int) -> None:
         super().__init__(Host(run.world, f"actor-{number}"), f"actor-{number}.{incarnation}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import leg_ledger
 from tests.patience import stretched
 
 WORLD = Path(__file__).parent / "world"
@@ -22,13 +22,13 @@ FOREVER = ("--total-env-steps", "1000000000")
 
 
 def assert_balanced(result: dict, *, unknown_allowed: bool = False) -> None:
-    """Check that the consumers' ledgers of a run match the producers' counts, in every hop.
+    """Check that the consumers' ledgers of a run match the producers' counts, in every leg.
 
     unknown_allowed: a killed producer may have taken along messages that ZeroMQ had not sent yet; and the next start of any
     run, also of another test, removes the shared memory of a killed controller, with what nobody has counted in it.
     """
-    for name, counts in {"samples": result["ledger"], **result["hops"]}.items():
-        ledger = hop_ledger(counts)
+    for name, counts in {"samples": result["ledger"], **result["legs"]}.items():
+        ledger = leg_ledger(counts)
         assert ledger.produced > 0 and ledger.holds, f"{name}: {ledger}"
         assert unknown_allowed or ledger.balanced, f"{name}: {ledger}"
 

@@ -20,7 +20,7 @@ from jsrl.graph.launcher import Hosts
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.runs import read_metrics
-from jsrl.transport.ledger.hops import read_hop
+from jsrl.transport.ledger.legs import read_leg
 from tests.system.launched import assert_balanced
 
 WORLD = Path(__file__).parent / "world"
@@ -44,7 +44,7 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         """Kill each once trajectories flow, the server as soon as the actor is replaced."""
-        self._await(lambda: (ledger := read_hop(self._folder)) is not None and ledger.consumed >= 4)
+        self._await(lambda: (ledger := read_leg(self._folder)) is not None and ledger.consumed >= 4)
         self._look()
         self._kill("actor-0")
         self._await(lambda: len(self._launcher.handles["actor-0"]) == 2)

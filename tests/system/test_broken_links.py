@@ -16,7 +16,7 @@ from jsrl.control.run import run
 from jsrl.experiment import SnapshotConfig
 from jsrl.services.snapshots.format import version_damage
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.hops import read_hop
+from jsrl.transport.ledger.legs import read_leg
 from tests.cluster.agents import await_that
 from tests.system.joined import Events, agents_on, close_all, endless
 from tests.system.launched import assert_balanced
@@ -65,7 +65,7 @@ class Breaks(Events):
         await_that(lambda: self._consumed() > before, 100.0)
 
     def _consumed(self) -> int:
-        ledger = read_hop(self._folder)
+        ledger = read_leg(self._folder)
         return 0 if ledger is None else ledger.consumed
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.transport.ledger.hops import read_hop
-from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.transport.ledger.legs import read_leg
+from jsrl.transport.ledger.reconcile import leg_ledger
 from tests.system.launched import FOREVER
 
 pytestmark = pytest.mark.slow
@@ -137,10 +137,10 @@ def test_learner_replaced_while_the_disk_is_full_counts_on(launch, disk, tmp_pat
         learner = run.await_worker("learner")
         learner.kill()
         run.await_another("learner", learner.pid)
-        run.until(lambda: (hop := read_hop(run.folder)) and hop.dropped.get("rolled_back"), "the next one's counts")
-        consumed = read_hop(run.folder).consumed
-        run.until(lambda: read_hop(run.folder).consumed > consumed + 10, "its updates")
+        run.until(lambda: (leg := read_leg(run.folder)) and leg.dropped.get("rolled_back"), "the next one's counts")
+        consumed = read_leg(run.folder).consumed
+        run.until(lambda: read_leg(run.folder).consumed > consumed + 10, "its updates")
     run.popen.terminate()
     run.expect(130, 60.0)
-    result, ledger = run.result(), hop_ledger(run.result()["ledger"])
+    result, ledger = run.result(), leg_ledger(run.result()["ledger"])
     assert ledger.holds and ledger.uncounted and ledger.consumed * ENV_STEPS == result["env_steps"]

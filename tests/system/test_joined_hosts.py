@@ -43,10 +43,10 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.services.runs.runs import read_metrics
 from jsrl.services.snapshots.format import version_damage
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.hop_page import read_connections
-from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path, read_hop
+from jsrl.transport.ledger.leg_page import read_connections
+from jsrl.transport.ledger.legs import SAMPLES, ledger_path, leg_folder, read_leg
 from jsrl.transport.ledger.page import read_page
-from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import leg_ledger
 from jsrl.types import named_leaves
 from tests.cluster.agents import Agent, await_that, lives
 from tests.control.test_director import DUEL, POLICIES, check_games
@@ -92,7 +92,7 @@ class TrainingProgress:
         await_that(lambda: self._consumed() >= before + 8, 300.0)
 
     def _consumed(self) -> int:
-        ledger = read_hop(self._folder)
+        ledger = read_leg(self._folder)
         return 0 if ledger is None else ledger.consumed
 
 
@@ -260,7 +260,7 @@ def test_deterministic_run_is_bit_identical_with_server_and_learner_on_another_h
         finally:
             launcher.close()
             agent.close()
-        assert hop_ledger(far.ledger).balanced
+        assert leg_ledger(far.ledger).balanced
         results.append(far)
     stores = [SnapshotStore(result.folder / "snapshots" / "state") for result in results]
     one, *others = (dict(named_leaves(store.load("final").tree["state"])) for store in stores)
@@ -343,7 +343,7 @@ def test_actors_move_to_a_host_that_joins_late_and_away_from_one_that_leaves(tmp
         moves.agent.close()
     assert moves.done and result.ended.startswith(STOPPED) and len(moves.moved) == 2
     assert moves.left[0] == 0 and "has left the run: its agent was told to end" in moves.left[1]
-    ledger = hop_ledger(result.ledger)
+    ledger = leg_ledger(result.ledger)
     assert ledger.balanced, ledger
     assert not result.ledger["dropped"].get("lost")
     assert "restarts/actor" not in read_metrics(result.folder / "metrics.jsonl")  # a move is not a restart
@@ -442,7 +442,7 @@ class LoseHost(Events):
             await_that(lambda worker=worker: self._received(f"{worker}.1") > 10, 90.0)
 
     def _received(self, name: str) -> int:
-        return sum(c.received for c in read_connections(hop_folder(self._folder, SAMPLES)) if c.name == name)
+        return sum(c.received for c in read_connections(leg_folder(self._folder, SAMPLES)) if c.name == name)
 
 
 @pytest.mark.nightly  # daily on one host: test_supervision

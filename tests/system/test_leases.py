@@ -29,8 +29,8 @@ from jsrl.cluster.messages import CLOSED_LEASE_S, LEASE_S, LOST_S
 from jsrl.control.processes.launcher import Local
 from jsrl.control.result import STOPPED
 from jsrl.control.run import run
-from jsrl.transport.ledger.hop_page import read_connections
-from jsrl.transport.ledger.hops import SAMPLES, hop_folder, read_hop
+from jsrl.transport.ledger.leg_page import read_connections
+from jsrl.transport.ledger.legs import SAMPLES, leg_folder, read_leg
 from tests.cluster.agents import Agent, await_that, lives
 from tests.system.joined import Events, agents_on, close_all, endless
 from tests.system.launched import assert_balanced
@@ -112,14 +112,14 @@ class Silence(Events):
         return sum(connection.received for connection in self._connections() if connection.name in names)
 
     def _connections(self) -> list[Any]:
-        return read_connections(hop_folder(self._folder, SAMPLES))
+        return read_connections(leg_folder(self._folder, SAMPLES))
 
 
 def train_on(folder: Path) -> None:
     """Wait until the learner of a run has trained on some more trajectories."""
 
     def consumed() -> int:
-        ledger = read_hop(folder)
+        ledger = read_leg(folder)
         return 0 if ledger is None else ledger.consumed
 
     before = consumed()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.hops import read_hop
+from jsrl.transport.ledger.legs import read_leg
 from jsrl.transport.ledger.page import LEDGER, PageContent, read_page
-from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import leg_ledger
 from jsrl.types import version_epoch
 from tests.marks import nightly
 from tests.system.launched import FOREVER, Launched
@@ -40,7 +40,7 @@ def kill_everything(run: Launched) -> None:
 def life_of(run: Launched) -> PageContent:
     """Return the page content of an ended run."""
     life = read_page(run.folder / LEDGER)
-    found = read_hop(run.folder)
+    found = read_leg(run.folder)
     assert life is not None and found is not None and found.holds, found
     assert found.produced >= life.ledger.received - 1
     return life
@@ -90,7 +90,7 @@ def test_ledger_continues_over_three_sessions(launch, kill, transport: str) -> N
         run.until(tags.exists, "a snapshot")
         kill(run)
         life, saved = life_of(run), snapshot_of(run.folder)
-        ledger = read_hop(run.folder)
+        ledger = read_leg(run.folder)
         assert ledger is not None and ledger.produced > produced and life.epoch >= epoch + (number > 0)
         produced, epoch, dropped = ledger.produced, life.epoch, dict(life.ledger.dropped or {})
         last = number == 1
@@ -104,7 +104,7 @@ def test_ledger_continues_over_three_sessions(launch, kill, transport: str) -> N
     text = run.expect(0, 90.0)
     result = run.result()["ledger"]
     assert "rolled_back" in text and "balanced" in text and "NOT BALANCED" not in text
-    found = hop_ledger(result)
+    found = leg_ledger(result)
     assert found.holds, found  # the next start of any run removes memory that nobody has counted
     assert found.produced > produced and found.in_flight == 0
     final = snapshot_of(run.folder)

@@ -62,7 +62,7 @@ def end(run: Launched) -> dict:
     text = run.expect(130, 60.0)
     result = run.result()
     assert "did not leave" not in text and "while stopping" not in text, text
-    assert_balanced(result, unknown_allowed=bool(result["hops"]) and "--listen" in run.words)
+    assert_balanced(result, unknown_allowed=bool(result["legs"]) and "--listen" in run.words)
     return SnapshotStore(run.folder / "snapshots" / "state").meta("final")
 
 
@@ -160,7 +160,7 @@ def test_ranks_on_two_hosts(hosts, tmp_path: Path, rank: str, fault: str) -> Non
             took.append(time.monotonic() - since_s)
             sys.stdout.write(f"{rank} {fault}: training again after {took[-1]:.1f} s\n")
         meta = end(run)
-        assert meta["epoch"] == 10 and "samples.rank-1" in run.result()["hops"]
+        assert meta["epoch"] == 10 and "samples.rank-1" in run.result()["legs"]
         assert max(took) <= RECOVERED_S
         assert agent.ends()[0] == 0
     finally:
@@ -202,7 +202,7 @@ def test_a_learner_with_ranks_on_a_joined_host(hosts, tmp_path: Path) -> None:
             await_training(run, epoch, 300.0)
             assert snapshots.meta("latest")["updates"] >= before
         meta = end(run)
-        assert meta["epoch"] == 2 and meta["updates"] > 0 and len(run.result()["hops"]) >= 1
+        assert meta["epoch"] == 2 and meta["updates"] > 0 and len(run.result()["legs"]) >= 1
         assert [agent.ends()[0] for agent in agents] == [0, 0]
     finally:
         for agent in agents:

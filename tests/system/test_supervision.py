@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.hop_page import pages_in, read_connections
-from jsrl.transport.ledger.hops import SAMPLES, hop_folder, read_hop
+from jsrl.transport.ledger.leg_page import pages_in, read_connections
+from jsrl.transport.ledger.legs import SAMPLES, leg_folder, read_leg
 from jsrl.transport.ledger.page import LEDGER, read_page
 from tests.marks import nightly
 from tests.patience import stretched
@@ -111,7 +111,7 @@ def test_a_synchronous_run_goes_on_while_an_actor_is_replaced(launch, transport:
     run = counting(launch, *inline, *slowly, "--transport", transport)
 
     def received() -> int:
-        connections = read_connections(hop_folder(run.folder, SAMPLES))
+        connections = read_connections(leg_folder(run.folder, SAMPLES))
         return sum(c.received for c in connections if c.name == "actor-1.1")
 
     victim = run.workers()["actor-1"]
@@ -139,18 +139,18 @@ def test_producers_and_consumers_are_killed_and_the_ledger_reconciles(launch, tr
         victim.kill()
         await_training(run, since_s, worker, victim.pid)
     result = end(run, transport)
-    connections = read_connections(hop_folder(run.folder, SAMPLES))
+    connections = read_connections(leg_folder(run.folder, SAMPLES))
     assert len(connections) >= 2 + 4
     produced = sum(c.committed for c in connections)
     assert produced <= result["ledger"]["produced"] <= produced + 2  # each killed actor may have been inside a commit
     assert result["ledger"]["dropped"]["rolled_back"] > 0
-    page = sorted(pages_in(hop_folder(run.folder, SAMPLES)))[-1]
+    page = sorted(pages_in(leg_folder(run.folder, SAMPLES)))[-1]
     with page.open("r+b") as file:  # a producer that counted one commit twice would show here
         words = np.frombuffer(file.read(), np.int64).copy()
         words[9:11] += 1
         file.seek(0)
         file.write(words.tobytes())
-    found = read_hop(run.folder)
+    found = read_leg(run.folder)
     assert found is not None and not found.balanced
 
 
@@ -184,7 +184,7 @@ def test_actor_of_a_hung_server_fails_over_once_it_is_declared_lost(launch, tran
         "none",
     )
     run = counting(launch, *servers, "--deadlines.silence-s", f"{silence_s}", "--supervision.backoff-s", "10")
-    folder = hop_folder(run.folder, SAMPLES)
+    folder = leg_folder(run.folder, SAMPLES)
     run.until(lambda: sum(c.received > 0 for c in read_connections(folder)) == 2, "trajectories of both actors", 60.0)
     hung = run.workers()["inference-0"]
     hung.suspend()
@@ -251,7 +251,7 @@ def test_replay_workers_learner_and_evaluator_are_replaced_independently(launch)
         lambda: len([line for line in run.lines() if "evaluator/return_mean" in line]) > scored, "another score", 60.0
     )
     result = end(run)
-    assert result["hops"]["samples.replay-0"]["consumed"] > 0
+    assert result["legs"]["samples.replay-0"]["consumed"] > 0
     assert "ledger of samples.replay-0: produced" in run.text
 
 

@@ -20,7 +20,7 @@ from jsrl.control.run import run
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import leg_ledger
 from jsrl.types import named_leaves
 from tests.cluster.agents import HIDDEN, await_that
 from tests.system.joined import agents_on, close_all
@@ -44,7 +44,7 @@ def run_on_three(experiment: Experiment, hosts: tuple[str, list[str]], folder: P
         assert not any(agent.workers() for agent in agents.values())
     finally:
         close_all(launcher, agents)
-    assert hop_ledger(result.ledger).balanced
+    assert leg_ledger(result.ledger).balanced
     return result
 
 

@@ -37,7 +37,7 @@ def test_killed_learner_recovers_and_both_policies_resume(launch) -> None:
     run.popen.terminate()
     run.expect(130, 40.0)
     assert_balanced(run.result())
-    assert set(run.result()["hops"]) == {"samples-b.learner-b"}
+    assert set(run.result()["legs"]) == {"samples-b.learner-b"}
     before = [saved(run), saved(run, "b")]
     assert [meta["epoch"] for meta in before] == [0, 1]  # the other was not replaced
 

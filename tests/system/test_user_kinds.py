@@ -1,4 +1,4 @@
-"""User kinds of workers in processes: supervised, fenced, counted in both hops, with all neighbours killed."""
+"""User kinds of workers in processes: supervised, fenced, counted in both legs, with all neighbours killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_augmenters_and_watchers_survive_kills_of_themselves_and_neighbours(laun
     run.expect(130, 40.0)
     result = run.result()
     assert_balanced(result, unknown_allowed=transport == "zeromq")
-    assert result["hops"]["samples.augment"]["produced"] > 0
+    assert result["legs"]["samples.augment"]["produced"] > 0
     assert {"augment/wait_rows_share", "watch/wait_share"} <= {name for line in run.lines() for name in line}
 
 
@@ -52,4 +52,4 @@ def test_broadcast_survives_kills_of_its_writer_and_readers(launch, transport: s
     run.expect(130, 40.0)
     result = run.result()
     assert_balanced(result, unknown_allowed=transport == "zeromq")
-    assert result["hops"]["samples.count"]["consumed"] > 0
+    assert result["legs"]["samples.count"]["consumed"] > 0

@@ -17,7 +17,7 @@ import zmq
 from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed
 from jsrl.transport.base import ProducerId
 from jsrl.transport.door import hello
-from jsrl.transport.door.hello import MOST_NAMES, Admission, HelloChecker, HelloMessage, JoinRules
+from jsrl.transport.door.hello import MAX_NAMES, Admission, HelloChecker, HelloMessage, JoinRules
 from jsrl.transport.network import call
 from jsrl.transport.shared import inference as inference_shared
 from jsrl.transport.shared import samples as samples_shared
@@ -145,9 +145,9 @@ def test_oversized_hello_is_not_decoded(transport: str, tmp_path: Path) -> None:
 
 
 def test_open_stream_limits_the_number_of_names() -> None:
-    known = {f"w{i}" for i in range(MOST_NAMES)}
+    known = {f"w{i}" for i in range(MAX_NAMES)}
     JoinRules().check(ProducerId("w0", 1), known)
-    with pytest.raises(StreamClosed, match=f"its limit of {MOST_NAMES} names"):
+    with pytest.raises(StreamClosed, match=f"its limit of {MAX_NAMES} names"):
         JoinRules().check(ProducerId("another", 0), known)
 
 

@@ -34,10 +34,10 @@ def arrive():
     ledger.hold(held)
     ledger.mark(False)
 
-def settle(outcome):
+def finish(outcome):
     global held
     ledger.mark(True)
-    ledger.settle(outcome)
+    ledger.finish(outcome)
     held -= 1
     ledger.hold(held)
     ledger.mark(False)
@@ -45,9 +45,9 @@ def settle(outcome):
 while True:
     arrive()
     arrive()
-    settle(reasons[number % 5])
+    finish(reasons[number % 5])
     if number % 3:
-        settle(f"reason-{number % 40}")
+        finish(f"reason-{number % 40}")
     number += 1
 """
 
@@ -68,9 +68,9 @@ def test_counts_are_read_back_at_once(tmp_path: Path) -> None:
     epoch, ledger = open_ledger(path, 0, None)
     for _ in range(5):
         ledger.arrive()
-    ledger.settle("consumed")
-    ledger.settle("stale")
-    ledger.settle("closed", 2)
+    ledger.finish("consumed")
+    ledger.finish("stale")
+    ledger.finish("closed", 2)
     ledger.hold(1)
     life = read_page(path)
     assert life is not None and life.epoch == epoch == 0
@@ -91,7 +91,7 @@ def test_replaced_but_living_writer_does_not_touch_the_new_page(tmp_path: Path) 
     older.arrive()
     epoch, newer = open_ledger(path, 0, None)
     older.arrive()
-    older.settle("consumed")
+    older.finish("consumed")
     newer.arrive()
     newer.hold(1)
     life = read_page(path)
@@ -143,7 +143,7 @@ def test_many_restarts_balance_and_lose_no_trajectory(tmp_path: Path) -> None:
             ledger.arrive()
             produced += 1
             if step % 2:
-                ledger.settle("consumed")
+                ledger.finish("consumed")
                 trained += 1
             ledger.hold(step + 1 - (step + 1) // 2)
             if step % 5 == 4 and life % 3:
@@ -204,11 +204,11 @@ def test_full_disk_leaves_the_next_incarnation_the_old_page(tmp_path: Path, full
     _, older = open_ledger(path, 0, None)
     for _ in range(5):
         older.arrive()
-        older.settle("consumed")
+        older.finish("consumed")
     full_disk()
     epoch, newer = open_ledger(path, 0, saved(3, 3, 3))
     newer.arrive()
-    newer.settle("consumed")
+    newer.finish("consumed")
     content = read_page(path)
     assert content is not None and content.epoch == epoch == 1
     assert content.ledger.counts == newer.counts == Ledger(6, 4, {"rolled_back": 2}).counts

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsrl.errors import CodecError
+from jsrl.transport.door.hello import Refused
 from jsrl.transport.network import call, latest, reliable
 from jsrl.transport.wire.message import SMALL_BYTES, pack, unpack
 from jsrl.transport.wire.packing import Packing
@@ -24,8 +25,9 @@ MESSAGES: list[Any] = [
     call.Request(0, -1, 7, True, False, False),
     call.Welcome(Packing(4, True)),
     latest.Want(0, -1),
+    Refused("StreamClosed", "the consumer is closed."),
 ]
-ANY = msgspec.msgpack.Decoder(reliable.Sample | reliable.Credit | call.Request | call.Welcome | latest.Want)
+ANY = msgspec.msgpack.Decoder(reliable.Sample | reliable.Credit | call.Request | call.Welcome | latest.Want | Refused)
 
 
 @pytest.mark.parametrize("message", MESSAGES)
@@ -69,7 +71,7 @@ def frame(*fields: Any) -> bytes:
         [frame("request", 0, -2, 0, False, False, False)],
         [frame("want", 1024, -1)],
         [frame("welcome", {"frames": "many"})],
-        [frame("welcome", "x" * HEADER_BYTES)],
+        [frame("refused", "StreamClosed", "x" * HEADER_BYTES)],
     ],
 )
 def test_broken_messages_are_codec_errors(frames: list[bytes]) -> None:

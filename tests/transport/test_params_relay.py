@@ -1,4 +1,4 @@
-"""Relays of params: a tree whose orphans reconnect to their grandparents; the newest version wins at each hop."""
+"""Relays of params: a tree whose orphans reconnect to their grandparents; the newest version wins at each leg."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_params_tree_on_slow_links(tree: tuple[Process, list[Process]]) -> None:
     delays = [relay.arrived[10 + i] - time_s for i, time_s in enumerate(times) for relay in relays]
     late = float(np.percentile(delays, 95))
     show(
-        f"copies {sent / SIZE / 20:.2f}; delays: median {np.median(delays):.3f} s, p95 {late:.3f} s; hop {HOP_S:.3f} s"
+        f"copies {sent / SIZE / 20:.2f}; delays: median {np.median(delays):.3f} s, p95 {late:.3f} s; leg {HOP_S:.3f} s"
     )
     assert sent <= 3.2 * 20 * SIZE and late <= (LEVELS + 1) * HOP_S
 

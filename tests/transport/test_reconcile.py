@@ -1,12 +1,12 @@
-"""The ledger of a hop: counts of producers against counts of consumers, and the effect of a wrong count."""
+"""The ledger of a leg: counts of producers against counts of consumers, and the effect of a wrong count."""
 
 from __future__ import annotations
 
 import pytest
 
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger.hop_page import LOCAL, SHARED, ZEROMQ, Connection
-from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger, reconcile
+from jsrl.transport.ledger.leg_page import LOCAL, SHARED, ZEROMQ, Connection
+from jsrl.transport.ledger.reconcile import LegLedger, leg_ledger, reconcile
 
 TRANSPORTS = [LOCAL, SHARED, ZEROMQ]
 
@@ -24,10 +24,10 @@ def accounted(count: int = 7, in_flight: int = 0) -> Ledger:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_counts_that_agree_balance(transport: int) -> None:
     found = reconcile(accounted(14, in_flight=2), [connection(transport), connection(transport)], joined=2)
-    assert found == HopLedger(14, 11, {"stale": 1}, in_flight=2)
+    assert found == LegLedger(14, 11, {"stale": 1}, in_flight=2)
     assert found.balanced and found.verdict == "balanced"
     assert str(found) == "produced 14 = consumed 11 + dropped (stale 1) + in flight 2: balanced"
-    assert hop_ledger(found.counts) == found
+    assert leg_ledger(found.counts) == found
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -54,7 +54,7 @@ def test_in_flight_is_counted_and_not_inferred() -> None:
     in_ring = reconcile(accounted(), [connection(committed=9, has_left=False, ring=9)])
     assert in_ring.balanced and in_ring.in_flight == 2
     assert not reconcile(accounted(), [connection(committed=9, has_left=False, ring=8)]).holds
-    assert not HopLedger(produced=3, consumed=100, in_flight=-97).holds
+    assert not LegLedger(produced=3, consumed=100, in_flight=-97).holds
 
 
 def test_rest_of_a_dead_consumers_stream_is_lost() -> None:
@@ -94,7 +94,7 @@ def test_the_verdict_says_where_unknown_trajectories_were_lost() -> None:
     ends = {"a.0": "host n1, 2026-11-28 14:03", "b.2": "host n1, 2026-11-28 14:03"}
     placed = found.placed(lambda producer: ends.get(producer, "c"))
     assert placed.verdict == "balanced except 8 unknown (2 of c; 6 of host n1, 2026-11-28 14:03)"
-    assert hop_ledger(placed.counts) == placed
+    assert leg_ledger(placed.counts) == placed
 
 
 @pytest.mark.parametrize("received", [7, 8])
@@ -108,7 +108,7 @@ def test_producer_killed_inside_a_commit_is_off_by_one(received: int) -> None:
 def test_consumer_killed_between_two_stores_is_off_by_one() -> None:
     after_outcome = Ledger(7, 6, {"stale": 1}, in_flight=1)  # the queue still shows what was released
     assert not reconcile(after_outcome, [connection()]).holds
-    assert reconcile(after_outcome, [connection()], uncertain=1) == HopLedger(7, 6, {"stale": 1})
+    assert reconcile(after_outcome, [connection()], uncertain=1) == LegLedger(7, 6, {"stale": 1})
     after = reconcile(Ledger(7, 6, {"stale": 1, "lost": 1}), [connection()], uncertain=1)
     assert after.balanced and after.dropped == {"stale": 1, "lost": 0}
     before = reconcile(accounted(6), [connection()], uncertain=1)  # received, but not in the queue yet

@@ -194,7 +194,8 @@ class Params:
 
 
 def test_inline_refuses_unknown_policy(engine):
-    client = InlineInference(engine(), Params(), {0: SIZE})
+    e = engine()
+    client = InlineInference(e, Params(), {0: e.serve(0, SIZE)})
     with pytest.raises(UnknownPolicy, match=r"policy 2; it serves 0 \(policy\)"):
         client.send(0, request(0, 0, policy=2))
     client.send(0, request(0, 0))
@@ -205,7 +206,7 @@ def test_inline_waits_for_the_version_that_a_request_names(engine):
     e = engine()
     values = [np.array(x) for x in jax.tree.leaves(e._params)]
     params = Params()
-    client = InlineInference(e, params, {0: SIZE, 1: SIZE})
+    client = InlineInference(e, params, {0: e.serve(0, SIZE), 1: e.serve(1, SIZE)})
     with pytest.raises(StreamTimeout, match="no request is pending"):
         client.receive(0.0)
     client.send(0, request(0, 0, min_updates=7))

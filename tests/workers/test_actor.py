@@ -9,10 +9,13 @@ import pytest
 
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.envs.seats import SeatView
+from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
 from jsrl.transport.table import bind_inference, bind_samples, connect_inference, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
-from jsrl.workers.actor.policies import ActingPolicy, PolicySettings, write_version
+from jsrl.workers.actor.environments import Tally
+from jsrl.workers.actor.policies import ActingPolicy, write_version
+from jsrl.workers.actor.streams import Ends, Streams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 
@@ -45,6 +48,7 @@ class Counted:
         return EnvStep(observation, is_first, reward, 1.0 - terminated.astype(np.float32), acts, episodes)
 
     def reset(self) -> EnvStep:
+        self.clock = 0
         return self.at(0)
 
     def step(self, action) -> EnvStep:
@@ -59,7 +63,7 @@ class Counted:
 class Rig:
     """An actor of some groups, a scripted server and a consumer, in one thread."""
 
-    def __init__(self, groups=(0,), blocks: int = 4, max_lag: int | None = None, **settings) -> None:
+    def __init__(self, groups=(0,), blocks: int = 4, max_lag: int | None = None, taps=(), **settings) -> None:
         number = next(numbers)
         self.consumer = bind_samples(f"local:actor-{number}", SPEC, blocks_per_producer=blocks)
         self.server = bind_inference(f"local:actor-{number}", ACT)
@@ -68,14 +72,14 @@ class Rig:
 
         def connect(sizes):
             client = connect_inference(self.server.address, ACT, identity, sizes, timeout_s=1.0)
-            return client, connect_samples(self.consumer.address, SPEC, identity, 8, 1.0)
+            self.producer = connect_samples(self.consumer.address, SPEC, identity, 8, 1.0)
+            return client, self.producer
 
         environments = {group: (lambda env=env: env) for group, env in self.envs.items()}
         of_policy = {k: settings.pop(k) for k in ("start_updates", "updates_per_batch") if k in settings}
-        self.policy = ActingPolicy(PolicySettings(max_lag=max_lag, **of_policy), connect)
-        self.actor = Actor(
-            "actor-0", ActorSettings(T, poll_s=0.0, **settings), environments, [self.policy], NullReporter()
-        )
+        self.streams = Streams(connect)
+        policy = ActingPolicy(self.streams, max_lag=max_lag, taps=taps, **of_policy)
+        self.actor = Actor("actor-0", ActorSettings(T, poll_s=0.0, **settings), environments, [policy], NullReporter())
         self.actor.setup()
         self.asked: dict[int, list] = {group: [] for group in groups}
         self.saved: list = []
@@ -189,7 +193,7 @@ def test_without_max_lag_actors_do_not_wait():
 
 def test_group_ahead_leaves_blocks_to_the_group_a_batch_needs():
     """Group 1 gets no replies for a while; with 2 blocks for each, group 0 takes 2 and no more."""
-    rig = Rig(groups=(0, 1), blocks=4, most_ahead=1)
+    rig = Rig(groups=(0, 1), blocks=4, max_ahead=1)
     rig.turn(5 * T, only=0)
     assert [lease.entry.group for lease in rig.leases()] == [0, 0]
     rig.turn(T, only=1)
@@ -197,29 +201,67 @@ def test_group_ahead_leaves_blocks_to_the_group_a_batch_needs():
     assert lease.entry.group == 1
 
 
+class LostServer:
+    """An actor's streams whose server is lost, and found at once, `away` attempts later."""
+
+    def __init__(self, rig: Rig, away: int = 0) -> None:
+        self.rig, self.away = rig, away
+        rig.server.close()
+        rig.server = bind_inference(f"{rig.server.address}-again", ACT)
+        rig.streams.connect = self.connect
+
+    def connect(self, timeout_s, lost):
+        self.away -= 1
+        if self.away >= 0:
+            return None
+        return Ends(
+            connect_inference(self.rig.server.address, ACT, ProducerId("actor-0", 0), {0: B}, timeout_s=1.0),
+            self.rig.producer,
+        )
+
+
 def test_number_of_an_abandoned_trajectory_is_skipped():
     """So that replay does not join rows from before a lost server with rows after it."""
     rig = Rig(blocks=8)
     rig.turn(2 * T + 1)
-
-    class Streams:
-        epoch, new_consumer, server_text = 0, False, ""
-        check_home = staticmethod(lambda: None)
-
-        look = staticmethod(lambda timeout_s: True)
-
-        @staticmethod
-        def renew():
-            client = connect_inference(rig.server.address, ACT, ProducerId("actor-0", 0), {0: B}, timeout_s=1.0)
-            return client, rig.policy.producer
-
-    rig.server.close()
-    rig.server = bind_inference(f"{rig.server.address}-again", ACT)
-    rig.policy.streams = Streams()
+    LostServer(rig)
     rig.turn(2 + T)
     entries = [lease.entry for lease in rig.leases()]
     assert [entry.sequence for entry in entries] == [0, 1, 2]
     assert [entry.origin for entry in entries] == [(ProducerId("actor-0", 0), number) for number in (0, 1, 3)]
+
+
+class Heard:
+    """A tap that notes when it is called: with how many trajectories committed, and the number of the one that was."""
+
+    def __init__(self) -> None:
+        self.calls: list = []
+
+    def before_commit(self, trajectory) -> None:
+        self.calls.append(self.rig.consumer.pending())
+
+    def after_commit(self, entry) -> None:
+        self.calls.append(entry.origin.sequence)
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+def test_a_session_drops_what_was_open_and_keeps_what_lasts():
+    tap = Heard()
+    rig = tap.rig = Rig(blocks=8, taps=[tap])
+    rig.turn(T + 2)
+    LostServer(rig, away=3)
+    assert rig.turn(5) == 0 and rig.turn(T) == T * B
+    first = rig.asked[0][-T]
+    assert not first.observation[:, 0].any() and first.wants_core and first.step == T  # row 0 of the open trajectory
+    lease = rig.leases()[1]
+    for name, wanted in expected_rows(rig.envs[0], 0).items():
+        if name not in ("action", "log_prob"):  # they tell the steps of the whole run
+            np.testing.assert_array_equal(getattr(lease.trajectory, name)[: len(wanted)], wanted, err_msg=name)
+    facts = rig.actor.close()
+    assert facts == {"env_steps": (2 * T + 2) * B, "episodes": facts["episodes"], "trajectories": 2}
+    assert tap.calls == [0, 0, 1, 2, "closed"]
 
 
 def test_reply_waits_for_a_free_block():
@@ -284,11 +326,6 @@ def test_a_reply_has_one_version_one_for_each_environment_or_one_for_each_seat()
 
 def test_the_return_is_that_of_the_first_policys_seats():
     """In a zero-sum game the mean over all seats is 0, however well a policy plays."""
-    rig = Rig()
-    rig.actor._policies = [ActingPolicy(PolicySettings(view=SeatView("chaser", (1,))), lambda sizes: None)]
-    rig.actor._count_episodes(
-        [Episode(0, 0.0, 5, True, returns=(-9.0, 9.0)), Episode(0, 0.0, 5, True, returns=(-7.0, 7.0))]
-    )
-    assert rig.actor.report()[0]["actor/return_mean"] == 8.0
-    rig.actor._policies = [rig.policy]
-    rig.actor.close()
+    tally = Tally(Meter("actor"), SeatView("chaser", (1,)), None)
+    tally.stepped(1, [Episode(0, 0.0, 5, True, returns=(-9.0, 9.0)), Episode(0, 0.0, 5, True, returns=(-7.0, 7.0))])
+    assert tally.report()[0]["actor/return_mean"] == 8.0

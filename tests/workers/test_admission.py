@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from jsrl.transport.base import ProducerId
-from jsrl.transport.ledger.hops import SAMPLES, hop_folder, read_hop
+from jsrl.transport.ledger.legs import SAMPLES, leg_folder, read_leg
 from jsrl.transport.ledger.page import LEDGER, open_ledger, read_page
 from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, zeros
@@ -44,7 +44,7 @@ class Admission(RuleBasedStateMachine):
         super().__init__()
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where fsync costs nothing
         self.folder = Path(tempfile.mkdtemp(prefix="jsrl-admission-", dir=memory))
-        self.hop = hop_folder(self.folder, SAMPLES)
+        self.leg = leg_folder(self.folder, SAMPLES)
         self.consumer = None
         self.ends: list = []  # of all incarnations: dead ones are removed at the end only
 
@@ -62,14 +62,14 @@ class Admission(RuleBasedStateMachine):
 
     def live(self) -> None:
         """Start a learner from the snapshot; actors join it in the middle of their trajectories."""
-        self.epoch, ledger = open_ledger(self.folder / LEDGER, 0, self.snapshot["ledger"], hop=self.hop)
+        self.epoch, ledger = open_ledger(self.folder / LEDGER, 0, self.snapshot["ledger"], leg=self.leg)
         self.updates = self.snapshot["updates"]
         self.trained = self.snapshot["ledger"]["trained"] if self.snapshot["ledger"] else 0
         name = f"local:admission-{next(_numbers)}"
-        self.consumer = bind_samples(name, SPEC, blocks_per_producer=64, ledger=ledger, hop=self.hop)
+        self.consumer = bind_samples(name, SPEC, blocks_per_producer=64, ledger=ledger, leg=self.leg)
         self.incarnation += 1
         who = ProducerId("actor-0", self.incarnation)
-        self.producer = connect_samples(name, SPEC, who, GROUPS, 1.0, hop=self.hop)
+        self.producer = connect_samples(name, SPEC, who, GROUPS, 1.0, leg=self.leg)
         self.ends += [self.producer, self.consumer]
         plan = BatchPlan(
             self.order, tuple(range(GROUPS)), SIZE, GROUPS * SIZE, T, max_lag=self.max_lag, reuse=self.reuse,
@@ -143,9 +143,9 @@ class Admission(RuleBasedStateMachine):
     def nothing_is_unaccounted_for(self) -> None:
         if self.consumer is None:
             return
-        ledger, page, hop = self.consumer.ledger, read_page(self.folder / LEDGER), read_hop(self.folder)
+        ledger, page, leg = self.consumer.ledger, read_page(self.folder / LEDGER), read_leg(self.folder)
         assert ledger.balanced and ledger.received == self.produced
-        assert hop is not None and hop.balanced and hop.produced == self.produced
+        assert leg is not None and leg.balanced and leg.produced == self.produced
         assert page is not None and page.ledger.counts == ledger.counts
         assert ledger.consumed >= self.trained
 

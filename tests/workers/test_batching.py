@@ -54,7 +54,7 @@ class Stream:
         }
         self.plan = BatchPlan(**{**values, **plan})
         self.batcher = Batcher(self.consumer, SPEC, self.plan)
-        self.source = FromStream(self.batcher, self.consumer, T * self.plan.columns, 1)
+        self.source = FromStream(self.batcher, T * self.plan.columns)
 
     def put(self, group: int, seed: int, version: int = 0, producer: int = 0) -> Trajectory:
         trajectory = filled(seed, version)

@@ -163,7 +163,7 @@ def evidence(feed: Feed, folder, *, buffers: int, reuse: int = 1, aligned: bool 
     updater = EarlyRelease(AGENT, spread) if early else OwnUpdate(AGENT, spread)
     if early:
         updater.give_back(batcher)
-    source = Prefetched(FromStream(batcher, feed.consumer, T * B, reuse), Phases())
+    source = Prefetched(FromStream(batcher, T * B), Phases())
     published, store = Published(), SnapshotStore(folder / "state")
     updates = 400 if early else 8  # on a busy machine, few updates are still computing when their buffer is refilled
     settings = LearnerSettings(jax.random.key(0), updates // reuse * T * B, calls_per_batch=reuse, poll_s=5.0)

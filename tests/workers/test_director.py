@@ -25,9 +25,8 @@ from jsrl.services.runs.standings import read_standings
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
-from jsrl.workers.actor.assignments import Assignments
-from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.attached.directed import DirectorGate
+from jsrl.workers.attached.selfplay import DirectedRows, PlayedSeats
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director.leases import Leases, leases_of, result_of
 from jsrl.workers.director.state_file import StateFile
@@ -53,6 +52,11 @@ class MessageQueue(NullReporter):
         self.said.append((name, json.loads(json.dumps(facts))))
 
 
+def group_of(number: int, spec: GameSpec = SPEC, num_envs: int = 0) -> Any:
+    """Return what self-play sees of a group of environments."""
+    return SimpleNamespace(number=number, env=SimpleNamespace(spec=spec, num_envs=num_envs))
+
+
 class Fleet:
     """Actors, a learner and a director whose messages are delivered by hand, and lost where one of them dies."""
 
@@ -71,8 +75,8 @@ class Fleet:
 
     def _actor(self, incarnation: int):
         wire = MessageQueue()
-        assignments = Assignments([(0, (0, 1))], [False], reporter=wire, in_order=False)
-        assignments.join(0, SPEC, SLOTS)
+        assignments = DirectedRows([PlayedSeats(0, (0, 1))], incarnation=incarnation, reporter=wire, in_order=False)
+        assignments.join(group_of(0, SPEC, SLOTS), 0)
         self.over = getattr(self, "over", {}) | {id(assignments): list(range(SLOTS))}
         return assignments, wire, incarnation
 
@@ -97,9 +101,8 @@ class Fleet:
             if action.policy:
                 self._learn(action.command, action.facts)
             else:
-                assignments, _, incarnation = self.actors[action.worker]
-                actor: Any = SimpleNamespace(_assignments=assignments, _settings=ActorSettings(1, incarnation))
-                Actor.command(actor, Command("games", json.loads(json.dumps(action.facts))))
+                assignments, _, _ = self.actors[action.worker]
+                assignments.command(Command("games", json.loads(json.dumps(action.facts))))
 
     def _learn(self, command: str, facts: dict) -> None:
         self.updates += 1
@@ -108,8 +111,8 @@ class Fleet:
             self.versions[Player("main", facts["name"])] = version
         self.tickets.handle(CommandDone(facts["ticket"], version), self.now)
 
-    def _play(self, name: str, assignments: Assignments, rng: np.random.Generator) -> None:
-        if not assignments.is_ready(0):
+    def _play(self, name: str, assignments: DirectedRows, rng: np.random.Generator) -> None:
+        if not assignments.ready(group_of(0)):
             return
         assignments.opened(0, self.over[id(assignments)])
         over = self.over[id(assignments)] = np.flatnonzero(rng.random(SLOTS) < 0.3).tolist()
@@ -130,8 +133,8 @@ class Fleet:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch) -> None:
     """Let actors send their messages at once."""
-    monkeypatch.setattr("jsrl.workers.actor.assignments.TELL_S", 0.0)
-    monkeypatch.setattr("jsrl.workers.actor.assignments.URGE_S", 0.0)
+    monkeypatch.setattr("jsrl.workers.attached.selfplay.TELL_S", 0.0)
+    monkeypatch.setattr("jsrl.workers.attached.selfplay.URGE_S", 0.0)
 
 
 @pytest.mark.parametrize("seed", [0, slow(1), nightly(2), nightly(3)])
@@ -153,11 +156,12 @@ def test_every_assignment_ends_once_under_kills(seed: int) -> None:
     state = fleet.state
     assert state["finished"] > 250 and state["discarded"] > 10 and state["pools"]["main"]["num_frozen"] > 3
     assert all(
-        assignments.is_ready(0) or len(assignments._needs) <= SLOTS for assignments, _, _ in fleet.actors.values()
+        assignments.ready(group_of(0)) or len(assignments._needs) <= SLOTS
+        for assignments, _, _ in fleet.actors.values()
     )
     for _ in range(3):
         fleet.turn(rng)
-    assert all(assignments.is_ready(0) for assignments, _, _ in fleet.actors.values()), "an actor waits forever"
+    assert all(assignments.ready(group_of(0)) for assignments, _, _ in fleet.actors.values()), "an actor waits forever"
 
 
 @pytest.mark.slow
@@ -181,17 +185,17 @@ def test_win_rates_are_fair_while_actors_die() -> None:
 
 
 def test_assignments_follow_sides_and_only_learning_seats_train() -> None:
-    assignments = Assignments([(1, (0, 1))], [False], reporter=NullReporter(), in_order=False)
-    (cast,) = assignments.join(4, SPEC, 2)
-    assert not assignments.is_ready(4)
+    assignments = DirectedRows([PlayedSeats(1, (0, 1))], reporter=NullReporter(), in_order=False)
+    (cast,) = assignments.join(group_of(4, SPEC, 2), 0)
+    assert not assignments.ready(group_of(4))
     leases = [Lease(0, 0, [(1, 5), (1, LATEST_VERSION)], [False, True]), Lease(1, 0, [(1, -1), (2, 9)], [True, True])]
     assignments.take(leases, 0, 2)
-    assert assignments.is_ready(4)
+    assert assignments.ready(group_of(4))
     assignments.opened(4, [0, 1])
     assert cast.version.tolist() == [[5, LATEST_VERSION], [LATEST_VERSION, NOT_PLAYED]]
     acts = np.array([[1, 1], [1, 2]], np.uint8)
-    assert cast.trained(acts).tolist() == [[0, 1], [1, 0]]
-    assert cast.asked(np.array([[1, 0], [0, 1]], np.uint8)).tolist() == [[5, NOT_PLAYED], [NOT_PLAYED, NOT_PLAYED]]
+    assert cast.kinds(acts).tolist() == [[0, 1], [1, 0]]
+    assert cast.versions(np.array([[1, 0], [0, 1]], np.uint8)).tolist() == [[5, NOT_PLAYED], [NOT_PLAYED, NOT_PLAYED]]
 
 
 def test_assignments_for_a_replaced_actor_do_not_reach_its_successor() -> None:
@@ -228,8 +232,8 @@ def test_an_assignment_to_an_unknown_policy_is_refused() -> None:
 def test_actor_takes_each_assignment_once_and_tells_each_director_how_many_arrived() -> None:
     """A message may come twice, after a later one, or from an earlier director; what was lost before it comes again."""
     wire = MessageQueue()
-    assignments = Assignments([(0, (0, 1))], [False], reporter=wire, in_order=False)
-    assignments.join(0, SPEC, 4)
+    assignments = DirectedRows([PlayedSeats(0, (0, 1))], reporter=wire, in_order=False)
+    assignments.join(group_of(0, SPEC, 4), 0)
     leases = [[Lease(number, session, [(0, -1), (0, -1)], [True, True]) for number in range(9)] for session in (4, 5)]
     for session, ids, sent, received in (
         (4, [0], 1, 1), (4, [0], 1, 1), (4, [2], 3, 1), (4, [1, 2], 3, 3), (4, [1, 2, 3], 4, 4),
@@ -263,18 +267,18 @@ def test_a_game_whose_outcome_is_lost_is_discarded() -> None:
 
 
 def test_waiting_recurrent_seats_keep_acting() -> None:
-    assignments = Assignments([(0, (0, 1))], [True], reporter=NullReporter(), in_order=False)
-    (cast,) = assignments.join(0, SPEC, 1)
+    assignments = DirectedRows([PlayedSeats(0, (0, 1), True)], reporter=NullReporter(), in_order=False)
+    (cast,) = assignments.join(group_of(0, SPEC, 1), 0)
     assignments.take([Lease(0, 0, [(0, 5), (0, LATEST_VERSION)], [False, True])], 0, 1)
     assignments.opened(0, [0])
-    assert cast.asked(np.zeros((1, 2), np.uint8)).tolist() == [[5, LATEST_VERSION]]
+    assert cast.versions(np.zeros((1, 2), np.uint8)).tolist() == [[5, LATEST_VERSION]]
 
 
 def test_dead_seats_get_a_value_and_waiting_ones_nothing() -> None:
     """With `values` acting, the value function learns from the values that come with the rows of dead seats (acts 2)."""
-    assignments = Assignments([(0, (0, 1))], [False], reporter=NullReporter(), in_order=False)
-    (players,) = assignments.join(0, SPEC, 2)
-    asked = players.asked(np.array([[0, 1], [2, 0]], np.uint8))
+    assignments = DirectedRows([PlayedSeats(0, (0, 1))], reporter=NullReporter(), in_order=False)
+    (players,) = assignments.join(group_of(0, SPEC, 2), 0)
+    asked = players.versions(np.array([[0, 1], [2, 0]], np.uint8))
     assert asked.tolist() == [[NOT_PLAYED, LATEST_VERSION], [LATEST_VERSION, NOT_PLAYED]]
 
 

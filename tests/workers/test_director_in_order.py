@@ -18,11 +18,11 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command, Lease
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.types import make_version
-from jsrl.workers.actor.assignments import Assignments
+from jsrl.workers.attached.selfplay import DirectedRows, PlayedSeats
 from jsrl.workers.director.in_order import Merge, OrderSettings
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker
-from tests.workers.test_director import SPEC, MessageQueue
+from tests.workers.test_director import SPEC, MessageQueue, group_of
 
 GROUPS, SLOTS, ROWS = 3, 2, 4
 TEAM = dataclasses.replace(SPEC, seats=tuple(dataclasses.replace(seat, side="all") for seat in SPEC.seats))
@@ -62,17 +62,17 @@ class RandomOrderRun:
         )  # fmt: skip
         self.worker.setup()
         self.actors = [
-            Assignments([(0, (0, 1))], [False], reporter=MessageQueue(), in_order=True) for _ in range(GROUPS)
+            DirectedRows([PlayedSeats(0, (0, 1))], reporter=MessageQueue(), in_order=True) for _ in range(GROUPS)
         ]
         self.steps, self.over = [0] * GROUPS, [list(range(SLOTS))] * GROUPS
         for group, assignments in enumerate(self.actors):
-            assignments.join(group, TEAM if self.scored else SPEC, SLOTS)
+            assignments.join(group_of(group, TEAM if self.scored else SPEC, SLOTS), 0)
         self.mail: list[tuple[str, str, dict]] = []
 
     def play(self, group: int) -> None:
         """Make a step of a group; a fixed rule ends its episodes."""
         assignments = self.actors[group]
-        if assignments.is_ready(group) and self.steps[group] < (self.updates + 1) * ROWS:
+        if assignments.ready(group_of(group)) and self.steps[group] < (self.updates + 1) * ROWS:
             assignments.opened(group, self.over[group])
             step = self.steps[group] = self.steps[group] + 1
             drawn = [zlib.crc32(bytes([group, slot, step])) for slot in range(SLOTS)]
@@ -87,7 +87,7 @@ class RandomOrderRun:
     def learn(self) -> None:
         """Make an update once all groups have delivered their trajectories, and sometimes write a snapshot."""
         if any(
-            a.holds(g) or s < (self.updates + 1) * ROWS
+            not a.may_commit(group_of(g)) or s < (self.updates + 1) * ROWS
             for g, (a, s) in enumerate(zip(self.actors, self.steps, strict=True))
         ):
             return
@@ -145,7 +145,7 @@ class RandomOrderRun:
     "director", [DeltaUniform(freeze_env_steps=30, latest_share=0.3), PLR(num_levels=9, capacity=4)]
 )
 def test_worker_speed_does_not_change_the_order(tmp_path: Path, director, monkeypatch) -> None:
-    monkeypatch.setattr("jsrl.workers.actor.assignments.URGE_S", 0.0)  # unanswered messages are repeated continually
+    monkeypatch.setattr("jsrl.workers.attached.selfplay.URGE_S", 0.0)  # unanswered messages are repeated continually
     fleets = [RandomOrderRun(tmp_path / str(seed), director, seed) for seed in range(3)]
     first, *others = [fleet.run(20) for fleet in fleets]
     assert len(first) == 4 and all(other == first for other in others)

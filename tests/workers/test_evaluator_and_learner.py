@@ -28,6 +28,7 @@ from jsrl.workers.learner.batching import Batcher, BatchPlan
 from jsrl.workers.learner.checks import CountsItself, FiniteCheck
 from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.outlet import OpenOutlet
+from jsrl.workers.learner.seams import Gate, Skip
 from jsrl.workers.learner.sources import FromStream
 from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
@@ -240,7 +241,7 @@ def test_an_evaluation_that_takes_too_long_is_cut(tmp_path):
 
 def test_evaluations_of_a_serial_run_play_a_tenth_of_the_env_steps(tmp_path):
     """An evaluation is 10 episodes on 4 slots: 22 steps of each slot; an update has 100 env steps."""
-    rig = EvaluatorRig(tmp_path, most_share=0.1, period_updates=1)
+    rig = EvaluatorRig(tmp_path, max_share=0.1, period_updates=1)
     for updates in range(40):
         rig.params.publish(updates)
         rig.play()
@@ -434,7 +435,7 @@ class LearnerRig:
             jax.random.key(0), steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0
         )
         self.published, self.heard, self.folder = Published(), EventRecorder(), folder
-        source = FromStream(Batcher(self.consumer, SPEC, plan), self.consumer, T * B, reuse)
+        source = FromStream(Batcher(self.consumer, SPEC, plan), T * B)
         updater = OwnUpdate(AGENT, data_parallel(change, jax.local_devices()[:1], donate=False))
         store = SnapshotStore(folder / "state")
         outlet = OpenOutlet(lambda: self.published, store, self.heard, Meter("learner"))
@@ -524,6 +525,36 @@ def test_a_batch_may_be_used_for_several_updates_and_counts_its_rows_once(tmp_pa
     assert (rig.learner.updates, rig.learner.env_steps) == (2, T * B)
     np.testing.assert_allclose(rig.published.values[-1], 2.0)
     rig.learner.close()
+
+
+class SkipsOnce(Gate):
+    """A gate that replaces the state once, and trains nothing on that batch."""
+
+    skipped = False
+
+    def before(self, now, batch):
+        skips, self.skipped = not self.skipped, True
+        return Skip(now.state._replace(params=ActParams({"w": jnp.full(2, 10.0)}))) if skips else now.state
+
+
+def test_a_gate_may_replace_the_state_and_skip_the_update(tmp_path):
+    rig = LearnerRig(tmp_path)
+    rig.learner._gates = [SkipsOnce(), *rig.learner._gates]
+    for _ in range(2):
+        rig.put(1.0)
+        rig.learner.step()
+    np.testing.assert_allclose([v[0] for v in rig.published.values], [0, 10, 11])
+    assert (rig.learner.number, rig.learner.updates) == (2, 1) and rig.published.versions == [0, 1, 2]
+    rig.learner.close()
+
+
+def test_a_batch_that_others_count_on_is_trained_on_before_the_last_snapshot(tmp_path):
+    rig = LearnerRig(tmp_path)
+    rig.put(1.0)
+    promised = [rig.learner._source.next(1.0), None]
+    rig.learner._lifecycle.last = lambda: promised.pop(0)
+    assert rig.learner.close()["updates"] == 1
+    assert SnapshotStore(tmp_path / "state").load_snapshot("final").meta["updates"] == 1
 
 
 def update_with_noise(state, trajectory, key, *, axis_name=None):

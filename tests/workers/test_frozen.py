@@ -263,7 +263,7 @@ class ScriptedServer:
         found, self.arrived = self.arrived, []
         return found
 
-    def departed(self, look: bool = True) -> list[ProducerId]:
+    def departed(self, poll: bool = True) -> list[ProducerId]:
         found, self.gone = self.gone, []
         return found
 
@@ -459,7 +459,7 @@ def test_frozen_players_may_act_in_the_actor_while_a_server_acts_for_the_newest(
     whole, server, own = (make_engine(kind, frozen=frozen, warm=False) for frozen in (True, False, True))
     place = whole.serve(1, SIZE)
     own._params = None  # the actor gets none
-    client = FrozenInline(own, {1: SIZE}, Phases()).over(OneServer(server, 1))  # type: ignore[arg-type]
+    client = FrozenInline(own, OneServer(server, 1), {1: own.serve(1, SIZE)}, Phases())  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     wanted, asked = draw_versions(kind, rng), set()
     for step in range(12):

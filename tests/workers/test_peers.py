@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,16 +21,14 @@ from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.values import Registration
 from jsrl.transport.table import bind_inference, bind_samples
 from jsrl.workers import following, peers
-from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams
-from jsrl.workers.asking import InferenceRequests
-from jsrl.workers.ends import names_of_peers
+from jsrl.workers.asking import InferenceRequests, Servers
 from jsrl.workers.following import SampleWriter
 from jsrl.workers.peers import (
     CLOSED_S,
     ELSEWHERE_S,
     REFUSED_S,
-    BriefRetry,
+    Connector,
     FailoverPeer,
     FollowingParams,
     Peer,
@@ -70,7 +69,7 @@ def test_other_servers_answer_while_a_host_may_be_lost(tmp_path, monkeypatch) ->
     own = names.lookup("inference-1", 0.0)
     peer = FailoverPeer(names, SERVERS, own)
     assert peer.is_elsewhere
-    peer.mark_suspect()
+    peer.mark_suspect(own)
     assert peer.find(0.0) == own  # there is no other
     peer.known = other = names.register("inference-0", "shm:a")
     assert not peer.is_elsewhere
@@ -85,12 +84,12 @@ def test_other_servers_answer_while_a_host_may_be_lost(tmp_path, monkeypatch) ->
 
 
 def test_refusals_of_a_living_peer_are_borne_for_a_while() -> None:
-    patience, refusal = BriefRetry(), StreamClosed("no")
+    connector, refusal = Connector(SimpleNamespace(), lambda *_: None), StreamClosed("no")
     for _ in range(2):
-        patience.pause(refusal, 0.0)
+        connector.pause(refusal, 0.0)
         with pytest.raises(StreamClosed, match="no"):
-            patience.pause(refusal, 0.0)
-        patience.end()
+            connector.pause(refusal, 0.0)
+        connector.reset()
 
 
 class ParamsAt:
@@ -144,34 +143,43 @@ class RefusesFirst:
         return 0, f"reply to {self.sent[-1]}"
 
 
+LOST = StreamClosed("it ended the session")
+
+
+def served_job(tmp_path, **options):
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2, **options)
+    return make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+
+
 def test_request_after_one_for_an_unserved_policy_is_sent(tmp_path) -> None:
-    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
-    requests = InferenceRequests(make_plan(e, str(tmp_path), tmp_path).job("actor-0"))
+    requests = InferenceRequests(served_job(tmp_path))
     requests._client = client = RefusesFirst()
     with pytest.raises(UnknownPolicy):
         requests.ask(0, "a", 0.0)
     assert requests.ask(0, "b", 0.0) == "reply to b" and client.sent == ["a", "b"]
 
 
-def test_actor_of_a_lost_remote_server_fails_over_or_asks_again(tmp_path) -> None:
-    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
-    e = dataclasses.replace(e, num_inference_servers=2)
-    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+def test_actor_of_a_lost_remote_server_fails_over_or_asks_again(tmp_path, monkeypatch) -> None:
+    job, tried = served_job(tmp_path, num_inference_servers=2), list[str]()
     streams = ActorStreams(job, Meter("actor"))
-    job.names.show([Registration("inference.inference-0", "tcp://far", 0, 7, "elsewhere")])
-    candidates = names_of_peers(job.end("inference"))
-    server = FailoverPeer(job.names, candidates, job.find(candidates[0]))
-    streams._server, streams._peers, streams._client = server, [server], Broken()
-    assert streams.look(0.0) is True and streams._present[0].name == "inference.inference-0"  # there is no other
+    job.names.show([Registration(SERVER, "tcp://far", 0, 7, "elsewhere")])
+
+    def silent(address: str, *_: object, **__: object) -> None:
+        tried.append(address)
+        raise StreamTimeout("no answer")
+
+    monkeypatch.setattr("jsrl.workers.asking.connect_inference", silent)
+    streams._servers, streams._client = Servers(job, "inference", {0: 1}), Broken()
+    assert streams.connect(0.0, LOST) is None and tried == ["tcp://far"]  # there is no other
     assert ELSEWHERE_S > 3 * LOST_S - 1
     job.names.register("inference.inference-1", "shm:b", 0)
-    assert streams.look(0.0) is True and streams._present[0].name == "inference.inference-1"
+    streams._client = Broken()
+    assert streams.connect(0.0, LOST) is None and tried == ["tcp://far", "shm:b"]
 
 
 def test_actor_whose_connection_to_a_living_server_broke_connects_again(tmp_path) -> None:
     """It was paused, or cut off, for longer than the silence after which a connection counts as broken."""
-    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
-    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    job = served_job(tmp_path)
     consumer = bind_samples(f"ipc://{tmp_path}/samples", job.schemas.trajectory)
     server = bind_inference(f"ipc://{tmp_path}/{SERVER}", job.schemas.act)
     for name, address in (("samples.learner", consumer.address), (SERVER, server.address)):
@@ -183,56 +191,53 @@ def test_actor_whose_connection_to_a_living_server_broke_connects_again(tmp_path
             server.collect(8, 0.05)
 
     (answering := threading.Thread(target=answer)).start()
-    client, writer = streams.open({0: 1})
-    assert streams.look(0.0) is False
-    client._link.watch.broken = True
+    first = streams.open({0: 1})
+    first.client._link.watch.broken = True
     with pytest.raises(StreamClosed, match="the connection to the server broke"):
-        client.receive(0.0)
-    assert streams.look(0.0) is True
-    client, writer = streams.renew()
-    assert streams.look(0.0) is False
+        first.client.receive(0.0)
+    again = streams.connect(0.0, LOST)
+    assert again is not None and again.client is not first.client and again.producer is first.producer
+    assert not again.new_learner
+    with pytest.raises(StreamTimeout):
+        again.client.receive(0.0)
     ended.set()
     answering.join()
-    for end in (client, writer, consumer, server):
+    for end in (streams, consumer, server):
         end.close()
 
 
 def test_actor_does_not_wait_for_a_server_that_ends_while_it_connects_again(tmp_path, monkeypatch) -> None:
     """A server closes its stream before its process ends."""
     monkeypatch.setattr(peers, "CONNECT_S", 30.0)
-    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
-    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    job = served_job(tmp_path)
     job.names.register(SERVER, f"shm:{tmp_path}/closed")
-    streams = ActorStreams(job, Meter("actor"))
-    server = FailoverPeer(job.names, [SERVER], job.find(SERVER))
-    streams._server, streams._peers, streams._client, streams._group_sizes = server, [server], Broken(), {0: 1}
-    assert streams.look(0.0) is True
-    job.names.register(SERVER, f"shm:{tmp_path}/next", 1)
+    servers = Servers(job, "inference", {0: 1})
+    next_life = threading.Timer(0.3, job.names.register, [SERVER, f"shm:{tmp_path}/next", 1])
+    next_life.start()
     started = time.monotonic()
-    assert streams.renew() is None and time.monotonic() - started < 15.0
+    assert servers.connect(0.0) is None and time.monotonic() - started < 15.0
+    next_life.join()
 
 
 @pytest.mark.parametrize("host", ["", socket.gethostname()])
-def test_actor_asks_a_silent_server_on_another_host_again_for_a_limited_time(tmp_path, monkeypatch, host: str) -> None:
+def test_worker_asks_a_silent_server_on_another_host_again_for_a_limited_time(tmp_path, monkeypatch, host: str) -> None:
     """About a server on its own host the controller decides."""
     monkeypatch.setattr(peers, "CONNECT_S", 0.02)
-    monkeypatch.setattr(peers, "MOST_CONNECT_S", 0.02)
+    monkeypatch.setattr(peers, "MAX_CONNECT_S", 0.02)
     monkeypatch.setattr(peers, "ELSEWHERE_S", 0.2)
-    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
-    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    job = served_job(tmp_path)
     found = Registration(SERVER, f"shm:{tmp_path}/closed", 0, os.getpid(), host)
     monkeypatch.setattr(FileNames, "lookup", lambda *_: found)
-    streams, server = ActorStreams(job, Meter("actor")), FailoverPeer(job.names, [SERVER], found)
-    streams._server, streams._peers, streams._client, streams._group_sizes = server, [server], Broken(), {0: 1}
-    with contextlib.nullcontext() if host else pytest.raises(StreamClosed, match="cannot be made again: no process"):
+    servers = Servers(job, "inference", {0: 1})
+    told = "inference.inference-0 is registered on another host, but does not answer this worker: no process"
+    with contextlib.nullcontext() if host else pytest.raises(StreamClosed, match=told):
         for _ in range(20 if host else 1000):
-            assert streams.look(0.0) is True and streams.renew() is None
+            assert servers.connect(0.0) is None
 
 
 @pytest.mark.parametrize("served", [True, False])
 def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypatch, served: bool) -> None:
-    for module in (following, actor_streams):
-        monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(peers, "CONNECT_TIMEOUT_S", 5.0)
     placement = "served" if served else "inline"
     e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement=placement, num_actors=2, num_envs=2)
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
@@ -257,10 +262,8 @@ def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypa
     answering.start()
     try:
         if served:
-            streams = ActorStreams(job, Meter("actor"))
-            client, writer = streams.open({0: 1})
-            assert streams.look(0.0) is False
-            client.close()
+            writer = ActorStreams(job, Meter("actor"))
+            writer.open({0: 1})
         else:
             writer = SampleWriter(job, "samples", job.schemas.trajectory)
             writer.open()
@@ -276,8 +279,7 @@ def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypa
 @pytest.mark.parametrize("served", [True, False])
 def test_actor_of_a_peer_that_dies_before_it_answers_finds_the_next_one(tmp_path, monkeypatch, served: bool) -> None:
     """In shared memory the next one has the same address."""
-    for module in (following, actor_streams):
-        monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(peers, "CONNECT_TIMEOUT_S", 5.0)
     monkeypatch.setattr(peers, "LOOK_S", 0.0)
     e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
@@ -319,14 +321,13 @@ def test_actor_of_a_peer_that_dies_before_it_answers_finds_the_next_one(tmp_path
     monkeypatch.setattr(FileNames, "lookup", lookup)
     with ends:
         if served:
-            streams = ActorStreams(job, Meter("actor"))
-            client, writer = streams.open({0: 1})
-            assert streams._server.known.incarnation == 1
-            client.close()
+            writer = ActorStreams(job, Meter("actor"))
+            writer.open({0: 1})
+            assert writer._servers.peer.known.incarnation == 1
         else:
             writer = SampleWriter(job, "samples", job.schemas.trajectory)
             writer.open()
-            assert writer._writer.peers[0].known.incarnation == 1
+            assert writer._writer._readers[0].peer.known.incarnation == 1
         writer.close()
     consumer.close()
 
@@ -339,7 +340,7 @@ def test_writer_of_a_reader_that_just_closed_its_stream_waits_for_the_next_one(t
     closed = bind_samples(f"ipc://{tmp_path}/0", job.schemas.trajectory)
     reader = Registration("samples.learner", closed.address, 0, os.getpid(), host)
     waits = []
-    monkeypatch.setattr(following.BriefRetry, "pause", lambda self, refusal, limit_s=REFUSED_S: waits.append(limit_s))
+    monkeypatch.setattr(Connector, "pause", lambda self, refusal, limit_s=REFUSED_S: waits.append(limit_s))
     monkeypatch.setattr(job.names.__class__, "lookup", lambda *_: reader)
     writer = SampleWriter(job, "samples", job.schemas.trajectory)
     writer.open()
@@ -355,78 +356,53 @@ def test_writer_of_a_reader_that_just_closed_its_stream_waits_for_the_next_one(t
     next_life.close()
 
 
-def served_job(tmp_path):
-    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
-    return make_plan(e, str(tmp_path), tmp_path).job("actor-0")
-
-
-@pytest.mark.parametrize("host", ["", "here"])
-def test_silent_peer_on_another_host_ends_a_worker_with_its_name(tmp_path, monkeypatch, host: str) -> None:
-    """About a peer on its own host the controller decides."""
-    job = served_job(tmp_path)
-    monkeypatch.setattr(peers, "CONNECT_S", 0.0)
-    monkeypatch.setattr(peers, "ELSEWHERE_S", 0.0)
-    found = Registration("samples.learner", f"shm:{tmp_path}/closed", 1, os.getpid(), host)
-    monkeypatch.setattr(FileNames, "lookup", lambda *_: found)
-    before = dataclasses.replace(found, incarnation=0)
-    requests, writer = InferenceRequests(job), SampleWriter(job, "samples", job.schemas.trajectory)
-    requests._peer = FailoverPeer(job.names, [SERVER], before)
-    writer._writer.peers, writer._writer._ends = [Peer(job.names, "samples.learner", before)], [None]
-    writer._lost = StreamClosed("the reader is gone")
-    told = "samples.learner is registered on another host, but does not answer"
-    for ask in (lambda: requests.ask(0, "a", 0.0), lambda: writer.reserve(0.0)):
-        with contextlib.nullcontext() if host else pytest.raises(StreamClosed, match=told):
-            for _ in range(3):
-                assert ask() is None
-
-
-def test_attempts_to_connect_last_longer_until_a_distant_peer_can_answer(tmp_path, monkeypatch) -> None:
+def test_attempts_to_connect_last_longer_until_a_distant_peer_can_answer(monkeypatch) -> None:
     """Five and a half round trips: one of TCP, three and a half of ZeroMQ and its encryption, one of the hello."""
-    job, attempts = served_job(tmp_path), list[float]()
+    attempts = list[float]()
     monkeypatch.setattr(peers.time, "sleep", lambda _: None)
     found = Registration("samples.learner", "tcp://far", 1, 7, "")
-    monkeypatch.setattr(FileNames, "lookup", lambda *_: found)
+    peer = Peer(SimpleNamespace(lookup=lambda *_: found), "samples.learner", dataclasses.replace(found, incarnation=0))
 
-    def connect_over_round_trips_of_1_s(*args: object, **_: object) -> Broken:
-        attempts.append(args[4])
-        if args[4] < 5.5:
+    def connect_over_round_trips_of_1_s(_: Registration, timeout_s: float, check: object) -> str:
+        attempts.append(timeout_s)
+        if timeout_s < 5.5:
             raise StreamTimeout("no answer yet")
-        return Broken()
+        return "connected"
 
-    for end in ("following.connect_writer", "asking.connect_inference", "actor.streams.connect_inference"):
-        monkeypatch.setattr(f"jsrl.workers.{end}", connect_over_round_trips_of_1_s)
-    monkeypatch.setattr(following.Writer, "read_epoch", lambda _: 0)
-    before = dataclasses.replace(found, incarnation=0)
-    requests, writer = InferenceRequests(job), SampleWriter(job, "samples", job.schemas.trajectory)
-    requests._peer = FailoverPeer(job.names, [SERVER], before)
-    writer._writer.peers, writer._writer._ends = [Peer(job.names, "samples.learner", before)], [None]
-    writer._lost = StreamClosed("the reader is gone")
-    streams, server = ActorStreams(job, Meter("actor")), FailoverPeer(job.names, [SERVER], before)
-    streams._server, streams._peers, streams._client, streams._group_sizes = server, [server], Broken(), {0: 1}
-    streams._present = [found]
-    for connect in (lambda: requests.ask(0, "a", 0.0), lambda: writer.reserve(0.0), streams.renew):
-        attempts.clear()
-        for _ in range(3):
-            connect()
-        assert attempts == [2.0, 4.0, 8.0]
+    connector = Connector(peer, connect_over_round_trips_of_1_s)
+    assert [connector.connect(0.0) for _ in range(3)] == [None, None, "connected"]
+    assert attempts == [2.0, 4.0, 8.0] and peer.known == found
+
+
+class ClosedEnd:
+    """The writing end of a stream whose reader has closed it."""
+
+    def reserve(self, timeout_s: float) -> None:
+        raise StreamClosed("the reader closed")
 
 
 def test_time_without_a_peer_is_no_time_of_refusals(tmp_path, monkeypatch) -> None:
     """The next one may refuse at first, long after the one before was lost."""
-    job, lost = served_job(tmp_path), StreamClosed("the reader closed")
-    for module in (following, actor_streams):
-        monkeypatch.setattr(module, "CLOSED_S", 0.0)
-    job.names.register("samples.learner", "shm:a")
-    learner = Peer(job.names, "samples.learner", job.names.lookup("samples.learner", 0.0))
-    writer, streams = SampleWriter(job, "samples", job.schemas.trajectory), ActorStreams(job, Meter("actor"))
-    writer._writer.peers, writer._writer._ends, streams._peers, writer._lost = [learner], [None], [learner], lost
-    present = [True]
-    monkeypatch.setattr(Peer, "find", lambda *_: learner.known if present[0] else None)
+    monkeypatch.setattr(following, "CLOSED_S", 0.0)
+    job = served_job(tmp_path)
+    known, present = job.names.register("samples.learner", "shm:a"), [True]
+    monkeypatch.setattr(Peer, "find", lambda *_: known if present[0] else None)
+    writer = SampleWriter(job, "samples", job.schemas.trajectory)
+    writer._writer._readers = [Connector(Peer(job.names, "samples.learner", known), lambda *_: None)]
+    writer._writer._ends, writer.is_lost = [ClosedEnd()], True
     for present[0] in (True, False, True):
         assert writer.reserve(0.0) is None
-        if streams.look(0.0) is not None:
-            streams.wait(lost)
-    with pytest.raises(StreamClosed):
+    with pytest.raises(StreamClosed, match="the reader closed"):
         writer.reserve(0.0)
-    with pytest.raises(StreamClosed):
-        streams.wait(lost)
+
+
+def test_actor_tells_a_new_learner_from_a_new_server(tmp_path, monkeypatch) -> None:
+    """Behind workers between them, a learner is known by its epoch alone, which may be read at any connection."""
+    epochs = iter([3, 3, 4, 4])
+    streams = ActorStreams(served_job(tmp_path), Meter("actor"))
+    monkeypatch.setattr(streams._writer, "read_epoch", lambda: next(epochs))
+    ends = [streams._ends(Broken()) for _ in range(4)]
+    assert [(end.epoch, end.new_learner) for end in ends] == [(3, False), (3, False), (4, True), (4, False)]
+    streams._writer.renewed += 1
+    monkeypatch.setattr(streams._writer, "read_epoch", lambda: 4)
+    assert streams._ends(Broken()).new_learner

@@ -32,11 +32,12 @@ from jsrl.workers.attached.agreement import (
     Send,
     Turn,
 )
-from jsrl.workers.attached.ranks import Follower, Leader, TurnLimit, held_port
+from jsrl.workers.attached.ranks import Follower, Leader, SynchronizedSource, TurnLimit, held_port
 from jsrl.workers.base import NullReporter
 from jsrl.workers.jobs import StartPoint
 from tests.tiny_agent import STILL
 
+SOURCE = ("example", "begin", "env_steps", "pending", "stand_in", "close", "counts", "ledger")
 BEGIN = RankStart(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
 
 
@@ -270,6 +271,15 @@ def test_rank_waits_for_the_learner_of_its_incarnation(joined, tmp_path: Path) -
     with InThread(lambda: found.append(Follower(make_job(tmp_path, "rank-1", "learner")))):
         leader = Leader(make_job(tmp_path, "learner", "rank-1"), BEGIN)
     close(leader, *found)
+
+
+def test_batch_of_a_rank_is_lent_once_all_have_one() -> None:
+    """Until then it waits, and no other one is taken from the source; it also is the last one that was promised."""
+    batches, answers = iter("abc"), iter((False, True, False))
+    source: Any = SimpleNamespace(next=lambda timeout_s: next(batches), **dict.fromkeys(SOURCE))
+    group: Any = SimpleNamespace(agree=lambda has_batch, timeout_s: next(answers), halt=lambda: True)
+    shared = SynchronizedSource(source, group)
+    assert [shared.next(0.0) for _ in range(3)] == [None, "a", None] and shared.last() == "b"
 
 
 def test_rank_of_a_resumed_run_counts_the_updates_of_its_learner(tmp_path: Path, monkeypatch) -> None:

@@ -31,8 +31,8 @@ from jsrl.types import (
     named_leaves,
     with_columns,
 )
-from jsrl.workers.actor import recording
-from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.attached import recording
+from jsrl.workers.attached.recording import RecordingWriter
 from jsrl.workers.learner.recorded import RecordedConsumer
 from tests.marks import nightly, slow
 
@@ -73,10 +73,10 @@ def record(folder, number: int, *, first: int = 0, **options) -> RecordingWriter
     writer = writer_to(folder, **options)
     for i in range(first, first + number):
         source = numbered(i)
-        copied = writer.copy(source)
+        writer.before_commit(source)
         for leaf in leaves(source):
             leaf[...] = 0  # after the commit, the memory belongs to the consumer
-        writer.put(Entry(ProducerId("actor-0", 0), i % 2, i), copied)
+        writer.after_commit(Entry(ProducerId("actor-0", 0), i % 2, i))
     writer.close()
     return writer
 
@@ -105,7 +105,8 @@ def test_slow_disk_drops_trajectories_without_delay(tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "write_chunk", write_chunk)
     writer = writer_to(tmp_path, wait=False, chunk_bytes=1, warned=warned)
     for i in range(20):
-        writer.put(Entry(ProducerId("actor-0", 0), 0, i), writer.copy(numbered(i)))
+        writer.before_commit(numbered(i))
+        writer.after_commit(Entry(ProducerId("actor-0", 0), 0, i))
     assert writer.dropped == 20 - recording.MIN_BUFFERS
     assert len(warned) == 1 and "does not keep up" in warned[0]
     slow.set()

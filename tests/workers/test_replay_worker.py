@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from jsrl.agents.dqn import DQNConfig
 from jsrl.envs.config import EnvConfig
-from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.errors import StreamTimeout
 from jsrl.experiment import Experiment, ReplayConfig
 from jsrl.graph.plan import make_plan
 from jsrl.replay.host.files import load_replay, save_replay
@@ -21,7 +21,7 @@ from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import read_ids
 from jsrl.replay.shared import windows_spec
 from jsrl.transport.base import ProducerId
-from jsrl.transport.ledger.hops import ledger_path
+from jsrl.transport.ledger.legs import ledger_path
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.transport.table import bind_samples, connect_samples
@@ -29,14 +29,12 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_t
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replayed import FromReplay, ReplayConsumer
-from jsrl.workers.peers import CLOSED_S
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker, build_replay
 
 T, B, M = 4, 3, 8
 SPEC = make_trajectory_spec(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=B)
 CONFIG = ReplayConfig(capacity=2_000, batch_size=M, min_size=1, prioritised=True)
 WINDOWS = windows_spec(CONFIG, SPEC)
-NEXT = SimpleNamespace(name="samples.learner", host="here")  # the registration of the next learner
 numbers = itertools.count()
 
 
@@ -54,6 +52,31 @@ class Quiet:
 
     def event(self, name: str, text: str = "", **facts) -> None:
         self.warnings.append(text)
+
+
+class Batches:
+    """The writing end of batches, as a SampleWriter; a test says when the learner is being replaced."""
+
+    def __init__(self, producer) -> None:
+        self._producer, self.is_lost, self.renewed, self.polled = producer, False, 0, 0
+
+    def reserve(self, timeout_s: float):
+        try:
+            return self._producer.reserve(timeout_s)
+        except StreamTimeout:
+            return None
+
+    def commit(self, block, group: int) -> bool:
+        block.commit(group)
+        return True
+
+    def poll(self) -> None:
+        self.polled += 1
+        self.renewed += self.is_lost
+        self.is_lost = False
+
+    def close(self) -> None:
+        self._producer.close()
 
 
 class World:
@@ -86,7 +109,7 @@ class World:
                 index=index, groups=(index,), threads=threads, folder=str(folder / str(index)), poll_s=0.0,
                 total_env_steps=total_env_steps,
             )  # fmt: skip
-            transports = ReplayStreams(rows, out, back)
+            transports = ReplayStreams(rows, cast("Any", Batches(out)), back)
             worker = ReplayWorker(f"replay-{index}", settings, replay, limiter, lambda r=transports: r, Quiet())
             worker.setup()
             self.workers.append(worker)
@@ -219,91 +242,31 @@ def test_replay_worker_that_closes_during_feedback_does_not_end_the_learner(worl
     assert w.learner.lost_feedback == M and not w.learner._producers
 
 
-def test_learner_that_ends_again_while_a_replay_worker_reconnects_costs_no_rows(world, monkeypatch):
+def test_replay_worker_without_a_learner_inserts_and_connects_again_once_no_thread_writes(world):
+    """Connecting closes the old stream: a thread may be writing a batch into its memory."""
     w = world()
-    worker = w.workers[0]
-    refusals = [StreamClosed("the consumer closed just after its welcome."), StreamTimeout("no answer")]
-    batches, known = worker._streams.batches, []
-
-    def connect(found, timeout_s, check):
-        if refusals:
-            raise refusals.pop(0)
-        known.append(found)
-        return batches
-
-    monkeypatch.setattr(batches, "close", lambda: None)
-    learner = SimpleNamespace(check=lambda: None, find=lambda _: NEXT, is_known=lambda found: found in known, known="")
-    monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
-    worker._streams.learner, worker._streams.connect_batches = learner, connect
-    worker._lose(StreamClosed("the learner is gone"), batches)
-    w.put(0, 0.0)
-    for _ in range(3):
+    worker, batches = w.workers[0], w.workers[0]._streams.batches
+    batches.is_lost, worker._drawing = True, 1
+    for _ in range(2):
+        w.put(0, 0.0)
         worker.step()
-    assert known == [NEXT] and learner.known == NEXT and worker._lost is None and worker._replay.size > 0
-    monkeypatch.undo()
+    assert worker._replay.size == 2 * T * B and (batches.polled, batches.renewed) == (0, 0)
+    assert worker._draw_once(worker._phases) == 0
+    worker._drawing = 0
+    worker.step()
+    assert batches.renewed == 1 and worker._reporter.warnings == ["reconnected to the restarted learner"]
+    assert w.learner.pending() == 1, "and it draws again"
 
 
-class RestartedLearner:
-    """A learner that was replaced by the next one."""
-
-    def __init__(self, *, is_elsewhere: bool = False) -> None:
-        self.known, self.is_elsewhere = SimpleNamespace(), is_elsewhere
-
-    def check(self) -> None:
-        if self.known != NEXT:
-            raise StreamClosed("the learner is gone")
-
-    def find(self, timeout_s: float) -> SimpleNamespace:
-        return NEXT
-
-    def is_known(self, found: SimpleNamespace) -> bool:
-        return found == self.known
-
-
-def test_drawing_thread_that_finds_the_old_stream_closed_late_ends_nothing(world, monkeypatch):
-    """The main thread has connected to the new learner between the error and its note."""
+def test_batch_that_no_learner_took_ends_no_thread_and_is_not_counted(world, monkeypatch):
     w = world()
     worker = w.workers[0]
-    batches, lose = worker._streams.batches, worker._lose
-    next_batches = SimpleNamespace(mark_lost=lambda _: None, close=lambda: None)
-    worker._streams.learner, worker._streams.connect_batches = RestartedLearner(), lambda *_: next_batches
-    monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
-
-    def closed(timeout_s):
-        raise StreamClosed("the learner closed this stream")
-
-    def note_late(*of):
-        monkeypatch.setattr(worker, "_lose", lose)
-        worker._follow_learner()
-        lose(*of)
-
-    monkeypatch.setattr(batches, "reserve", closed)
-    monkeypatch.setattr(worker, "_lose", note_late)
+    monkeypatch.setattr(worker._streams.batches, "commit", lambda block, group: block.abandon() or False)
     for _ in range(2):
         w.put(0, 0.0)
         worker._insert()
-    assert worker._draw_safely(worker._phases) == 0
-    assert worker._streams.batches is next_batches and worker._lost is None
-    worker._streams.batches = batches
-    monkeypatch.undo()
-
-
-@pytest.mark.parametrize("elsewhere", [True, False])
-def test_closed_stream_to_a_living_learner_is_borne_until_its_process_ends(world, monkeypatch, elsewhere):
-    """It may end long after it has closed its streams, and on another host that is noticed late."""
-    w = world()
-    worker = w.workers[0]
-    learner = worker._streams.learner = RestartedLearner(is_elsewhere=elsewhere)
-    learner.known = NEXT
-    worker._streams.connect_batches = lambda *_: None
-    monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
-    worker._lose(StreamClosed("the learner closed this stream"), worker._streams.batches)
-    worker._lost_s -= CLOSED_S - 1
-    worker.step()
-    worker._lost_s -= 2
-    with pytest.raises(StreamClosed, match="closed this stream"):
-        worker.step()
-    worker._lost = None
+    assert worker._draw_once(worker._phases) == 1 and worker._drawing == 0
+    assert "replay/samples_per_s" not in worker.report()[0]
 
 
 def test_ratio_holds_rows_back_until_the_learner_samples(world):
@@ -409,8 +372,8 @@ def test_restarted_replay_worker_goes_on_counting_inserted_env_steps(tmp_path):
     job = make_plan(experiment, str(tmp_path), tmp_path).job("replay-0")
     job = dataclasses.replace(job, incarnation=1)
     env_steps = 16 * experiment.group_size
-    _, ledger = open_ledger(ledger_path(tmp_path, job.end("samples").hop), 0, None)
-    ledger.settle("consumed", 5)
+    _, ledger = open_ledger(ledger_path(tmp_path, job.end("samples").leg), 0, None)
+    ledger.finish("consumed", 5)
     limiter = build_replay(job, NullReporter())._limiter
     assert (limiter.inserted, limiter.until, limiter.drawn) == (5 * env_steps, 5 * env_steps + 256, 0)
     limiter.inserted, limiter.until, limiter.free, limiter.drawn = 3 * env_steps, 2 * env_steps, 2 * env_steps, 7

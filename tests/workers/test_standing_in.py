@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,14 @@ from jsrl.services.runs.control_bodies import Command
 from jsrl.transport.base import ProducerId, Reply, Request
 from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import make_version
-from jsrl.workers.actor.policies import ActingPolicy, Pace, PolicyRows, PolicySettings
+from jsrl.workers.actor.policies import ActingPolicy, Pace, Progress
+from jsrl.workers.actor.streams import Streams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan
 from tests.marks import slow
 from tests.workers.test_actor import SPEC as ACTOR_SPEC
-from tests.workers.test_actor import B, Counted
+from tests.workers.test_actor import B, Counted, Rig
 from tests.workers.test_actor import T as ROWS
 from tests.workers.test_batching import SIZE, SPEC, Stream, T, filled, joined, numbers, same
 
@@ -103,7 +103,7 @@ def test_an_actor_makes_further_trajectories_with_the_same_params_and_goes_on_fr
     consumer = bind_samples(f"local:standing-{next(numbers)}", ACTOR_SPEC, blocks_per_producer=8)
     producer = connect_samples(consumer.address, ACTOR_SPEC, ProducerId("actor-0", 0), 2, 1.0)
     client = Here()
-    policy = ActingPolicy(PolicySettings(max_lag=0, acts_here=True), lambda sizes: (client, producer))
+    policy = ActingPolicy(Streams(lambda sizes: (client, producer)), max_lag=0, acts_here=True)
     environments = {group: (lambda group=group: Counted(group)) for group in (0, 1)}
     actor = Actor("actor-0", ActorSettings(ROWS, poll_s=0.0), environments, [policy], NullReporter())
     actor.setup()
@@ -140,22 +140,25 @@ def test_an_actor_makes_further_trajectories_with_the_same_params_and_goes_on_fr
 
 def test_an_actor_that_is_served_waits() -> None:
     """A server answers the requests that it has; the absent groups' rows come from their replacements."""
-    rows = PolicyRows(ActingPolicy(PolicySettings(max_lag=0), lambda sizes: None), 0, None)  # type: ignore[arg-type, return-value]
-    actor = SimpleNamespace(_groups={0: SimpleNamespace(rows=[rows], number=0)})
-    Actor._stand_in(actor, 0, 0, 3, {0: 2})  # type: ignore[arg-type]
-    assert rows.pace == Pace()
+    rig = Rig()
+    rig.actor.command(Command("stand_in", {"policy": 0, "epoch": 0, "batch": 3, "each": [[0, 2]]}))
+    assert rig.actor.groups[0].progress[0].pace == Pace()
+    rig.actor.close()
 
 
 def test_a_new_learner_may_ask_before_an_actor_has_found_it() -> None:
-    rows = PolicyRows(ActingPolicy(PolicySettings(), lambda sizes: None), 0, None, trajectory=9)  # type: ignore[arg-type, return-value]
+    rows = Progress(ActingPolicy(UNUSED), trajectory=9)
     rows.stand_in(0, 9, 2)
     rows.stand_in(1, 4, 3)
-    rows.begin_again(1)
+    rows.for_new_learner(1)
     rows.trajectory = 5  # of its first reply: with three for each batch from 4 on, this one is still for 4
     assert rows.batch == 4
-    rows.begin_again(2)
+    rows.for_new_learner(2)
     rows.trajectory = 5
     assert rows.batch == 5
+
+
+UNUSED: Any = None  # instead of streams
 
 
 class World:
@@ -163,7 +166,7 @@ class World:
 
     def __init__(self, seed: int, groups: int, max_lag: int, prefetched: int) -> None:
         self.rng = random.Random(seed)
-        self.settings = PolicySettings(max_lag=max_lag, acts_here=True)
+        self.policy = ActingPolicy(UNUSED, max_lag=max_lag, acts_here=True)
         self.version, self.prefetched, self.batches = 0, prefetched, deque[Any]()
         self.consumer = bind_samples(f"local:world-{next(numbers)}", SPEC, blocks_per_producer=2)
         plan = BatchPlan("by_group", tuple(range(groups)), SIZE, groups * SIZE, T, max_lag=max_lag, buffers=4)
@@ -173,7 +176,7 @@ class World:
         )
         self.to_learner: list[int] = []  # the groups that it is to know as absent
         self.incarnations = dict.fromkeys(range(groups), -1)
-        self.rows: dict[int, PolicyRows | None] = {}
+        self.rows: dict[int, Progress | None] = {}
         self.producers: dict[int, Any] = {}
         self.lags: list[int] = []
         self.trajectory = filled(seed)
@@ -184,8 +187,7 @@ class World:
         self.incarnations[group] += 1
         who = ProducerId(f"actor-{group}", self.incarnations[group])
         self.producers[group] = connect_samples(self.consumer.address, SPEC, who, group + 1, 1.0)
-        policy = ActingPolicy(self.settings, lambda sizes: None)  # type: ignore[arg-type, return-value]
-        self.rows[group] = PolicyRows(policy, group, None)  # type: ignore[arg-type]
+        self.rows[group] = Progress(self.policy)
 
     def die(self, group: int) -> None:
         self.rows[group] = None
@@ -194,7 +196,7 @@ class World:
     def act(self, group: int) -> None:
         """Make a whole trajectory, if its params are there and a block is free."""
         rows = self.rows[group]
-        if rows is None or self.settings.min_updates(rows.batch) > self.version:
+        if rows is None or self.policy.min_updates(rows.batch) > self.version:
             return
         try:
             self.trajectory.version[:-1] = make_version(0, self.version)

@@ -17,7 +17,7 @@ from jsrl.graph.graph import Graph, node
 from jsrl.graph.plan import Plan, make_plan
 from jsrl.replay.shared import windows_spec
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer
-from jsrl.transport.ledger.hops import read_hops
+from jsrl.transport.ledger.legs import read_legs
 from jsrl.transport.stream import replay_batch_spec
 from jsrl.transport.table import connect_samples
 from jsrl.types import ArraySpec
@@ -195,7 +195,7 @@ def test_broadcast_waits_for_the_slowest_reader(plan: Plan, tmp_path: Path) -> N
     assert taken(count) == taken(replay) == [2]
     for end in (actor, between, replay, count):
         end.close()
-    ledgers = read_hops(folder)
+    ledgers = read_legs(folder)
     assert {name: ledger.produced for name, ledger in ledgers.items()} == {
         "samples.augment": 3,
         "samples-augment.replay-0": 3,

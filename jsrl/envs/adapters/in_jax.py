@@ -55,19 +55,14 @@ class JaxVector:
     def __init__(
         self, env: JaxEnv, config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0
     ) -> None:
-        if not isinstance(getattr(env, "spec", None), EnvSpec):
-            raise ConfigError(
-                f"{config.id!r} with env.backend=jax made {type(env).__name__}; expected an environment with spec, reset(key) "
-                "and step(key, state, action): see jsrl.extend.JaxEnv"
-            )
         self.spec, self.num_envs = replace(env.spec, name=str(config.id)), num_envs
         own_seed = vector_seed(seed, group)
         self._key = jax.device_put(jax.random.key(own_seed), jax.local_devices(backend="cpu")[0])
         self._calls, self._most = 0, config.max_episode_steps
         self._rows = Rows(config, num_envs, [own_seed] * num_envs)
         self._rows.watch_masks(self.spec)
-        self._reset = jax.jit(partial(_reset, env, num_envs))
-        self._step = jax.jit(partial(_step, env), donate_argnums=2)
+        self._reset = jax.jit(partial(reset_all, env, num_envs))
+        self._step = jax.jit(partial(step_all, env), donate_argnums=2)
         self._state: Tree = None
 
     def reset(self) -> EnvStep:
@@ -99,11 +94,12 @@ class JaxVector:
         self._state = None
 
 
-def _reset(env: JaxEnv, num_envs: int, key: Array, call: Array) -> tuple[Tree, Tree]:
+def reset_all(env: JaxEnv, num_envs: int, key: Array, call: Array) -> tuple[Tree, Tree]:
+    """Return (state, observation) of all environments at the start; `call` numbers the uses of `key`."""
     return jax.tree.map(_strong, jax.vmap(env.reset)(jax.random.split(jax.random.fold_in(key, call), num_envs)))
 
 
-def _step(env: JaxEnv, key: Array, call: Array, state: Tree, action: Array, first: Array) -> JaxStep:
+def step_all(env: JaxEnv, key: Array, call: Array, state: Tree, action: Array, first: Array) -> JaxStep:
     """Step all environments; those whose episode ended in the last step begin a new one, and their action is ignored."""
     keys = jax.random.split(jax.random.fold_in(key, call), (2, *first.shape))
     stepped = JaxStep(*jax.vmap(env.step)(keys[0], state, action))
@@ -159,12 +155,21 @@ class Gymnax:
         return JaxStep(state, observation, reward, terminated, truncated & ~terminated)
 
 
+def make_one(config: EnvConfig, factory: Any = None) -> JaxEnv:
+    """Return one environment: `gymnax:NAME`, or what the id's class or function (or `factory`) makes."""
+    if factory is None and config.id.startswith("gymnax:"):
+        return Gymnax(config)
+    env: JaxEnv = (factory or import_target(config.id))(**config.kwargs)
+    if not isinstance(getattr(env, "spec", None), EnvSpec):
+        raise ConfigError(
+            f"{config.id!r} with env.backend=jax made {type(env).__name__}; expected an environment with spec, reset(key) "
+            "and step(key, state, action): see jsrl.extend.JaxEnv"
+        )
+    return env
+
+
 def make_jax(
     config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0, factory: Any = None
 ) -> JaxVector:
-    """Return a vector of environments of `gymnax:NAME`, or of those that the id's class or function makes."""
-    if factory is None:
-        env: JaxEnv = Gymnax(config) if config.id.startswith("gymnax:") else import_target(config.id)(**config.kwargs)
-    else:
-        env = factory(**config.kwargs)
-    return JaxVector(env, config, num_envs, seed, group)
+    """Return a vector of equal environments, see make_one."""
+    return JaxVector(make_one(config, factory), config, num_envs, seed, group)

@@ -16,6 +16,7 @@ last step have `acts` as if it went on, because the truncation bootstraps from t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +24,44 @@ import numpy as np
 
 from jsrl.envs.base import GameStep
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.rows import Rows
+from jsrl.envs.games.groups import SeatGroups
+from jsrl.envs.rows import Rows, slot_seeds
 from jsrl.errors import EnvironmentFault
 from jsrl.types import VALUE_ONLY, GameSpec, Tree
+
+
+class VectorisedGame:
+    """Base of games that step all slots at once: their seats in groups, seeds and rows.
+
+    Attributes:
+      spec: of the game. num_envs: B. groups: group -> names of its seats.
+    """
+
+    def __init__(
+        self,
+        spec: GameSpec,
+        config: EnvConfig,
+        num_envs: int,
+        seed: int | tuple[int, ...],
+        group: int,
+        groups: Mapping[str, tuple[str, ...]] | None,
+    ):
+        self.spec, self.num_envs = spec, num_envs
+        self._groups = SeatGroups(spec, groups)
+        self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
+        seeds = slot_seeds(seed, group, num_envs)
+        self._seeds, self._rows = np.asarray(seeds, np.int64), GameRows(spec, config, num_envs, seeds)
+
+    def close(self) -> None:
+        """Do nothing: it holds no resources."""
+
+    def _check_actions(self, chosen: np.ndarray, counts: np.ndarray, seat: int = 0) -> None:
+        """Check actions [B, N, ...] of the seats from `seat` on; counts [N, ...]: of the choices. Raises EnvironmentFault."""
+        wrong = (chosen < 0) | (chosen >= counts)
+        if wrong.any():
+            slot, index = (int(i) for i in np.argwhere(wrong)[0, :2])
+            what = f"was given action {chosen[slot, index].tolist()} for seat {self.spec.names[seat + index]!r}"
+            raise self._rows.fault(slot, what, f"Expected 0 to {(counts[index] - 1).tolist()}")
 
 
 class GameRows:

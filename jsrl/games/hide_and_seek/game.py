@@ -11,9 +11,7 @@ import numpy as np
 
 from jsrl.envs.base import GameStep
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.games.groups import SeatGroups
-from jsrl.envs.games.rows import GameRows
-from jsrl.envs.rows import slot_seeds
+from jsrl.envs.games.rows import VectorisedGame
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import import_extra, install_command
 from jsrl.games.hide_and_seek import rules
@@ -41,7 +39,7 @@ LEAST_MUJOCO = (3, 5)  # its mj_multiRay has one argument more than before
 ACTIONS = MultiDiscrete((LEVELS, LEVELS, LEVELS, 2, 2))  # force along x and y, torque, pull, lock
 
 
-class HideAndSeek:
+class HideAndSeek(VectorisedGame):
     """B worlds with hiders and seekers, or with one agent and a task.
 
     Episodes are truncated after `horizon` steps, or `max_episode_steps` if that is less; `construction` also terminates.
@@ -65,16 +63,14 @@ class HideAndSeek:
         group: int = 0,
         groups: Mapping[str, tuple[str, ...]] | None = None,
     ):
-        self.settings, self.num_envs = settings, num_envs
+        self.settings = settings
         names = [f"hider_{i}" for i in range(settings.n_hiders)] + [f"seeker_{i}" for i in range(settings.n_seekers)]
         seen = observation_spec(settings)
         seats = tuple(Seat(name, seen, ACTIONS, f"{name.partition('_')[0]}s") for name in names)
-        self.spec = GameSpec(seats, config.id, state=ArraySpec((state_size(settings),), "float32"))
-        self._groups = SeatGroups(self.spec, groups)
-        self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
+        spec = GameSpec(seats, config.id, ArraySpec((state_size(settings),), "float32"))
+        super().__init__(spec, config, num_envs, seed, group, groups)
         self._index = {group: _index(index) for group, index in self._groups.index.items()}
-        seeds = slot_seeds(seed, group, num_envs)
-        self._rows, self._ahead = GameRows(self.spec, config, num_envs, seeds), WorldsAhead(settings, seeds)
+        self._ahead = WorldsAhead(settings, self._seeds.tolist())
         self.worlds = Worlds(settings, num_envs)
         self.sight = Sight(settings, self.worlds)
         self.hands = Hands(settings, self.worlds)
@@ -103,7 +99,9 @@ class HideAndSeek:
 
     def step(self, action: Mapping[str, Array]) -> GameStep:
         first = self._rows.first
-        chosen = self._chosen(action, first)
+        chosen = np.stack(self._groups.actions(action), axis=1).astype(np.int64)
+        chosen[first] = NEUTRAL
+        self._check_actions(chosen, np.broadcast_to(ACTIONS.nums, chosen.shape[1:]))
         preparing = self.clock < self.settings.prep_steps
         chosen[preparing[:, None] & self._seekers] = NEUTRAL
         going = np.flatnonzero(~first).tolist()
@@ -143,17 +141,6 @@ class HideAndSeek:
         if self._pictures is None:
             self._pictures = Pictures(self.settings, self.worlds, self.sight, self.hands)
         return self._pictures.draw(slot, lidar=lidar)
-
-    def _chosen(self, action: Mapping[str, Array], first: np.ndarray) -> np.ndarray:
-        """Return all actions, int [B, n, 5]; neutral ones where an episode starts (`first`)."""
-        chosen = np.stack(self._groups.actions(action), axis=1).astype(np.int64)
-        chosen[first] = NEUTRAL
-        wrong = (chosen < 0) | (chosen >= ACTIONS.nums)
-        if wrong.any():
-            slot, seat, part = (int(i) for i in np.argwhere(wrong)[0])
-            what = f"was given {chosen[slot, seat].tolist()} for seat {self.spec.seats[seat].name!r}"
-            raise self._rows.fault(slot, what, f"Expected 0 to {ACTIONS.nums[part] - 1} at position {part}")
-        return chosen
 
     def _begin(self, slots: Any) -> None:
         for slot in slots:

@@ -10,9 +10,7 @@ import numpy as np
 
 from jsrl.envs.base import GameStep
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.games.groups import SeatGroups
-from jsrl.envs.games.rows import GameRows
-from jsrl.envs.rows import slot_seeds
+from jsrl.envs.games.rows import VectorisedGame
 from jsrl.envs.spaces import SCALED, continuous_spec
 from jsrl.errors import ConfigError
 from jsrl.games.particle.tasks import MOVES, TASKS, Role, Task
@@ -22,7 +20,7 @@ from jsrl.references.importing import nearest
 from jsrl.types import ActionSpec, Array, ArraySpec, Continuous, Discrete, GameSpec, MultiDiscrete, Seat, to_environment
 
 
-class ParticleGame:
+class ParticleGame(VectorisedGame):
     """B particle worlds; episodes are truncated after `max_cycles` steps (25), or `max_episode_steps` if that is fewer.
 
     The global state is that of mpe2: the concatenated observations of all seats.
@@ -52,21 +50,15 @@ class ParticleGame:
             raise ConfigError(f"max_cycles is {max_cycles}; give at least 1")
         if continuous_actions and multi_discrete:
             raise ConfigError("continuous_actions and multi_discrete exclude each other; give one of them")
-        self.num_envs, self._task = num_envs, task
-        self._continuous, self._parts = continuous_actions, multi_discrete
+        self._task, self._continuous, self._parts = task, continuous_actions, multi_discrete
         size = sum(role.observes for role in task.roles)
         seats = tuple(
             Seat(role.name, ArraySpec((role.observes,), "float32"), self._action_spec(role, config), role.side)
             for role in task.roles
         )
         notes = (SCALED,) if continuous_actions and config.action_transform == "auto" else ()
-        state = ArraySpec((size,), "float32")
-        self.spec = GameSpec(seats, config.id, state=state, symmetric=task.symmetric, notes=notes)
-        self._groups = SeatGroups(self.spec, groups)
-        self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
-        seeds = slot_seeds(seed, group, num_envs)
-        self._seeds = np.asarray(seeds, np.int64)
-        self._rows = GameRows(self.spec, config, num_envs, seeds)
+        spec = GameSpec(seats, config.id, ArraySpec((size,), "float32"), symmetric=task.symmetric, notes=notes)
+        super().__init__(spec, config, num_envs, seed, group, groups)
         self._limit = max_cycles
         self._dropped = np.zeros(num_envs, np.int64)  # episodes dropped by a reset
         self._clock = np.zeros(num_envs, np.int64)
@@ -139,7 +131,8 @@ class ParticleGame:
         """Turn an agent's actions [B] or [B, A] into its force and message."""
         role, spec = self._task.roles[agent], self.spec.seats[agent].action
         if not isinstance(spec, Continuous):
-            self._check_action(agent, chosen, spec)
+            counts = np.array(spec.nums if isinstance(spec, MultiDiscrete) else spec.num_actions)
+            self._check_actions(chosen[:, None], counts[None], agent)
             move = said = chosen
             if isinstance(spec, MultiDiscrete):
                 move, said = chosen[:, 0], chosen[:, 1]
@@ -155,17 +148,6 @@ class ParticleGame:
             self.message[:, agent, : role.symbols] = pushes[:, -role.symbols :]
         if role.strength:
             self._force[:, agent] = role.strength * (pushes[:, [2, 4]] - pushes[:, [1, 3]]).astype(np.float64)
-
-    def _check_action(self, agent: int, chosen: np.ndarray, spec: Discrete | MultiDiscrete) -> None:
-        sizes = np.array(spec.nums if isinstance(spec, MultiDiscrete) else spec.num_actions)
-        wrong = (chosen < 0) | (chosen >= sizes)
-        if wrong.any():
-            slot = int(np.argwhere(wrong)[0, 0])
-            what = f"was given action {chosen[slot].tolist()} for seat {self.spec.seats[agent].name!r}"
-            raise self._rows.fault(slot, what, f"Expected 0 to {(sizes - 1).tolist()}")
-
-    def close(self) -> None:
-        """Do nothing: it holds no resources."""
 
 
 def particle(config: EnvConfig) -> Callable[..., ParticleGame]:

@@ -163,7 +163,7 @@ class ControlClient:
         """Return whether messages can be sent; over tcp that needs a handshake, which may fail permanently."""
         while not connection.made and self._address.startswith("tcp://") and not self._closing.is_set():
             try:
-                connection.look()
+                connection.poll()
             except AccessDenied as error:
                 _logger.error("%s", error)
                 self.refused = error

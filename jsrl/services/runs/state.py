@@ -19,7 +19,7 @@ from jsrl.errors import ConfigError
 from jsrl.plain_files import read_plain
 from jsrl.services.runs.files import json_ready, read_json, read_object, write_atomic, write_json
 from jsrl.services.runs.process import ProcessIdentity
-from jsrl.transport.ledger.reconcile import HopLedger
+from jsrl.transport.ledger.reconcile import LegLedger
 from jsrl.transport.shared.locks import is_held
 
 RUNNING = "running"  # the file that a run's own process keeps locked; it has the identity of the process
@@ -117,8 +117,8 @@ class _Result(_PolicyResult, total=False):
     error: str
     unsaved: str
     wall_s: float
-    ledger: HopLedger
-    hops: dict[str, HopLedger]
+    ledger: LegLedger
+    legs: dict[str, LegLedger]
     others: dict[str, _PolicyResult]
 
 

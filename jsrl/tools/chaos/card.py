@@ -105,7 +105,7 @@ class ScoreCard:
         lines.append(
             f"  throughput: {self.calm_per_s:.1f} trajectories/s before, {self.storm_per_s:.1f} during the storm ({share:.0%})"
         )
-        ledgers = ledger_lines(self.result.get("ledger") or {}, self.result.get("hops") or {})
+        ledgers = ledger_lines(self.result.get("ledger") or {}, self.result.get("legs") or {})
         lines += [f"  {line}" for line in ledgers or ["ledger: none was left"]]
         lines += [*self._game_lines(), *self._learning_lines()]
         if self.ended:

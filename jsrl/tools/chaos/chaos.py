@@ -21,7 +21,7 @@ from jsrl.graph.graph_file import graph_of
 from jsrl.linux import memory_folder
 from jsrl.tools.chaos.card import Flood, InjectedFault, ScoreCard
 from jsrl.tools.chaos.outside import ObservedRun, ObservedWorker
-from jsrl.transport.ledger.hops import SAMPLES, read_hops
+from jsrl.transport.ledger.legs import SAMPLES, read_legs
 from jsrl.workers.director.audit import Games, read_games
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import Kind, own_kinds
@@ -251,7 +251,7 @@ class ChaosRun:
     def _produced_by_stream(self) -> dict[str, int]:
         """Return the number of trajectories sent on each sample stream; {} before the run has a folder."""
         try:
-            return {name: ledger.produced for name, ledger in read_hops(self._folder()).items()}
+            return {name: ledger.produced for name, ledger in read_legs(self._folder()).items()}
         except StopIteration:
             return {}
 

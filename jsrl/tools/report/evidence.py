@@ -10,8 +10,9 @@ from jsrl.references.importing import import_target
 from jsrl.services.metrics.display_state import percent
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.evaluator.kind import KIND as EVALUATOR
+from jsrl.workers.fused.kind import KIND as FUSED
 from jsrl.workers.inference.kind import KIND as INFERENCE
-from jsrl.workers.kinds import Kind, own_kinds
+from jsrl.workers.kinds import Kind, named_kinds
 from jsrl.workers.learner.kind import KIND as LEARNER
 from jsrl.workers.video_recorder.kind import KIND as VIDEO_RECORDER
 
@@ -115,7 +116,7 @@ def gather(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterable[Kind] 
     """
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     shares, cpu = {}, {}
-    for kind in own_kinds() if kinds is None else kinds:
+    for kind in named_kinds() if kinds is None else kinds:
         names = {a.name: f"{kind.prefix}/{a.name}_share" for a in kind.all_activities}
         own = {activity: finite[name] for activity, name in names.items() if name in finite}
         if own:
@@ -162,6 +163,11 @@ def find_bottleneck(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterab
       facts: of the experiment and the machine. kinds: of the run's workers; None: jsrl's own.
     """
     e = gather(metrics, facts, kinds)
+    if FUSED in e.shares and LEARNER not in e.shares:
+        share = percent(e.share(FUSED, "update"))
+        return Bottleneck(
+            "fused", f"Environments, acting and updates are one compiled program; it runs {share} of the time."
+        )
     if LEARNER not in e.shares or (ACTOR not in e.shares and not facts.recorded):
         return Bottleneck("unknown", "There are too few measurements to say what limits this run.")
     if not facts.processes:

@@ -11,7 +11,7 @@ from jsrl.errors import counted
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph
 from jsrl.graph.graph_file import plain_graph
-from jsrl.graph.links import hop_of
+from jsrl.graph.links import leg_of
 from jsrl.graph.policies import folder_of
 from jsrl.services.metrics.display_state import games_text
 from jsrl.services.metrics.phases import PHASES, of_main_thread
@@ -22,8 +22,8 @@ from jsrl.tools.report.evidence import Bottleneck
 from jsrl.tools.report.page import Table, badge, folded, header, section, shell
 from jsrl.tools.report.run_report import RunReport, WorkerTime, make_report
 from jsrl.tools.report.text import MOST_PLAYERS, failure, lag_text, number, origin_lines, outcome_lines, percent, rating
-from jsrl.transport.ledger.hops import SAMPLES
-from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
+from jsrl.transport.ledger.legs import SAMPLES
+from jsrl.transport.ledger.reconcile import LegLedger, leg_ledger
 
 NOTE = "Bars: share of time that workers work. Red: the busiest of those that rows pass. Rates: trajectories of the whole run."
 
@@ -171,11 +171,11 @@ def _activities(report: RunReport) -> str:
 
 
 def _ledgers(report: RunReport) -> str:
-    hops = {name: f"<h3>{escape(name)}</h3>{_ledger(hop_ledger(counts))}" for name, counts in report.hops.items()}
-    return (_ledger(hop_ledger(report.ledger)) if report.ledger else "") + "".join(hops.values())
+    legs = {name: f"<h3>{escape(name)}</h3>{_ledger(leg_ledger(counts))}" for name, counts in report.legs.items()}
+    return (_ledger(leg_ledger(report.ledger)) if report.ledger else "") + "".join(legs.values())
 
 
-def _ledger(ledger: HopLedger) -> str:
+def _ledger(ledger: LegLedger) -> str:
     rows: list[tuple[str, int]] = [("produced", ledger.produced), ("consumed", ledger.consumed)]
     rows += [(f"dropped: {reason}", count) for reason, count in sorted(ledger.dropped.items())]
     rows.append(("in flight at the end", ledger.in_flight))
@@ -250,11 +250,11 @@ def _lines(time: WorkerTime) -> tuple[str, str]:
 def _rates(graph: Graph, report: RunReport) -> dict[tuple[str, str], str]:
     """Return (stream, reading family) -> trajectories per second, over the whole run."""
     wall_s = report.whole_s
-    hops = {SAMPLES: report.ledger, **report.hops}
+    legs = {SAMPLES: report.ledger, **report.legs}
     found: dict[tuple[str, str], float] = {}
     for stream in graph.streams if wall_s > 0 else ():
         for reader, _ in graph.sinks(stream.name) if stream.type == "samples" and not stream.feedback else ():
             key = stream.name, reader.family
-            consumed = (hops.get(hop_of(graph, stream, reader)) or {}).get("consumed", 0)
+            consumed = (legs.get(leg_of(graph, stream, reader)) or {}).get("consumed", 0)
             found[key] = found.get(key, 0.0) + consumed
     return {key: f"{count / wall_s:,.3g}/s" for key, count in found.items() if count}

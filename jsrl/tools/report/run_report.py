@@ -31,7 +31,7 @@ from jsrl.services.runs.state import read_result, read_state
 from jsrl.tools.report.evidence import Bottleneck, RunSetup, find_bottleneck
 from jsrl.tools.report.page import RUNS
 from jsrl.tools.report.signs import learning_text
-from jsrl.transport.ledger.hops import SAMPLES, read_hops
+from jsrl.transport.ledger.legs import SAMPLES, read_legs
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.inference.kind import KIND as INFERENCE
 from jsrl.workers.kinds import Kind, find_kind
@@ -76,7 +76,7 @@ class RunReport:
       ended: the reason, or the state of a run without a result. error: of a failed run; its first line says what happened.
       policies: the run's; the first one is called "". steady: means of metrics over the lines between the first and the last
         (since the last resume), by name.
-      rates: name -> per second. columns: the metrics of every line. ledger, hops: as in result.json.
+      rates: name -> per second. columns: the metrics of every line. ledger, legs: as in result.json.
       bottlenecks: what limits each policy's training; in serial runs the same for all. signs: of each policy that learned
         nothing, or lost it again: a text.
       standings: of the players, if a director assigns them.
@@ -96,7 +96,7 @@ class RunReport:
     bottlenecks: dict[str, Bottleneck]
     signs: dict[str, str]
     ledger: dict[str, Any]
-    hops: dict[str, dict[str, Any]]
+    legs: dict[str, dict[str, Any]]
     environment: dict[str, Any]
     options: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
@@ -185,7 +185,7 @@ def make_report(folder: RunFolder) -> RunReport:
     workers = worker_times(means, folder.path)
     if not facts.processes:
         bottlenecks = dict.fromkeys(bottlenecks, find_bottleneck(of_process(workers), facts, kinds))
-    hops = _hops(folder.path, result)
+    legs = _legs(folder.path, result)
     files = ["result.json", "metrics.jsonl", "experiment.json", "environment.json", "trace.json", "report.txt"]
     return RunReport(
         folder=folder.path,
@@ -199,8 +199,8 @@ def make_report(folder: RunFolder) -> RunReport:
         workers=workers,
         bottlenecks=bottlenecks,
         signs=signs,
-        ledger=hops.pop(SAMPLES, {}),
-        hops=hops,
+        ledger=legs.pop(SAMPLES, {}),
+        legs=legs,
         environment=environment,
         options=options,
         warnings=_warnings(folder.logs / "controller.log"),
@@ -367,11 +367,11 @@ def of_process(workers: Iterable[WorkerTime]) -> dict[str, float]:
     return dict(total)
 
 
-def _hops(folder: Path, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the ledgers of all hops: the result's, or without a result those on the run's pages."""
+def _legs(folder: Path, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the ledgers of all legs: the result's, or without a result those on the run's pages."""
     if result.get("ledger"):
-        return {SAMPLES: result["ledger"]} | result.get("hops", {})
-    return {name: ledger.counts for name, ledger in read_hops(folder).items()}
+        return {SAMPLES: result["ledger"]} | result.get("legs", {})
+    return {name: ledger.counts for name, ledger in read_legs(folder).items()}
 
 
 # -- the experiment, as far as it can be read without the user's own code ----------------------------------------------

@@ -134,7 +134,7 @@ def document(report: RunReport) -> str:
     if rest := failure(report.error)[1]:
         lines += ["", rest]
     lines += ["", fitted(summary(report)), ""]
-    lines += ledger_lines(report.ledger, report.hops) or ["ledger: none was written"]
+    lines += ledger_lines(report.ledger, report.legs) or ["ledger: none was written"]
     lines.append("")
     lines += [fitted(f"{name}: {value}") for name, value in origin_lines(report)]
     if report.warnings:

@@ -23,7 +23,7 @@ from jsrl.transport.wire.schema import Leaf, compare_schemas, decode_schema, enc
 
 Check = Callable[[], None]
 """Raises StreamClosed if the awaited end is gone, so that waiting is useless."""
-MOST_NAMES = 4096  # for a stream that accepts any name
+MAX_NAMES = 4096  # for a stream that accepts any name
 _SHOWN = 8
 _HELLO_BYTES = 1 << 15  # for a foreign schema, whose first difference is reported
 _GROUP_BYTES = 16
@@ -50,7 +50,7 @@ class JoinRules:
         """Check name and incarnation; `known` are the names admitted so far."""
         check_producer(sender)
         if self.names is None:
-            if sender.name not in known and len(known) >= MOST_NAMES:
+            if sender.name not in known and len(known) >= MAX_NAMES:
                 raise StreamClosed(
                     f"{sender.name} cannot join: this stream has reached its limit of {len(known)} names."
                 )

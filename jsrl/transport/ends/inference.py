@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jsrl.errors import (
-    ConfigError,
-    JsrlError,
-    SpecMismatch,
-    StreamClosed,
-    StreamError,
-    StreamTimeout,
-    UnknownPolicy,
-)
+from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout, UnknownPolicy
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
 from jsrl.transport.door.hello import Admission
 from jsrl.transport.wire.message import Count, Message
@@ -129,8 +121,8 @@ class ServerEnd:
         area = None if peer is None else peer.areas.get(request.group)
         return peer if area is not None and area.asked is request.request else None
 
-    def departed(self, look: bool = True) -> list[ProducerId]:
-        if look and not self._closed:
+    def departed(self, poll: bool = True) -> list[ProducerId]:
+        if poll and not self._closed:
             self._gather(0.0)
         departed, self._departed = self._departed, []
         return departed

@@ -13,16 +13,7 @@ import numpy as np
 from jsrl.errors import CodecError
 from jsrl.transport.base import InferenceSpec
 from jsrl.transport.ends.area import question_schema
-from jsrl.transport.wire.packing import (
-    Packed,
-    Packing,
-    compressed,
-    find_black,
-    is_stack,
-    push,
-    received_bytes,
-    stack,
-)
+from jsrl.transport.wire.packing import Packed, Packing, compressed, find_black, is_stack, push, received_bytes, stack
 from jsrl.transport.wire.schema import Leaf, flatten_schema, make_layout
 from jsrl.types import Trajectory, Tree
 

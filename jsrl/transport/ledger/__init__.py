@@ -1,1 +1,1 @@
-"""Ledgers: counts of trajectories produced, consumed and dropped on each hop."""
+"""Ledgers: counts of trajectories produced, consumed and dropped on each leg."""

@@ -25,7 +25,7 @@ import numpy as np
 from jsrl.errors import SnapshotError
 from jsrl.plain_files import read_plain
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger.hop_page import pages_in
+from jsrl.transport.ledger.leg_page import pages_in
 
 LEDGER = "ledger"  # name of the page in a run folder
 _MAGIC, _FORMAT = 0x4A53524C4C454447, 2
@@ -73,8 +73,8 @@ class PersistedLedger(Ledger):
         super().hold(count)
         self._words[_HELD] = count
 
-    def settle(self, outcome: str, count: int = 1) -> None:
-        super().settle(outcome, count)
+    def finish(self, outcome: str, count: int = 1) -> None:
+        super().finish(outcome, count)
         if outcome == "consumed":
             self._words[_CONSUMED] = self.consumed
 
@@ -89,14 +89,14 @@ class PersistedLedger(Ledger):
 
 
 def open_ledger(
-    path: Path, least_epoch: int, saved: dict[str, Any] | None, *, hop: Path | None = None, rolls_back: bool = True
+    path: Path, least_epoch: int, saved: dict[str, Any] | None, *, leg: Path | None = None, rolls_back: bool = True
 ) -> tuple[int, PersistedLedger]:
     """Return (the epoch of a consumer that starts now, its ledger), both written to disk.
 
     Args:
       path: of the page. least_epoch: the epoch is at least this, and higher than every earlier one.
       saved: ledger of the restored snapshot: counts, `trained` and `epoch`; None: start over.
-      hop: folder of the connections' pages. They are deleted if the snapshot is newer than the page.
+      leg: folder of the connections' pages. They are deleted if the snapshot is newer than the page.
       rolls_back: what was consumed after the snapshot is lost. A replay worker's insertions are kept.
 
     Raises:
@@ -107,7 +107,7 @@ def open_ledger(
     epoch = least_epoch if last is None else max(least_epoch, last.epoch + 1)
     ledger = continued(last, saved, rolls_back=rolls_back)
     if last is None or _has_more_counts(saved, last):
-        for page_path in pages_in(hop) if hop is not None else ():
+        for page_path in pages_in(leg) if leg is not None else ():
             page_path.unlink(missing_ok=True)
         last = PageContent(epoch, ledger, carried=ledger.received)
     content = _page_of(last._replace(epoch=epoch, ledger=ledger))

@@ -1,4 +1,4 @@
-"""The ledger of one hop, reconciled: the producers' counts compared with the consumer's.
+"""The ledger of one leg, reconciled: the producers' counts compared with the consumer's.
 
 produced = consumed + dropped by reason + in flight + unknown, where each term is counted on its own:
 
@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger.hop_page import LOCAL, ZEROMQ, Connection
+from jsrl.transport.ledger.leg_page import LOCAL, ZEROMQ, Connection
 
-_MOST_FAULTS = 3  # shown in the text
+_MAX_FAULTS = 3  # shown in the text
 
 
 @dataclass(frozen=True)
-class HopLedger:
-    """Outcomes of all trajectories of one hop.
+class LegLedger:
+    """Outcomes of all trajectories of one leg.
 
     Attributes:
       unknown: produced trajectories whose outcome cannot be determined. uncounted: upper bound of further ones
@@ -61,14 +61,14 @@ class HopLedger:
     @property
     def verdict(self) -> str:
         if not self.holds:
-            more = f" and {len(self.faults) - _MOST_FAULTS} more" if len(self.faults) > _MOST_FAULTS else ""
-            return "; ".join(["NOT BALANCED", *self.faults[:_MOST_FAULTS]]) + more
+            more = f" and {len(self.faults) - _MAX_FAULTS} more" if len(self.faults) > _MAX_FAULTS else ""
+            return "; ".join(["NOT BALANCED", *self.faults[:_MAX_FAULTS]]) + more
         if self.balanced:
             return "balanced"
         where = "; ".join(f"{count} of {place}" for place, count in sorted(self.lost_at.items()))
         return f"balanced except {self.unknown + self.uncounted} unknown" + (f" ({where})" if where else "")
 
-    def placed(self, place: Callable[[str], str]) -> HopLedger:
+    def placed(self, place: Callable[[str], str]) -> LegLedger:
         """Return it with what `place` returns for a producer (`actor-0.1`: its incarnation 1) in the place of producers."""
         found = Counter[str]()
         for producer, count in self.lost_at.items():
@@ -90,9 +90,9 @@ class HopLedger:
         )
 
 
-def hop_ledger(counts: dict[str, Any]) -> HopLedger:
+def leg_ledger(counts: dict[str, Any]) -> LegLedger:
     """Return a ledger from plain values; missing ones are 0."""
-    return msgspec.convert(counts, HopLedger)
+    return msgspec.convert(counts, LegLedger)
 
 
 def reconcile(
@@ -102,8 +102,8 @@ def reconcile(
     carried: int = 0,
     joined: int | None = None,
     uncertain: int = 0,
-) -> HopLedger:
-    """Compare the counts of a hop.
+) -> LegLedger:
+    """Compare the counts of a leg.
 
     Args:
       ledger: the consumer's, over all incarnations; `in_flight` is the length of its queue when last counted.
@@ -117,20 +117,20 @@ def reconcile(
         lost_at[connection.name] += one.unknown + one.uncounted
     faults = [one.fault for one in compared if one.fault]
     dropped = dict(ledger.dropped or {})
-    settled, in_queue = ledger.consumed + sum(dropped.values()), ledger.in_flight
+    finished, in_queue = ledger.consumed + sum(dropped.values()), ledger.in_flight
     received = carried + sum(one.received for one in compared)
     missing = max(0, (joined or 0) - len(compared))
-    absent = max(0, settled + in_queue - received) if missing else 0  # from connections without a page
-    odd = received + absent - settled - in_queue
+    absent = max(0, finished + in_queue - received) if missing else 0  # from connections without a page
+    odd = received + absent - finished - in_queue
     if abs(odd) > uncertain:
-        faults.append(f"the consumer received {received}, but accounts for {settled} and {in_queue} in its queue")
+        faults.append(f"the consumer received {received}, but accounts for {finished} and {in_queue} in its queue")
         odd = 0
     twice = max(-odd, 0)  # an outcome was counted, but the shorter queue was not yet
     still = max(0, in_queue - twice)
     half = max(odd, 0)  # a connection counted it, but the consumer died before its queue did
     lost = sum(one.lost for one in compared) + half - twice + in_queue - still
     dropped |= {"lost": dropped.get("lost", 0) + lost} if lost else {}
-    return HopLedger(
+    return LegLedger(
         produced=carried + absent + sum(one.produced for one in compared),
         consumed=ledger.consumed,
         dropped=dropped,

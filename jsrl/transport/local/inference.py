@@ -11,12 +11,7 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.door.hello import ANYBODY, Check, Hello, HelloChecker, JoinRules
 from jsrl.transport.ends.area import AreaLayout, ClientArea, ServerArea
-from jsrl.transport.ends.inference import (
-    ClientEnd,
-    PolicyNotServed,
-    ServerEnd,
-    unknown_policy,
-)
+from jsrl.transport.ends.inference import ClientEnd, PolicyNotServed, ServerEnd, unknown_policy
 from jsrl.transport.wire.schema import flatten_schema
 
 _servers: dict[str, LocalInferenceServer] = {}

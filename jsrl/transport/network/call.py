@@ -275,7 +275,7 @@ class ZmqInferenceClient(ClientEnd):
 
     def _is_broken(self) -> bool:
         try:
-            self._link.watch.look()
+            self._link.watch.poll()
         except AccessDenied:
             return True  # another server is there now
         return self._link.watch.broken
@@ -353,8 +353,8 @@ class ZmqOtherRank:
         found = self._link.receive(timeout_s)
         return None if found is None else bytes(found[1])
 
-    def look(self) -> None:
-        self._link.watch.look()
+    def poll(self) -> None:
+        self._link.watch.poll()
 
     def no_answer(self, timeout_s: float) -> StreamTimeout:
         return self._link.watch.no_answer(timeout_s)

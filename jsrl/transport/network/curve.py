@@ -39,7 +39,7 @@ _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ sends its queries, in the socket
 _DOMAIN = b"jsrl"
 _OVERHEAD_BYTES = 64  # added to a message by CURVE, at least 33
 _HANDSHAKE_MS = 10_000  # a connection that takes longer for the handshake is closed
-_LOOK_S = 1  # between checks of admitted keys
+_POLL_S = 1  # between checks of admitted keys
 _PATIENCE, _PATIENCE_S = 4, 1.5  # failed handshakes before the connection counts as refused
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _EVENTS = _FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -147,9 +147,9 @@ def outgoing(frames: list[Any], keys: object | None) -> list[Any]:
     return frames if keys is None else cut(frames)
 
 
-def incoming(frames: Sequence[Any], keys: object | None, most_bytes: int) -> Sequence[Any]:
+def incoming(frames: Sequence[Any], keys: object | None, max_bytes: int) -> Sequence[Any]:
     """Return the frames of a received message, joined again if there are keys."""
-    return frames if keys is None else join(frames, most_bytes)
+    return frames if keys is None or len(frames) == 1 else join(frames, max_bytes)
 
 
 def _prepare(socket: zmq.Socket, endpoint: str, keys: Any) -> None:
@@ -177,8 +177,8 @@ class Authenticator:
         socket = context.socket(zmq.REP)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(_ZAP)  # here, so that it exists before the guarded socket is bound
-        self._socket, self._looked_s = socket, time.monotonic()
-        self._thread = SocketThread("stream-keys", [socket], self._serve, lambda: 1000 * _LOOK_S)
+        self._socket, self._polled_s = socket, time.monotonic()
+        self._thread = SocketThread("stream-keys", [socket], self._serve, lambda: 1000 * _POLL_S)
 
     def note(self, frame: zmq.Frame) -> None:
         self._connections[int(frame.get(zmq.SRCFD))] = str(frame.get("User-Id"))
@@ -186,8 +186,8 @@ class Authenticator:
     def _serve(self, ready: dict[Any, int]) -> None:
         if self._socket in ready:
             self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
-        if time.monotonic() - self._looked_s > _LOOK_S:
-            self._looked_s = time.monotonic()
+        if time.monotonic() - self._polled_s > _POLL_S:
+            self._polled_s = time.monotonic()
             self._end_revoked()
 
     def _end_revoked(self) -> None:
@@ -239,20 +239,18 @@ class ConnectionWatch:
     """Watches the connection of a connecting socket; create it before `connect`.
 
     Attributes:
-      monitor: readable when there is news; then call `look`.
+      monitor: readable when there is news; then call `poll`.
       made: whether a connection was made. changed: whether a connection was made or lost since it was reset.
-      broken: whether a made connection was lost. there: whether one exists now. keys: of this end; None: it has
-        none.
+      broken: whether a made connection was lost. there: whether one exists now.
     """
 
     def __init__(self, socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> None:
         self.made = self.changed = self.broken = self.there = False
-        self.keys = keys
         self._socket, self._endpoint, self._has_keys = socket, endpoint, keys is not None
         self._failures, self._first_s = 0, 0.0
         self.monitor = socket.get_monitor_socket(int(_EVENTS))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Process the connection's events.
 
         Raises:

@@ -24,14 +24,7 @@ from jsrl.transport.network.link import BindingLink, ConnectingLink
 from jsrl.transport.network.sockets import SILENCE_MS
 from jsrl.transport.network.thread import SocketThread
 from jsrl.transport.wire.message import Message
-from jsrl.transport.wire.schema import (
-    Leaf,
-    compare_schemas,
-    decode_schema,
-    encode_schema,
-    flatten_schema,
-    make_layout,
-)
+from jsrl.transport.wire.schema import Leaf, compare_schemas, decode_schema, encode_schema, flatten_schema, make_layout
 
 _MAX_BYTES = 1 << 33
 _WANT_BYTES = 4096
@@ -187,7 +180,7 @@ class ZmqParamsSubscriber:
     def _serve(self, ready: dict[Any, int]) -> None:
         watch = self._link.watch
         try:
-            watch.look()
+            watch.poll()
             while (found := self._link.receive(0.0)) is not None:
                 self._take(*found)
         except StreamError as error:

@@ -16,14 +16,7 @@ import zmq
 from jsrl.transport.base import remaining
 from jsrl.transport.door.hello import Check, Hello, Refused, hello_frames, raise_refusal
 from jsrl.transport.door.keys import ClientKeys, KeyPath
-from jsrl.transport.network.curve import (
-    Listener,
-    connect,
-    incoming,
-    keys_to_bind,
-    keys_to_connect,
-    outgoing,
-)
+from jsrl.transport.network.curve import Listener, connect, incoming, keys_to_bind, keys_to_connect, outgoing
 from jsrl.transport.network.sockets import MAX_WAITING, SILENCE_MS, configure
 from jsrl.transport.wire.message import SMALL_BYTES, Message, pack, unpack
 
@@ -180,14 +173,14 @@ class ConnectingLink:
         while True:
             now_s = time.monotonic()
             if now_s >= due_s:
-                _send(self.socket, frames)  # else the connection was refused, and `look` raises the reason
+                _send(self.socket, frames)  # else the connection was refused, and `poll` raises the reason
                 due_s = now_s + again_s
             found = self.receive(min(remaining(deadline), _SLICE_S))
             if found is not None:
                 if isinstance(found[0], Refused):
                     raise_refusal(found[0])
                 return found[0]
-            self.watch.look()
+            self.watch.poll()
             if self.watch.broken:  # with the hello, or its answer
                 self.watch.broken, due_s = False, 0.0
             check()

@@ -1,6 +1,6 @@
 """One host's copy of a params stream: fetched once from a parent, read here in shared memory, and relayed to other hosts.
 
-Hosts form a tree under the publisher. At each hop the newest version wins, as in `jsrl.transport.network.latest`. A relay
+Hosts form a tree under the publisher. At each leg the newest version wins, as in `jsrl.transport.network.latest`. A relay
 whose parent is gone connects to the next address in its list: its grandparent, and finally the publisher.
 """
 

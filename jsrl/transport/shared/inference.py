@@ -49,7 +49,7 @@ _MAX_CONTROL_BYTES = 1 << 16
 _MAX_SEGMENT_BYTES = 1 << 30  # largest segment that a hello may request
 _logger = logging.getLogger("jsrl.transport")
 _HELLO_DEADLINE_S = 10.0
-_MOST_UNIDENTIFIED = 64  # connections that have sent nothing yet
+_MAX_UNIDENTIFIED = 64  # connections that have sent nothing yet
 _ATTACHED = b"attached"
 
 
@@ -175,7 +175,7 @@ class SharedInferenceServer(ServerEnd):
                 connection.setblocking(False)
                 self._unidentified[connection.fileno()] = (connection, time.monotonic())
                 self._epoll.register(connection, select.EPOLLIN)
-                if len(self._unidentified) > _MOST_UNIDENTIFIED:
+                if len(self._unidentified) > _MAX_UNIDENTIFIED:
                     self._identify(next(iter(self._unidentified)))
         except BlockingIOError:
             return

@@ -41,7 +41,7 @@ _LATEST, _REPLACED, _SCHEMA_BYTES, _CHECKED = 1, 2, 3, 4  # words of the segment
 _NUMBER, _VERSION, _SUM = 0, 1, 2  # words of a copy's head
 _HEADS_BYTES = 8 * _HEAD_WORDS * (1 + _COPIES)
 _MAX_TRIES = 64
-_LOOK_S = 0.2  # how often a waiting reader checks without a ring, in case a new writer does not know its bell yet
+_POLL_S = 0.2  # how often a waiting reader checks without a ring, in case a new writer does not know its bell yet
 _SWEEP_EVERY = 256  # publishes between searches for doorbells of dead readers
 
 
@@ -249,7 +249,7 @@ class SharedParamsSubscriber:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise too_late(self.address, policy, min_updates, timeout_s, version)
-            bell.wait(min(left_s, _LOOK_S))
+            bell.wait(min(left_s, _POLL_S))
 
     def _version(self, policy: int) -> int | None:
         source = self._sources.get(policy)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.references.importing import import_target, shown_target
 from jsrl.services.metrics.metrics import Meter
-from jsrl.workers.actor.journaled import journaled
-from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
+from jsrl.workers.actor.policies import ActingPolicy
+from jsrl.workers.actor.rows import Tap
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.actor.worker import Actor, ActorSettings
+from jsrl.workers.attached.journaled import journaled
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 
-# imported only where a run records, or has a director
-RECORDER = "jsrl.workers.actor.recording:recording_writer"
-ASSIGNMENTS = "jsrl.workers.actor.assignments:assignments_of"
+# attached only where they are wanted
+RECORDING = "jsrl.workers.attached.recording:recording_writer"
+DIRECTED_ROWS = "jsrl.workers.attached.selfplay:directed_rows"
+TRAINED_SHARE = "jsrl.workers.attached.selfplay:TrainedShare"
 
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:
@@ -30,21 +33,26 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         poll_s=job.poll_s,
         environment=shown_target(e.env.id),
         makes=e.group_size,
-        most_ahead=e.actor.blocks_per_group - 1 if any(part.experiment.order == "by_group" for part in parts) else None,
+        max_ahead=e.actor.blocks_per_group - 1 if any(part.experiment.order == "by_group" for part in parts) else None,
         connects="compiling act" if job.in_process else "connecting to streams",
     )
     meter = make_meter(job)
-    groups = job.end("samples").groups
-    environments = {group: partial(make_group, job, group, reporter, meter) for group in groups}
-    writer = None if e.record is None else import_target(RECORDER)(job, meter, reporter)
-    assignments = None if e.director is None else import_target(ASSIGNMENTS)(job, reporter)
-    policies = [_policy(part, meter) for part in parts]
-    return Actor(job.name, settings, environments, policies, reporter, meter, writer, assignments)
+    environments = {group: partial(make_group, job, group, reporter, meter) for group in job.end("samples").groups}
+    taps = [list[Tap]() for _ in parts]
+    if e.director is not None:
+        for taps_of_policy in taps:
+            taps_of_policy.append(import_target(TRAINED_SHARE)(meter))
+    if e.record is not None:
+        taps[0].append(import_target(RECORDING)(job, meter, reporter))
+    policies = [_policy(part, meter, of_policy) for part, of_policy in zip(parts, taps, strict=True)]
+    rows = None if e.director is None else import_target(DIRECTED_ROWS)(job, reporter)
+    return Actor(job.name, settings, environments, policies, reporter, meter, rows)
 
 
-def _policy(job: Job, meter: Meter) -> ActingPolicy:
+def _policy(job: Job, meter: Meter, taps: Sequence[Tap]) -> ActingPolicy:
     e = job.experiment
-    settings = PolicySettings(
+    return ActingPolicy(
+        ActorStreams(job, meter),
         number=job.policy_number,
         view=job.view,
         max_lag=e.min_updates_lag,
@@ -52,11 +60,8 @@ def _policy(job: Job, meter: Meter) -> ActingPolicy:
         updates_per_batch=e.updates_per_batch,
         total_updates=e.last_number,
         acts_here=not job.has("inference"),
+        taps=taps,
     )
-    streams = ActorStreams(job, meter)
-    return ActingPolicy(
-        settings, streams.open, None if job.in_process else streams
-    )  # in one process no worker is replaced
 
 
 def make_group(job: Job, group: int, reporter: Reporter, meter: Meter) -> VectorEnv | VectorGame:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from jsrl.envs.base import EnvStep, GameStep, VectorEnv, VectorGame
-from jsrl.envs.seats import NO_SEATS, SeatView, actions_of, finite_actions, part_of, seat_group
+from jsrl.envs.base import EnvStep, GameStep
+from jsrl.envs.seats import SeatView, finite_actions, part_of
 from jsrl.errors import StreamTimeout
-from jsrl.transport.base import LATEST_VERSION, Block, InferenceClient, Reply, Request, SampleProducer
+from jsrl.transport.base import Block, Origin, ProducerId, Reply, Request
 from jsrl.types import Array, leaves, spread, version_epoch, version_updates
-from jsrl.workers.actor.streams import ActorStreams
-from jsrl.workers.base import EnvCall
-
-if TYPE_CHECKING:
-    from jsrl.workers.actor.assignments import SeatPlayers
+from jsrl.workers.actor.rows import Players, Tap
+from jsrl.workers.actor.streams import Ends, Streams
 
 
 class Pace(NamedTuple):
@@ -51,8 +48,8 @@ class Pace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PolicySettings:
-    """Settings of one policy in an actor.
+class ActingPolicy:
+    """One policy of an actor, and its two streams.
 
     Attributes:
       number: of the policy in requests. view: of its seats; None: the environments have one agent.
@@ -60,8 +57,10 @@ class PolicySettings:
         start of the run. updates_per_batch: updates made with one batch. total_updates: the policy's end; it then acts
         with its last params while other policies in its environments are still trained.
       acts_here: it acts in this process, where a group's request may be replaced by another.
+      taps: see its trajectories.
     """
 
+    streams: Streams
     number: int = 0
     view: SeatView | None = None
     max_lag: int | None = None
@@ -69,9 +68,10 @@ class PolicySettings:
     updates_per_batch: int = 1
     total_updates: int = sys.maxsize
     acts_here: bool = False
+    taps: Sequence[Tap] = ()
 
     @property
-    def begun(self) -> int:
+    def started(self) -> int:
         """Return how many trajectories of each group existed when this process started."""
         return self.start_updates // self.updates_per_batch
 
@@ -84,76 +84,20 @@ class PolicySettings:
         return max(-1, min(batch * self.updates_per_batch - self.max_lag, self.total_updates))
 
 
-class ActingPolicy:
-    """One policy of an actor, with its two streams.
-
-    Args:
-      settings: of the policy. connect: group sizes -> (inference client, sample producer), called when the environments
-        exist. streams: reconnects both after the other end was replaced; None: the actor ends with them.
-    """
-
-    def __init__(
-        self,
-        settings: PolicySettings,
-        connect: Callable[[dict[int, int]], tuple[InferenceClient, SampleProducer]],
-        streams: ActorStreams | None = None,
-    ) -> None:
-        self.settings, self.streams, self._connect = settings, streams, connect
-        self.is_open = False
-
-    def open(self, group_sizes: dict[int, int]) -> None:
-        """Connect; `group_sizes`: group -> its number of environments."""
-        self.client, self.producer = self._connect(group_sizes)
-        self.is_open = True
-
-    def part(self, step: EnvStep | GameStep) -> EnvStep:
-        return part_of(self.settings.view, step)
-
-    def is_outdated(self, reply: Reply) -> bool:
-        """Return whether a first trajectory would start with params of a replaced learner."""
-        return self.streams is not None and int(np.min(version_epoch(reply.version))) < self.streams.epoch
-
-    def check(self) -> None:
-        """Check that the other ends are alive. Raises StreamClosed."""
-        if self.streams is not None:
-            self.streams.check()
-
-    def close(self, lost: str) -> None:
-        """Close the streams; `lost`: why the reader of its rows is gone, else empty."""
-        if self.is_open:
-            if lost:
-                self.producer.mark_lost(lost)
-            self.client.close()
-            self.producer.close()
-
-
 @dataclass
-class PolicyRows:
-    """The rows of one policy in one group of environments: its open trajectory.
+class Progress:
+    """How far a policy is in a group of environments, over all sessions.
 
     Attributes:
-      policy: of the rows. group: number of the group. latest: the policy's part of the environments' last step.
-      trajectory: number of the open trajectory (None: not known yet).
-      pace: which batches its trajectories are for. begun: the first batch of the current consumer. sequence: number of the
-        open trajectory, counted by this process. block: memory of the open trajectory. observation, extras, state: its leaves.
-      reply: the actions of the next row, once they have arrived.
-      seat_players: which player plays each seat, if a director assigns them.
+      trajectory: number of the open one (None: not known yet). pace: which batches its trajectories are for.
+      first_batch: of the present learner. sequence: number of the open trajectory, counted by this process.
     """
 
     policy: ActingPolicy
-    group: int
-    latest: EnvStep
     trajectory: int | None = None
     pace: Pace = field(default_factory=Pace)
-    begun: int = 0
+    first_batch: int = 0
     sequence: int = 0
-    block: Block | None = None
-    observation: list[Array] = field(default_factory=list)
-    extras: list[Array] = field(default_factory=list)
-    state: list[Array] = field(default_factory=list)
-    game: list[Array] = field(default_factory=list)
-    reply: Reply | None = None
-    seat_players: SeatPlayers | None = None
 
     @property
     def batch(self) -> int | None:
@@ -161,11 +105,26 @@ class PolicyRows:
 
     @property
     def made(self) -> int:
-        """Return the batches of the current consumer for which all trajectories are committed."""
-        return 0 if self.batch is None else self.batch - self.begun
+        """Return the batches of the present learner for which all trajectories are committed."""
+        return 0 if self.batch is None else self.batch - self.first_batch
 
-    def begin_again(self, epoch: int) -> None:
-        """Continue with a new learner, which may have made fewer updates than the trajectories' numbers assume."""
+    def step(self, row: int, num_rows: int) -> int:
+        """Return the number of a row in the whole run, resumes included: the key of its actions depends on it."""
+        return (self.policy.started if self.trajectory is None else self.trajectory) * num_rows + row
+
+    def start(self, version: Array | int) -> None:
+        """Number the first trajectory, by the params that it starts with."""
+        if self.trajectory is None:
+            self.trajectory = int(np.min(version_updates(version))) // self.policy.updates_per_batch
+            self.first_batch = self.pace.batch_of(self.trajectory)
+
+    def committed(self) -> None:
+        assert self.trajectory is not None
+        self.sequence += 1
+        self.trajectory += 1
+
+    def for_new_learner(self, epoch: int) -> None:
+        """Number trajectories anew: the learner may have made fewer updates than the numbers assume."""
         self.trajectory = None
         if self.pace.epoch < epoch:  # else the new learner has already set it
             self.pace = Pace(epoch=epoch)
@@ -177,33 +136,60 @@ class PolicyRows:
         else:
             self.pace = self.pace.changed(batch, each, self.trajectory)
 
-    def ask(self, row: int, num_rows: int) -> None:
-        settings = self.policy.settings
-        number = settings.begun if self.trajectory is None else self.trajectory
+
+class PolicyRows:
+    """The rows of one policy in one group of environments, in one session: its open trajectory.
+
+    Args:
+      group: number of the group. num_rows: T.
+
+    Attributes:
+      latest: the policy's part of the environments' last step. block: memory of the open trajectory.
+      reply: the actions of the next row, once they have arrived.
+    """
+
+    latest: EnvStep
+
+    def __init__(self, ends: Ends, progress: Progress, players: Players, group: int, num_rows: int) -> None:
+        self._ends, self._group, self._num_rows = ends, group, num_rows
+        self.policy, self.progress, self._players = progress.policy, progress, players
+        self.block: Block | None = None
+        self.reply: Reply | None = None
+        self._observation: list[Array] = []  # leaves of the block, as the next ones
+        self._extras: list[Array] = []
+        self._state: list[Array] = []
+        self._game: list[Array] = []
+
+    def ask(self, row: int) -> None:
+        policy = self.policy
         request = Request(
             observation=self.latest.observation,
             is_first=self.latest.is_first,
-            min_updates=settings.min_updates(self.batch),
-            step=number * num_rows + row,  # of the row in the whole run, resumes included: the row's key depends on it
+            min_updates=policy.min_updates(self.progress.batch),
+            step=self.progress.step(row, self._num_rows),
             wants_core=row == 0,
-            policy=settings.number,
-            version=LATEST_VERSION if self.seat_players is None else self.seat_players.asked(self.latest.acts),
+            policy=policy.number,
+            version=self._players.versions(self.latest.acts),
         )
-        self.policy.client.send(self.group, request)
+        self._ends.client.send(self._group, request)
+
+    def is_outdated(self, reply: Reply) -> bool:
+        """Return whether the first trajectory would start with params of a replaced learner."""
+        return self.progress.trajectory is None and int(np.min(version_epoch(reply.version))) < self._ends.epoch
 
     def make_room(self, timeout_s: float) -> bool:
         """Reserve a block if there is none; its row 0 is the last trajectory's final observation."""
         if self.block is not None:
             return True
         try:
-            self.block = self.policy.producer.reserve(timeout_s)
+            self.block = self._ends.producer.reserve(timeout_s)
         except StreamTimeout:
             return False
-        self.observation = leaves(self.block.trajectory.observation)
-        self.extras = leaves(self.block.trajectory.extras)
-        self.state = leaves(self.block.trajectory.state)
-        self.game = leaves(self.block.trajectory.game)
-        self.write_observation(0)
+        self._observation = leaves(self.block.trajectory.observation)
+        self._extras = leaves(self.block.trajectory.extras)
+        self._state = leaves(self.block.trajectory.state)
+        self._game = leaves(self.block.trajectory.game)
+        self._write_observation(0)
         return True
 
     def write_decision(self, row: int) -> Array:
@@ -214,134 +200,61 @@ class PolicyRows:
         rows.action[row] = reply.action
         rows.log_prob[row] = reply.log_prob
         write_version(rows.version[row], reply.version)
-        for target, source in zip(self.extras, leaves(reply.extras), strict=True):
+        for target, source in zip(self._extras, leaves(reply.extras), strict=True):
             target[row] = source
         if row == 0:
-            self._begin(reply)
+            core = leaves(rows.core)  # empty if only acting reads the core
+            for target, source in zip(core, leaves(reply.core) if core else (), strict=True):
+                target[...] = source
+            self.progress.start(reply.version)
         # a copy: the reply's arrays are only lent, and environments may keep the action
         return finite_actions(np.array(reply.action), self.latest)
 
-    def _begin(self, reply: Reply) -> None:
-        assert self.block is not None
-        kept = leaves(self.block.trajectory.core)  # empty if only acting reads the core
-        for target, source in zip(kept, leaves(reply.core) if kept else (), strict=True):
-            target[...] = source
-        if self.trajectory is None:
-            updates = int(np.min(version_updates(reply.version)))
-            self.trajectory = updates // self.policy.settings.updates_per_batch
-            self.begun = self.pace.batch_of(self.trajectory)
+    def take(self, step: EnvStep | GameStep) -> None:
+        self.latest = part_of(self.policy.view, step)
 
     def write_outcome(self, row: int, step: EnvStep | GameStep) -> None:
         """Write the outcome of a row, and the observation of the next row."""
         assert self.block is not None
-        self.latest = self.policy.part(step)
+        self.take(step)
         self.block.trajectory.reward[row] = self.latest.reward
         self.block.trajectory.discount[row] = self.latest.discount
-        self.write_observation(row + 1)
+        self._write_observation(row + 1)
 
-    def write_observation(self, row: int) -> None:
+    def _write_observation(self, row: int) -> None:
         """Write the observation of a row, and which agents act on it."""
         assert self.block is not None
-        for target, source in zip(self.observation, leaves(self.latest.observation), strict=True):
+        for target, source in zip(self._observation, leaves(self.latest.observation), strict=True):
             target[row] = source
-        for target, source in zip(self.state, leaves(self.latest.state), strict=True):
+        for target, source in zip(self._state, leaves(self.latest.state), strict=True):
             target[row] = source
         self.block.trajectory.is_first[row] = self.latest.is_first
-        acts = self.latest.acts
-        self.block.trajectory.acts[row] = acts if self.seat_players is None else self.seat_players.trained(acts)
-        if self.seat_players is not None and self.game:
-            self.game[0][row] = self.seat_players.game
+        self.block.trajectory.acts[row] = self._players.kinds(self.latest.acts)
+        if self._game:
+            self._game[0][row] = self._players.game
 
-    def committed(self) -> None:
-        assert self.trajectory is not None
+    def commit(self, maker: ProducerId) -> None:
+        assert self.block is not None
+        for tap in self.policy.taps:
+            tap.before_commit(self.block.trajectory)
+        entry = self.block.commit(self._group, Origin(maker, self.progress.sequence))
+        for tap in self.policy.taps:
+            tap.after_commit(entry)
         self.block = None
-        self.sequence += 1
-        self.trajectory += 1
+        self.progress.committed()
 
     def abandon(self) -> None:
-        """Return the open trajectory's block, and discard the reply that would have continued it.
+        """Return the open trajectory's block.
 
         The next trajectory does not follow the last one: its number skips one.
         """
-        self.sequence += 1
+        self.progress.sequence += 1
         if self.block is not None:
             self.block.abandon()
-        self.block, self.reply = None, None
+            self.block = None
 
 
 def write_version(row: Array, version: Array | int) -> None:
     """Write the version of a reply (a scalar, [B] or [B, N]) into a row [B] or [B, N]."""
     given = np.asarray(version)
     row[...] = spread(given, row)
-
-
-@dataclass
-class Group:
-    """One group of environments and its open trajectory.
-
-    Attributes:
-      number: of the group in the experiment. env: its vector. latest: result of its last step (or reset).
-      stepping: text about a step that does not return. rows: of each policy. row: the row that waits for its actions.
-      missing: policies whose actions have not arrived.
-      shared: several policies may play the same seats, or the environment's only agent.
-      parked: it waits for assignments before its first request. held: its trajectory is full and waits for assignments.
-    """
-
-    number: int
-    env: VectorEnv | VectorGame
-    latest: EnvStep | GameStep
-    stepping: EnvCall
-    rows: list[PolicyRows]
-    row: int = 0
-    missing: int = 0
-    parked: bool = False
-    held: bool = False
-    shared: bool = False
-
-    @property
-    def made(self) -> int:
-        """Return the trajectories committed so far."""
-        return self.rows[0].made
-
-    def ask(self, num_rows: int) -> None:
-        """Request the actions of the next row."""
-        self.missing = len(self.rows)
-        for rows in self.rows:
-            rows.ask(self.row, num_rows)
-
-    def park(self) -> None:
-        """Wait for assignments before the first request."""
-        self.parked, self.missing = True, len(self.rows) + 1
-
-    def hold(self) -> None:
-        """Wait for assignments before the full trajectory is handed over."""
-        self.held, self.missing = True, len(self.rows) + 1
-
-    def step(self, num_rows: int) -> int:
-        """Return the number of the group's next step, counted from the start of the run."""
-        first = self.rows[0]
-        return (first.policy.settings.begun if first.trajectory is None else first.trajectory) * num_rows + self.row
-
-    def write_decisions(self) -> Any:
-        """Write the actions of the next row; return them, by group of seats where there are seats."""
-        chosen = [(rows.policy.settings.view, rows.write_decision(self.row)) for rows in self.rows]
-        if not self.shared:
-            return actions_of(chosen)
-        actions: dict[str, Array] = {}
-        for (view, action), rows in zip(chosen, self.rows, strict=True):
-            assert rows.seat_players is not None
-            group = seat_group(view)
-            actions[group] = rows.seat_players.laid_over(actions.get(group), action)
-        return actions.get(NO_SEATS, actions)
-
-    def restart(self, latest: EnvStep | GameStep) -> None:
-        """Continue from a reset."""
-        self.latest = latest
-        for rows in self.rows:
-            rows.latest = rows.policy.part(latest)
-
-    def abandon(self) -> None:
-        """Discard the open trajectory."""
-        for rows in self.rows:
-            rows.abandon()
-        self.row, self.missing, self.parked, self.held = 0, len(self.rows), False, False

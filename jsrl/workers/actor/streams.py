@@ -1,173 +1,176 @@
-"""An actor's two streams: connected when its environments exist, reconnected when another worker was replaced."""
+"""A policy's two streams in an actor: connected when its environments exist, and again when another worker was replaced."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
+from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
-from jsrl.services.runs.values import Registration
-from jsrl.transport.base import InferenceClient, SampleProducer
-from jsrl.transport.door.hello import Check
-from jsrl.transport.table import connect_inference
+from jsrl.transport.base import Block, InferenceClient
 from jsrl.workers.actor.kind import plays_frozen
-from jsrl.workers.ends import names_of_peers
+from jsrl.workers.asking import Servers
 from jsrl.workers.following import Writer
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import (
-    CLOSED_S,
-    LOOK_S,
-    BriefRetry,
-    FailoverPeer,
-    Peer,
-    first_present,
-    meet_present,
-    stays,
-)
+from jsrl.workers.jobs import Job
+from jsrl.workers.peers import LOOK_S
+
+if TYPE_CHECKING:
+    from jsrl.workers.inline import OwnEngine
+
+ENGINE = "jsrl.workers.inline:OwnEngine"  # imported only where an actor acts itself, which needs jax
 
 
-class ActorStreams:
-    """The ends of an actor's streams, and the workers at the other ends.
+class Producer(Protocol):
+    """What an actor uses of a SampleProducer."""
 
-    Args:
-      job: the actor's. meter: records the phases of an actor that acts itself.
+    def reserve(self, timeout_s: float) -> Block: ...
+
+    def close(self) -> None: ...
+
+
+class Ends(NamedTuple):
+    """Both ends, as of one session.
 
     Attributes:
       epoch: of the learner that gets the trajectories; params of an earlier epoch start no trajectory.
-      new_consumer: whether a new incarnation of a reader of `samples` was found; the code that handles it resets it.
+      new_learner: since the session before.
+    """
+
+    client: InferenceClient
+    producer: Producer
+    epoch: int = 0
+    new_learner: bool = False
+
+
+class Streams:
+    """The two streams of one policy, over all sessions. This class is for those of one program, where no peer is replaced.
+
+    Args:
+      connect: group sizes -> both ends.
+    """
+
+    server_text = ""
+
+    def __init__(self, connect: Callable[[dict[int, int]], tuple[InferenceClient, Producer]]) -> None:
+        self._connect = connect
+        self._client: InferenceClient | None = None
+
+    def open(self, group_sizes: dict[int, int]) -> Ends:
+        """Return the first ends, waiting for their peers to come up; `group_sizes`: group -> its number of environments."""
+        self._client, self._producer = self._connect(group_sizes)
+        return Ends(self._client, self._producer)
+
+    def connect(self, timeout_s: float, lost: StreamClosed) -> Ends | None:
+        """Return the ends of the next session; None: a peer is away or does not answer: call again.
+
+        Args:
+          lost: ended the session before.
+
+        Raises:
+          StreamClosed: they cannot be connected again.
+        """
+        raise lost
+
+    def check(self) -> None:
+        """Check that the other ends are alive, when nothing has arrived for a while. Raises StreamClosed."""
+
+    def check_home(self) -> None:
+        """While a substitute server acts, check whether the own server is back. Raises StreamClosed if it is."""
+
+    def close(self) -> None:
+        """Close both; committed trajectories still arrive."""
+        if self._client is not None:
+            self._client.close()
+            self._producer.close()
+
+
+class ActorStreams(Streams):
+    """The streams of an actor of a run.
+
+    Args:
+      job: the actor's. meter: of its phases, if it acts itself.
     """
 
     def __init__(self, job: Job, meter: Meter) -> None:
         self._job, self._meter = job, meter
-        self.epoch = 0
-        self.new_consumer = False
-        self._client: Any = None
-        self._frozen: Any = None  # acts for frozen players; None: the server does
         self._writer = Writer(job, "samples", job.schemas.trajectory)
-        self._producer: SampleProducer = self._writer
-        self._server: FailoverPeer | None = None  # None: the actor acts itself
-        self._renewed = False  # the producer has been reconnected, the client not yet
-        self._patience = BriefRetry()
+        self._servers: Servers | None = None  # None: the actor acts itself
+        self._engine: OwnEngine | None = None  # None: servers act for all players
+        self._client: InferenceClient | None = None
+        self._learner: tuple[int, int] | None = (
+            None  # readers' replacements so far and epoch, as of the last connection
+        )
         self._look_at_s = 0.0
-        self._present: list[Registration] = []
 
     @property
-    def server_text(self) -> str:
-        return f" with {self._server.known.name.partition('.')[2]}" if self._server is not None else ""
+    def server_text(self) -> str:  # type: ignore[override]
+        return f" with {self._servers.peer.known.name.partition('.')[2]}" if self._servers is not None else ""
 
-    def open(self, group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
-        """Return both ends, waiting for their peers to come up; `group_sizes`: group -> its number of environments."""
+    def open(self, group_sizes: dict[int, int]) -> Ends:
         job = self._job
-        self._group_sizes = group_sizes
         self._writer.open()
-        self._peers: list[Peer] = list(self._writer.peers)
+        if not job.has("inference") or plays_frozen(job.experiment):
+            self._engine = import_target(ENGINE)(job, group_sizes, self._meter.phases)
         if not job.has("inference"):
-            from jsrl.workers.inline import inline_client
+            return self._ends(None)
+        self._servers = Servers(job, "inference", group_sizes)
+        return self._ends(self._servers.first())
 
-            self._client = inline_client(job, group_sizes, self._meter.phases)
-        else:
-            if plays_frozen(job.experiment):
-                from jsrl.workers.inline import frozen_inline
+    def connect(self, timeout_s: float, lost: StreamClosed) -> Ends | None:
+        if self._job.in_process:  # where no worker is replaced
+            raise lost
+        self._leave_server()
+        if not self._writer.connect(timeout_s):
+            return None
+        if self._servers is None:
+            return self._ends(None)
+        server = self._servers.connect(timeout_s)
+        return None if server is None else self._ends(server)
 
-                self._frozen = frozen_inline(job, group_sizes, self._meter.phases)
-            servers = names_of_peers(job.end("inference"))
-            # At the start of a run each actor waits for its own server, which is still starting.
-            present = first_present(job.names, servers) if job.incarnation else None
-            self._server = FailoverPeer(job.names, servers, present or job.find(servers[0]))
-            self._peers.append(self._server)
-            self._client = meet_present(self._server, CONNECT_TIMEOUT_S, self._connect_inference)
-        self.epoch = self._writer.read_epoch()
-        return self._client, self._producer
+    def _ends(self, server: InferenceClient | None) -> Ends:
+        known, self._learner = self._learner, (self._writer.renewed, self._writer.read_epoch())
+        self._client = server if self._engine is None else self._engine.client(server)
+        assert self._client is not None
+        return Ends(self._client, self._writer, self._learner[1], known not in (None, self._learner))
 
-    def _connect_inference(self, found: Registration, timeout_s: float, check: Check = lambda: None) -> InferenceClient:
-        job = self._job
-        sizes, keys = self._group_sizes, job.keys
-        to = connect_inference(found.address, job.schemas.act, job.producer, sizes, timeout_s, keys=keys, check=check)
-        return to if self._frozen is None else self._frozen.over(to)
+    def _leave_server(self) -> None:
+        """Close the client, so that no earlier request is answered; note if it was cut off from a server on another host."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        if self._servers is not None and self._servers.peer.is_elsewhere and _is_broken(client):
+            self._servers.peer.mark_suspect(self._servers.peer.known)
+        client.close()
 
     def check(self) -> None:
-        """Check that the other ends are alive, when nothing has arrived for a while. Raises StreamClosed."""
-        for peer in self._peers:
-            peer.check()
+        self._writer.check()
+        if self._servers is not None:
+            self._servers.peer.check()
         now_s = time.monotonic()
-        if now_s >= self._look_at_s:
+        if self._learner is not None and now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
-            if self._writer.read_epoch() > self.epoch:  # set by the workers between this actor and the learner
-                self._renewed = self.new_consumer = True
+            if self._writer.read_epoch() > self._learner[1]:  # set by the workers between this actor and the learner
                 raise StreamClosed("a restarted learner now trains on this actor's samples.")
 
     def check_home(self) -> None:
-        """While a substitute server acts, check whether the own server is back. Raises StreamClosed if it is."""
-        if self._server is not None and self._server.is_away:
-            self._server.check()
+        if self._servers is not None and self._servers.peer.is_away:
+            self._servers.peer.check()
 
-    def look(self, timeout_s: float) -> bool | None:
-        """Return whether to reconnect: a peer was replaced, or the server's connection broke; None: a peer is away.
-
-        A server that was paused, or cut off for a while, is the same one as before.
-        """
-        broke = self._server is not None and self._client_broke()
-        if self._server is not None and self._server.is_elsewhere and broke:
-            self._server.mark_suspect()
-        found = [peer.find(timeout_s) for peer in self._peers]
-        self._present = [entry for entry in found if entry is not None]
-        if len(self._present) < len(found):
-            self._patience.end()
-            return None
-        known = (peer.is_known(entry) for peer, entry in zip(self._peers, self._present, strict=True))
-        return self._renewed or broke or not all(known)
-
-    def _client_broke(self) -> bool:
-        try:
-            self._client.receive(0.0)  # a pending reply is requested again in any case
-        except StreamClosed:
-            return True
-        except (StreamTimeout, UnknownPolicy):
-            return False
-        return False
-
-    def wait(self, error: StreamClosed) -> None:
-        """Wait briefly for unchanged peers, for at most CLOSED_S in total.
-
-        Raises:
-          StreamClosed: they are still there; `error` is why the streams were lost.
-        """
-        self._patience.pause(error, CLOSED_S)
-
-    def renew(self) -> tuple[InferenceClient, SampleProducer] | None:
-        """Return both ends, reconnected to the peers that `look` found; None: not ready, call `look` again.
-
-        The client is always reconnected, so that no earlier request is answered.
-
-        Raises:
-          StreamClosed: an unchanged peer has refused this worker for a while, or a peer on another host does not answer.
-        """
-        try:
-            return self._resume(self._present)
-        except StreamTimeout as silence:
-            error = self._writer.silent(self._present[: len(self._writer.peers)], silence)
-            if error is None and self._server is not None and not self._present[-1].host:
-                error = StreamClosed(f"the connection to the server broke, and cannot be made again: {silence}")
-            if error is not None:
-                self._patience.unanswered(error)
-            return None
-        except StreamClosed as refusal:
-            self._patience.pause(refusal)
-            return None
-
-    def _resume(self, present: list[Registration]) -> tuple[InferenceClient, SampleProducer]:
-        readers = len(self._writer.peers)
-        if self._writer.follow(present[:readers], self._patience.connect_s):
-            self._renewed = self.new_consumer = True
-        if self._server is None:
-            self._client.forget()
-        else:
+    def close(self) -> None:
+        if self._client is not None:
             self._client.close()
-            server, found = self._server, present[readers]
-            self._client = self._connect_inference(found, self._patience.connect_s, stays(server, found))
-            server.known = found
-        self.epoch = self._writer.read_epoch()
-        self._patience.end()
-        self._renewed = False
-        return self._client, self._producer
+        if self._engine is not None:
+            self._engine.close()
+        self._writer.close()
+
+
+def _is_broken(client: InferenceClient) -> bool:
+    try:
+        client.receive(0.0)
+    except StreamClosed:
+        return True
+    except (StreamTimeout, UnknownPolicy):
+        return False
+    return False

@@ -211,7 +211,7 @@ class Follower(RankLink):
 
     def _receive(self, timeout_s: float) -> list[RankStart | RankReply]:
         if self._agreement.begins is None:
-            self._stream.look()
+            self._stream.poll()
         frame = self._stream.receive(timeout_s)
         return [] if frame is None else [msgspec.msgpack.decode(frame, type=RankStart | RankReply)]
 

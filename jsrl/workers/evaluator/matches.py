@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,12 +17,10 @@ import numpy as np
 from jsrl.agents.base import Agent
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import VectorGame
-from jsrl.envs.faults import LONG_STEPS
 from jsrl.envs.seats import SeatView
 from jsrl.intervals import return_facts
 from jsrl.matches.match import Match, MatchScore
 from jsrl.matches.players import Contestant, SeatPolicy, places_of_sides
-from jsrl.services.metrics.phases import Phases
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.tools.contest import contestant_of, load_player
 from jsrl.transport.base import Request
@@ -147,7 +144,7 @@ class Matches:
     """Matches of one snapshot against some opponents, in bounded steps; see jsrl.workers.play.Play.
 
     Args:
-      policies: play the seats of the run, the scored one first. episodes: games against each opponent. max_steps: of a game.
+      policies: play the seats of the run, the scored one first. episodes: games against each opponent. options: of Episodes.
     """
 
     def __init__(
@@ -156,19 +153,14 @@ class Matches:
         opponents: Sequence[Contestant],
         env: VectorGame,
         episodes: int,
-        watch: Callable[[], AbstractContextManager[None]],
-        phases: Phases,
-        max_steps: int = LONG_STEPS,
+        **options: Any,
     ) -> None:
         self.score = ScoreOfMatches(policies[0].engine.version)
         home = Contestant("newest", tuple(_seat_policy(policy, env.num_envs) for policy in policies))
         scored = policies[0].view
         assert scored is not None
         sides = [side for side, own in enumerate(places_of_sides(env.spec)) if own & set(scored.places)]
-        self._matches = [
-            Match(env, home, one, episodes, sides=sides, watch=watch, enter=phases.enter, max_steps=max_steps)
-            for one in opponents
-        ]
+        self._matches = [Match(env, home, one, episodes, sides=sides, **options) for one in opponents]
         self._over = 0  # env steps of the matches that are over
 
     @property

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -41,9 +40,8 @@ OPPONENTS = "jsrl.workers.evaluator.matches:make_opponents"
 class EvaluatorSettings(PlayerSettings):
     """Settings of an evaluator; see EvaluatorConfig.
 
-    goal: the score that ends the run; None: no goal. last_params_s: how long the final evaluation waits for the last params.
-    joins_rewards: the policy learns from the mean reward of its seats.
-    most_share: of the env steps trained since the start; evaluations do not begin while they have played more. None: no limit.
+    goal: the score that ends the run; None: no goal. joins_rewards: the policy learns from the mean reward of its seats.
+    max_share: of the env steps trained since the start; evaluations do not begin while they have played more. None: no limit.
     """
 
     episodes: int
@@ -51,8 +49,7 @@ class EvaluatorSettings(PlayerSettings):
     final_episodes: int
     num_envs: int
     goal: float | None = None
-    most_share: float | None = None
-    last_params_s: float = 60.0
+    max_share: float | None = None
     joins_rewards: bool = False
 
 
@@ -96,10 +93,6 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._best_params: tuple[int, list[np.ndarray]] | None = None
         self._metrics: dict[str, float] = {}
         self._played = 0  # env steps of all evaluations
-        self._final = False
-        # policy -> updates of the params for which the final evaluation waits, and until when
-        self._last_updates: Mapping[str, int] = {}
-        self._wait_until_s = 0.0
         self._final_score: dict[str, Any] | None = None
 
     def setup(self) -> None:
@@ -127,19 +120,19 @@ class Evaluator(Player[VectorEnv | VectorGame]):
     @property
     def due(self) -> bool:
         """Return whether an evaluation is running, or params are due for one."""
-        return bool(self._plan) or (not self._final and super().due and self._within_share)
+        return bool(self._plan) or (not self._is_last and super().due and self._within_share)
 
     @property
     def _within_share(self) -> bool:
         """Return whether evaluations have played no more than their share of the env steps."""
-        if self._settings.most_share is None or not self._played:
+        if self._settings.max_share is None or not self._played:
             return True
         assert self._params is not None
         begun, now = (self._env_steps(n) for n in (self._settings.start_updates, version_updates(self._params[0])))
-        return self._played <= self._settings.most_share * (now - begun)
+        return self._played <= self._settings.max_share * (now - begun)
 
     def _begin(self) -> None:
-        if self._final and not self._has_last_params():
+        if self._is_last and not self._has_last_params():
             return
         if not self._plan:
             self._begin_period()
@@ -152,14 +145,11 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         if self._opponents and not there:
             return
         policies, env = self._seated(greedy, slots), self._env(slots, SEEDS.get(name, 1))
-        watch = partial(self._watched, env)
+        options = self._options(env)
         if there:
-            matches = import_target(MATCHES)
-            self._play = matches(policies, there, env, episodes, watch, self._phases, self._settings.max_steps)
+            self._play = import_target(MATCHES)(policies, there, env, episodes, **options)
         else:
-            self._play = Play(
-                policies, env, episodes, watch, self._phases, rests=self._final, max_steps=self._settings.max_steps
-            )
+            self._play = Play(policies, env, episodes, rests=self._is_last, **options)
 
     def _complete(self) -> None:
         assert self._play is not None and self._params is not None
@@ -170,7 +160,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         if self._settings.joins_rewards and score.is_opposed:
             self._reporter.event("warning", OPPOSED.format(episodes=len(score.returns)), once="opposed")
         facts, updates = score.facts(), version_updates(score.version)
-        if self._final:
+        if self._is_last:
             self._final_score = facts
             known = self._best_params is not None and self._best_params[0] == score.version
             if not known and score_of(facts) > self._best and against == self._best_against:
@@ -202,9 +192,9 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._played += 0 if self._play is None else self._play.env_steps
         self._plan, self._play, self._metrics = [], None, {}
         self.meter.count("cut")
-        what = "the final evaluation" if self._final else "an evaluation"
+        what = "the final evaluation" if self._is_last else "an evaluation"
         self._reporter.event("warning", f"{what} was cut and gives no score: {why}")
-        if self._final:
+        if self._is_last:
             self._reporter.event("skipped finally")
 
     def _save(self, version: int, facts: dict[str, Any]) -> None:
@@ -231,15 +221,18 @@ class Evaluator(Player[VectorEnv | VectorGame]):
           which: `best` or `latest` params. updates: policy -> updates of its last params, which may still be on their way.
         """
         self._take_newest()
-        self._last_updates, self._wait_until_s = updates or {}, time.monotonic() + self._settings.last_params_s
-        if which == "best" and self._best_params is not None:
-            self._players[0].params, self._last_updates = self._best_params, {}
-        self._final, self._play = True, None
+        use_best = which == "best" and self._best_params is not None
+        if use_best:
+            self._players[0].params = self._best_params
+        self._begin_last(
+            dict.fromkeys((player.name for player in self._players), 0) | ({} if use_best else dict(updates or {}))
+        )
+        self._play = None
         self._plan = [("evaluator/final", True, self._settings.final_episodes)]
 
     def _has_last_params(self) -> bool:
         """Return whether the last params of each policy are there; after `last_params_s` older ones are enough."""
-        late = [player for player in self._players if player.updates < self._last_updates.get(player.policy.name, 0)]
+        late = self._late
         if late and time.monotonic() < self._wait_until_s:
             self._take_newest()
             return False
@@ -250,7 +243,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             self._reporter.event("skipped finally")
             return False
         for player in late:
-            last = f"the last params, version {self._last_updates[player.policy.name]}, did not arrive {waited}"
+            last = f"the last params, version {self._last_updates[player.name]}, did not arrive {waited}"
             self._reporter.event("warning", f"{last}; the final evaluation plays version {player.updates}")
         self._last_updates = {}
         return True
@@ -280,7 +273,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         joins_rewards=getattr(e.agent, "rewards", "own") == "team",
         period_updates=e.evaluation_period,
         niceness=None if job.in_process else e.evaluator.niceness,
-        most_share=SHARE if job.in_process and e.evaluator.period_env_steps is None and not e.stop_at_return else None,
+        max_share=SHARE if job.in_process and e.evaluator.period_env_steps is None and not e.stop_at_return else None,
         **common_player_settings(job),
     )
 

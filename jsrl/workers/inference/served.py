@@ -210,7 +210,7 @@ class ServedPolicy:
         One that came back may have sent a request since. Clients that left later keep their slots until the next call, so
         that no freed slot is used again too early.
         """
-        gone = self.server.departed(look=False)
+        gone = self.server.departed(poll=False)
         for client in gone:
             groups = {r.group for r in self._held if r.client == client}
             for key in [k for k in self._served if k[0] == client]:

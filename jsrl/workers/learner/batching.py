@@ -124,7 +124,7 @@ class Batcher:
           phases: of the thread that fills batches. refusals: counts connections and messages that the stream rejected.
           ask: requests of groups (group -> number) so many trajectories for every batch from this one on.
         """
-        self._consumer, self._spec, self._plan = consumer, spec, plan
+        self.consumer, self._spec, self.plan = consumer, spec, plan
         self._parts: dict[int, tuple[int, ...]] = {group: (part,) for part, group in enumerate(plan.groups)}
         self._absent: Collection[int] | None = None  # groups; None: those that are known already
         self._ask = ask
@@ -138,7 +138,7 @@ class Batcher:
         self._number = 0
 
     def _allocate(self, spec: Trajectory) -> Trajectory:
-        plan = self._plan
+        plan = self.plan
         per_device = plan.columns // plan.devices
 
         def rows(leaf: ArraySpec) -> np.ndarray:
@@ -162,7 +162,7 @@ class Batcher:
 
         May be called from another thread than `fill`.
         """
-        if self._plan.order == "by_group":  # else batches wait for no group
+        if self.plan.order == "by_group":  # else batches wait for no group
             self._absent = absent
 
     def _divide(self, absent: Collection[int]) -> None:
@@ -171,7 +171,7 @@ class Batcher:
         Each takes them in its own order, so that its n-th trajectory is for the batch that it was made for. A group always
         has its own columns: its last trajectories may still come, and its next ones before it is known to be back.
         """
-        before, groups = self._parts, self._plan.groups
+        before, groups = self._parts, self.plan.groups
         self._parts = {group: (part,) for part, group in enumerate(groups)}
         living = [group for group in groups if group not in absent]
         lost = [part for part, group in enumerate(groups) if group in absent] if living else []
@@ -179,7 +179,7 @@ class Batcher:
             self._parts[living[number * len(living) // len(lost)]] += (part,)
         each = {group: len(parts) for group, parts in self._parts.items() if len(parts) != len(before[group])}
         if each:
-            self._ask(self._plan.start_updates // self._plan.reuse + self._number, each)
+            self._ask(self.plan.start_updates // self.plan.reuse + self._number, each)
 
     def fill(self, timeout_s: float) -> Batch | None:
         """Take trajectories from the stream; return a batch when one is full, None when nothing came within `timeout_s`."""
@@ -197,14 +197,14 @@ class Batcher:
         if self._absent is not None:
             absent, self._absent = self._absent, None
             self._divide(absent)
-        if self._plan.order == "freshest":
+        if self.plan.order == "freshest":
             return self._fill_freshest(timeout_s)
         if self._waiting and self._fill_waiting():
             return self._finish()
-        if timeout_s == 0 and not self._consumer.pending():
+        if timeout_s == 0 and not self.consumer.pending():
             return None  # an exception per row, in serial mode, would cost more than this check
         try:
-            lease = self.refusals.take(self._consumer.get, timeout_s)
+            lease = self.refusals.take(self.consumer.get, timeout_s)
         except StreamTimeout:
             return None
         self.phases.enter("transport")
@@ -220,16 +220,16 @@ class Batcher:
     def _fill_freshest(self, timeout_s: float) -> Batch | None:
         """Keep what arrives; when a batch is complete, take the newest and drop what is older than two batches."""
         assert self._staging is not None
-        needed = self._plan.columns // self._plan.group_size
+        needed = self.plan.columns // self.plan.group_size
         try:
-            self._waiting.append(self.refusals.take(self._consumer.get, timeout_s))
+            self._waiting.append(self.refusals.take(self.consumer.get, timeout_s))
             while True:
-                self._waiting.append(self.refusals.take(self._consumer.get, 0.0))
+                self._waiting.append(self.refusals.take(self.consumer.get, 0.0))
         except StreamTimeout:
             pass
         self.phases.enter("transport")
         while len(self._waiting) > 2 * needed:
-            self._consumer.release(self._waiting.popleft(), "stale")
+            self.consumer.release(self._waiting.popleft(), "stale")
         while len(self._staging.lags) < needed and self._waiting:
             if len(self._staging.lags) + len(self._waiting) < needed:
                 return None
@@ -238,16 +238,16 @@ class Batcher:
 
     def _full(self) -> bool:
         assert self._staging is not None
-        return len(self._staging.lags) * self._plan.group_size == self._plan.columns
+        return len(self._staging.lags) * self.plan.group_size == self.plan.columns
 
     def _place(self, lease: Lease) -> None:
         """Copy a trajectory into its columns and release it; drop it if it is too old, keep it if the columns are taken."""
         assert self._staging is not None
-        plan, staging = self._plan, self._staging
+        plan, staging = self.plan, self._staging
         updates = plan.start_updates + self._number * plan.reuse
         reason, lag = plan.judge(plan, versions_trained_on(lease.trajectory), updates)
         if reason:
-            self._consumer.release(lease, reason)
+            self.consumer.release(lease, reason)
             return
         parts = self._parts[lease.entry.group] if plan.order == "by_group" else (len(staging.lags),)
         part = next((part for part in parts if part not in staging.filled), None)
@@ -255,14 +255,14 @@ class Batcher:
             self._waiting.append(lease)
             return
         self._copy(lease.trajectory, staging.trajectory, part * plan.group_size)
-        self._consumer.release(lease)
+        self.consumer.release(lease)
         staging.filled.add(part)
         staging.lags.append(lag)
         staging.ids.append(lease.ids)
 
     def _copy(self, source: Trajectory, target: Trajectory, column: int) -> None:
         """Copy B_g columns to columns `column`.. of a [D, T+1, B/D, ...] buffer; groups may span devices."""
-        per_device, size = self._plan.columns // self._plan.devices, self._plan.group_size
+        per_device, size = self.plan.columns // self.plan.devices, self.plan.group_size
         start = 0
         while start < size:
             device, at = divmod(column + start, per_device)
@@ -285,4 +285,4 @@ class Batcher:
     def close(self) -> None:
         """Drop the trajectories that no batch took."""
         while self._waiting:
-            self._consumer.release(self._waiting.popleft(), "closed")
+            self.consumer.release(self._waiting.popleft(), "closed")

@@ -16,7 +16,7 @@ from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
-from jsrl.transport.ledger.hops import hop_folder, ledger_path
+from jsrl.transport.ledger.legs import ledger_path, leg_folder
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, named_leaves, spec_of
@@ -150,15 +150,12 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
     """Return the source of a job, bound; `devices`: number of devices that share a batch."""
     prefetch = not job.in_process
     phases = meter.thread("prefetch") if prefetch else meter.phases
-    refusals = Refusals(job.name, reporter)
 
     def ask(batch: int, each: Mapping[int, int]) -> None:
         number, pairs = job.policy_number, list(each.items())
         reporter.event("stand_in", policy=number, epoch=start.epoch, batch=batch, each=pairs)
 
-    def join(consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> Batcher:
-        return Batcher(consumer, spec, plan, phases, refusals, ask)
-
+    join = functools.partial(Batcher, phases=phases, refusals=Refusals(job.name, reporter), ask=ask)
     source = source_of(job)(job, batch_plan(job, devices, start.epoch), start, join)
     return Prefetched(source, phases) if prefetch else source
 
@@ -193,8 +190,7 @@ def of_own_policy(job: Job) -> bool:
 
 def from_actors(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
     spec = job.schemas.trajectory
-    consumer = bind(job, spec, start)
-    return FromStream(join(consumer, spec, plan), consumer, job.experiment.rows_per_update, plan.reuse)
+    return FromStream(join(bind(job, spec, start), spec, plan), job.experiment.rows_per_update)
 
 
 def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:
@@ -223,5 +219,5 @@ def begin_counting(job: Job) -> LearnerStart:
 def count_on(job: Job, saved: dict[str, Any] | None) -> tuple[int, Ledger]:
     """Return (new epoch, ledger of the worker's input); `saved`: ledger of the restored snapshot, see open_ledger."""
     run = Path(job.folder)
-    path, hop = ledger_path(run, job.input_hop), hop_folder(run, job.input_hop)
-    return open_ledger(path, job.start_point.epoch, saved, hop=hop)
+    path, leg = ledger_path(run, job.input_leg), leg_folder(run, job.input_leg)
+    return open_ledger(path, job.start_point.epoch, saved, leg=leg)

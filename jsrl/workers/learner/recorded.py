@@ -15,8 +15,8 @@ import numpy as np
 from jsrl.errors import RecordingError, SpecMismatch
 from jsrl.services.recordings.recordings import Chunk, Recording, open_recording, read_chunk
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
-from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
-from jsrl.transport.ledger.hops import hop_folder
+from jsrl.transport.ledger.leg_page import LOCAL, LegPage, new_session
+from jsrl.transport.ledger.legs import leg_folder
 from jsrl.types import Trajectory, named_leaves, with_columns, zeros
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import BatchPlan, of_another_policy
@@ -33,7 +33,7 @@ class RecordedConsumer:
     Args:
       recording: to read. spec: schema [W+1, M, ...] of the leases. seed: of the order.
       start: number of leases consumed by earlier incarnations. ledger: to count in.
-      hop: folder for the page that counts what is read; None: count in memory only.
+      leg: folder for the page that counts what is read; None: count in memory only.
 
     Raises:
       SpecMismatch: the recording's leaves are not those of `spec`. RecordingError: it holds no window, or a file is broken.
@@ -49,7 +49,7 @@ class RecordedConsumer:
         seed: int,
         start: int = 0,
         ledger: Ledger | None = None,
-        hop: Path | None = None,
+        leg: Path | None = None,
         pool_bytes: int = POOL_BYTES,
     ) -> None:
         self._recording, self._spec, self._seed, self._pool_bytes = recording, spec, seed, pool_bytes
@@ -60,7 +60,7 @@ class RecordedConsumer:
         self.windows = sum(chunk.count for chunk in recording.chunks) * self._windows_each
         self._ledger, self._number = ledger or Ledger(), start
         self._lent: set[Entry] = set()
-        self._page = HopPage.create(hop, PRODUCER, new_session(), blocks=1, transport=LOCAL)
+        self._page = LegPage.create(leg, PRODUCER, new_session(), blocks=1, transport=LOCAL)
         self._page.mark_attached()
         self._ledger.join()
         self._loaded: tuple[Chunk, ...] = ()
@@ -165,7 +165,7 @@ class RecordedConsumer:
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
         self._lent.remove(lease.entry)
         self._ledger.mark(True)
-        self._ledger.settle(outcome)
+        self._ledger.finish(outcome)
         self._ledger.hold(len(self._lent))
         self._ledger.mark(False)
 
@@ -179,7 +179,7 @@ class RecordedConsumer:
     def close(self) -> None:
         """Drop the rows."""
         if self._lent:
-            self._ledger.settle("closed", len(self._lent))
+            self._ledger.finish("closed", len(self._lent))
         self._lent.clear()
         self._ledger.hold(0)
         self._page.stop_reading()
@@ -215,6 +215,6 @@ def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -
     e = job.experiment
     spec = with_columns(job.schemas.trajectory, plan.columns)
     plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
-    hop = hop_folder(Path(job.folder), job.input_hop)
-    consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, hop=hop)
-    return FromStream(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse)
+    leg = leg_folder(Path(job.folder), job.input_leg)
+    consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, leg=leg)
+    return FromStream(join(consumer, spec, plan), e.rows_per_update)

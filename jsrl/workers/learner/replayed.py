@@ -24,7 +24,7 @@ from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.build import Join, LearnerStart, bind
 from jsrl.workers.learner.sources import FromStream, Source
-from jsrl.workers.peers import CONNECT_S, MOST_CONNECT_S
+from jsrl.workers.peers import CONNECT_S, MAX_CONNECT_S
 
 FEEDBACK_TIMEOUT_S = 2.0
 
@@ -134,8 +134,8 @@ class IntoRing(FromStream):
       windows: that one call of the update trains on. For the others see FromStream.
     """
 
-    def __init__(self, batcher: Batcher, consumer: SampleConsumer, env_steps: int, updates: int, windows: int) -> None:
-        super().__init__(batcher, consumer, env_steps, updates)
+    def __init__(self, batcher: Batcher, env_steps: int, windows: int) -> None:
+        super().__init__(batcher, env_steps)
         self._windows = windows
 
     def stand_in(self, absent: Collection[int]) -> None:
@@ -154,9 +154,9 @@ class FromReplay(IntoRing):
       begun: env steps inserted before this start. Replay workers report theirs with their first batches.
     """
 
-    def __init__(self, batcher: Batcher, consumer: ReplayConsumer, windows: int, begun: int = 0) -> None:
-        super().__init__(batcher, consumer, 0, 1, windows)
-        self._replay, self._begun = consumer, begun
+    def __init__(self, batcher: Batcher, replay: ReplayConsumer, windows: int, begun: int = 0) -> None:
+        super().__init__(batcher, 0, windows)
+        self._replay, self._begun = replay, begun
 
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         """Take a batch back and send its priorities, if the agent has any; return its windows."""
@@ -177,8 +177,7 @@ def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> S
     assert e.buffer is not None
     size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
     if not job.has("priorities"):
-        consumer = bind(job, spec, start)
-        return IntoRing(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse, windows)
+        return IntoRing(join(bind(job, spec, start), spec, plan), e.rows_per_update, windows)
     spec = windows_spec(e.buffer, spec)
     plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
     drawn = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
@@ -193,7 +192,7 @@ def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
     def priorities(index: int) -> SampleProducer:
         reader = next(peer.worker for peer in end.peers if index in peer.groups)
         found = job.names.lookup(name_at(end.stream.name, reader), CONNECT_S)  # bound before its first batch was drawn
-        connect_s = CONNECT_S if found.host else MOST_CONNECT_S
+        connect_s = CONNECT_S if found.host else MAX_CONNECT_S
         return connect_writer(job, "priorities", priorities_spec(number), found.address, connect_s)
 
     return ReplayConsumer(batches, priorities, number, wait=not job.in_process)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from jsrl.agents.base import UpdateOutput
-from jsrl.transport.base import Ledger, SampleConsumer
+from jsrl.transport.base import Ledger
 from jsrl.types import Trajectory
 from jsrl.workers.learner.batching import Batch, Batcher
 
@@ -53,12 +53,11 @@ class FromStream:
     """Batches of the trajectories of a consumer.
 
     Args:
-      batcher: joins the leases of `consumer`. env_steps: of one batch. updates: made with one batch.
+      batcher: joins the consumer's leases. env_steps: of one batch.
     """
 
-    def __init__(self, batcher: Batcher, consumer: SampleConsumer, env_steps: int, updates: int) -> None:
-        self._batcher, self._consumer = batcher, consumer
-        self._env_steps, self._updates = env_steps, updates
+    def __init__(self, batcher: Batcher, env_steps: int) -> None:
+        self._batcher, self._env_steps = batcher, env_steps
 
     def example(self) -> Trajectory:
         return self._batcher.example()
@@ -77,17 +76,17 @@ class FromStream:
         return self._env_steps
 
     def env_steps(self, updates: int) -> int:
-        return updates // self._updates * self._env_steps
+        return updates // self._batcher.plan.reuse * self._env_steps
 
     def pending(self) -> int:
-        return self._consumer.pending()
+        return self._batcher.consumer.pending()
 
     def counts(self) -> dict[str, int]:
         return {"refused": self._batcher.refusals.count}
 
     def ledger(self) -> Ledger:
-        return self._consumer.ledger
+        return self._batcher.consumer.ledger
 
     def close(self) -> None:
         self._batcher.close()
-        self._consumer.close()
+        self._batcher.consumer.close()

@@ -177,7 +177,7 @@ class SplitUpdate:
         with self._changed:
             self._await(self._given)
             policy, critic = (side.state for side in self._sides)
-        joined = self._split.join(*jax.tree.map(np.array, (_own(_without_ring(policy)), _own(_without_ring(critic)))))
+        joined = self._split.join(*jax.tree.map(np.array, (_own(policy), _own(critic))))
         if not isinstance(critic.extra, ReplayExtra):
             return joined
         return self._pack(joined._replace(extra=critic.extra._replace(agent=joined.extra)))
@@ -278,10 +278,6 @@ def _exchange(split: Split) -> tuple[Any, Any]:
 def _own(state: AgentState) -> AgentState:
     """Return the agent's own state, without a ring."""
     return state._replace(extra=state.extra.agent) if isinstance(state.extra, ReplayExtra) else state
-
-
-def _without_ring(state: AgentState) -> AgentState:
-    return state._replace(extra=state.extra._replace(ring=())) if isinstance(state.extra, ReplayExtra) else state
 
 
 def _copying(publish: Any) -> Any:

@@ -9,13 +9,7 @@ from jsrl.workers.memory import kept_rows
 
 ACTIVITIES = (
     Activity("insert", "transport", "share of time writing rows and priorities", "below 0.7 (else: num_replays)"),
-    Activity(
-        "wait_rows",
-        "wait",
-        "share of time waiting for trajectories",
-        "depends",
-        waits_for="rows",
-    ),
+    Activity("wait_rows", "wait", "share of time waiting for trajectories", "depends", waits_for="rows"),
     Activity(
         "wait_learner",
         "wait",

@@ -6,6 +6,7 @@ limiter keeps both sides in step: while insertion is blocked, the actors' stream
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.errors import SnapshotError, StreamClosed, StreamTimeout
+from jsrl.errors import SnapshotError, StreamTimeout
 from jsrl.replay.host.files import load_replay, save_replay
 from jsrl.replay.host.limiter import Limiter, make_limiter
 from jsrl.replay.host.replay import HostReplay
@@ -21,17 +22,15 @@ from jsrl.replay.shared import beta_at, windows_spec
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.metrics.phases import Phases
 from jsrl.services.runs.control_bodies import Command
-from jsrl.services.runs.values import Registration
-from jsrl.transport.base import SampleConsumer, SampleProducer
-from jsrl.transport.door.hello import Check
-from jsrl.transport.ledger.hops import ledger_path
+from jsrl.transport.base import SampleConsumer
+from jsrl.transport.ledger.legs import ledger_path
 from jsrl.transport.ledger.page import read_page
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Refusals, Reporter
-from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_readers
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.ends import begin_counting, bind_reader
+from jsrl.workers.following import SampleWriter
+from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.peers import CLOSED_S, BriefRetry, Peer, meet_present, silent, stays
 
 FOLDER = "replay"  # of a run: counters, and rows if they are saved
 INSERTS = 16  # most trajectories of one step
@@ -59,17 +58,11 @@ class ReplaySettings:
 
 @dataclass
 class ReplayStreams:
-    """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back.
-
-    learner, connect_batches: the reader of the batches, and (where, timeout, check) -> stream to its new incarnation; None if
-    the learner lives as long as this worker.
-    """
+    """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back."""
 
     rows: SampleConsumer
-    batches: SampleProducer
+    batches: SampleWriter
     priorities: SampleConsumer
-    learner: Peer | None = None
-    connect_batches: Callable[[Registration, float, Check], SampleProducer] | None = None
 
 
 class ReplayWorker:
@@ -95,9 +88,6 @@ class ReplayWorker:
         self._lock = threading.Lock()  # guards the limiter, the learner's stream and the counts
         self._lanes = {group: lane for lane, group in enumerate(settings.groups)}
         self._error: BaseException | None = None
-        self._lost: StreamClosed | None = None  # the learner's stream, until its new incarnation is found
-        self._lost_s = 0.0
-        self._patience = BriefRetry()
         self._drawing = 0  # number of batches being written
         self._snapshot_at = time.monotonic() + settings.period_s
         self._refusals = Refusals(name, reporter)
@@ -177,79 +167,34 @@ class ReplayWorker:
 
     def _follow_learner(self) -> None:
         """Connect to the learner's new incarnation, once there is one; until then rows are inserted and nothing is drawn."""
-        streams = self._streams
-        if streams.learner is None or streams.connect_batches is None or not self._settings.threads:
-            return
-        try:
-            streams.learner.check()
-        except StreamClosed as error:
-            self._lose(error, streams.batches)
-        if self._lost is None or self._drawing:
-            return
-        found = streams.learner.find(0.0)
-        if found is None:
-            self._patience.end()
-            return
-        if streams.learner.is_known(found):
-            if time.monotonic() - self._lost_s > CLOSED_S:
-                raise self._lost  # the learner is alive, but takes no batches
-            return
-        with self._lock:  # a last batch may just be committed
-            streams.batches.mark_lost("the learner was replaced")
-            streams.batches.close()
-            try:
-                streams.batches = streams.connect_batches(
-                    found, self._patience.connect_s, stays(streams.learner, found)
-                )
-            except StreamTimeout as silence:
-                if not found.host:
-                    self._patience.unanswered(silent(found, silence))
-                return
-            except StreamClosed as refusal:  # it may be ending again
-                self._patience.pause(refusal)
-                return
-            streams.learner.known, self._lost = found, None
-            self._patience.end()
-        self._reporter.event("note", "reconnected to the restarted learner")
+        batches = self._streams.batches
+        with self._lock:
+            before = batches.renewed
+            if not self._drawing:  # else a thread writes into memory of the stream, which closing it frees
+                batches.poll()
+        if batches.renewed > before:
+            self._reporter.event("note", "reconnected to the restarted learner")
 
     def _draw_on(self, phases: Phases) -> None:
         """Write batch after batch, until this worker ends."""
         try:
             phases.begin()
             while not self._stop.is_set():
-                if self._lost is not None or not self._draw_safely(phases):
+                if not self._draw_once(phases):
                     self._stop.wait(LOOK_S)
         except BaseException as error:
             self._error = error
-
-    def _lose(self, error: StreamClosed, batches: SampleProducer) -> None:
-        """Note that a stream to the learner has ended, unless another one has replaced it meanwhile."""
-        with self._lock:
-            if self._lost is None and batches is self._streams.batches:
-                self._lost, self._lost_s = error, time.monotonic()
-
-    def _draw_safely(self, phases: Phases) -> int:
-        """Draw; if the learner is gone, the main thread finds the next one."""
-        batches = self._streams.batches
-        try:
-            return self._draw_once(phases)
-        except StreamClosed as error:
-            if self._streams.learner is None:
-                raise
-            self._lose(error, batches)
-            return 0
 
     def _draw_once(self, phases: Phases) -> int:
         """Write a batch if there is free memory and the limiter allows it; return whether one was written."""
         number = self._replay.config.batch_size
         phases.enter("wait_rows")
         with self._lock:
-            if self._lost is not None or not (self._limiter.may_draw(number) and self._replay.num_starts):
+            if not (self._limiter.may_draw(number) and self._replay.num_starts):
                 return 0
             phases.enter("wait_learner")
-            try:
-                block: Any = self._streams.batches.reserve(0.0)
-            except StreamTimeout:
+            block: Any = None if self._streams.batches.is_lost else self._streams.batches.reserve(0.0)
+            if block is None:
                 return 0
             self._drawing += 1
             self._limiter.drawn += number
@@ -260,8 +205,8 @@ class ReplayWorker:
         batch.counters[...] = counters
         with self._lock:
             self._drawing -= 1
-            block.commit(0)
-            self._meter.rate("samples", number)
+            if self._streams.batches.commit(block, 0):
+                self._meter.rate("samples", number)
         return 1
 
     @property
@@ -314,8 +259,6 @@ class ReplayWorker:
         for thread in self._threads:
             thread.join(5.0)
         self.save()
-        if self._lost is not None:
-            self._streams.batches.mark_lost(str(self._lost))
         self._streams.batches.close()
         self._streams.rows.close()
         self._streams.priorities.close()
@@ -359,27 +302,17 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
     )
     if job.incarnation or (job.start_point.restore is not None and not job.start_point.params_only):
         load_replay(Path(settings.folder), replay, limiter)
-    if job.incarnation and (page := read_page(ledger_path(Path(job.folder), samples.hop))) is not None:
+    if job.incarnation and (page := read_page(ledger_path(Path(job.folder), samples.leg))) is not None:
         limiter.count_lost(page.ledger.consumed * shape.num_rows * shape.group_size)
-    return ReplayWorker(job.name, settings, replay, limiter, _connect(job), reporter, make_meter(job))
+    connect = functools.partial(_connect, job)
+    return ReplayWorker(job.name, settings, replay, limiter, connect, reporter, make_meter(job))
 
 
-def _connect(job: Job) -> Callable[[], ReplayStreams]:
+def _connect(job: Job) -> ReplayStreams:
     config = job.experiment.buffer
     assert config is not None
-
-    def connect() -> ReplayStreams:
-        size = config.batch_size
-        rows = bind_reader(job, "samples", job.schemas.trajectory, begin_counting(job, "samples"))
-        priorities = bind_reader(job, "priorities", priorities_spec(size))
-        windows = windows_spec(config, job.schemas.trajectory)
-
-        def connect_batches(found: Registration, timeout_s: float, check: Check = lambda: None) -> SampleProducer:
-            schema = replay_batch_spec(windows)
-            return connect_writer(job, "batches", schema, found.address, timeout_s, check=check)
-
-        (learner,) = find_readers(job, "batches")
-        batches = meet_present(learner, CONNECT_TIMEOUT_S, connect_batches)
-        return ReplayStreams(rows, batches, priorities, learner, connect_batches)
-
-    return connect
+    rows = bind_reader(job, "samples", job.schemas.trajectory, begin_counting(job, "samples"))
+    priorities = bind_reader(job, "priorities", priorities_spec(config.batch_size))
+    batches = SampleWriter(job, "batches", replay_batch_spec(windows_spec(config, job.schemas.trajectory)))
+    batches.open()
+    return ReplayStreams(rows, batches, priorities)

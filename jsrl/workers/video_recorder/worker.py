@@ -38,14 +38,12 @@ TOO_SLOW = (
 class VideoRecorderSettings(PlayerSettings):
     """Settings of a video recorder; see VideoConfig.
 
-    last_params_s: how long the last video waits for the last params. scored: evaluations score the policy; otherwise the
-    return of a video is its score.
+    scored: evaluations score the policy; otherwise the return of a video is its score.
     """
 
     episodes: int
     fps: float | None
     max_seconds: float
-    last_params_s: float = 30.0
     scored: bool = False
 
 
@@ -116,9 +114,7 @@ class VideoRecorder(Player[RenderedEnv]):
         self._path = Path()
         self._filmed_version: int | None = None
         self._score: float | None = None  # of the newest evaluation
-        self._final = False
-        self._last_updates: Mapping[str, int] = {}  # policy -> updates of the params for which the last video waits
-        self._wait_until_s: float | None = None  # None: it waits for none
+        self._waits = False  # for the params of the last video
 
     def setup(self) -> None:
         require_video()
@@ -140,23 +136,15 @@ class VideoRecorder(Player[RenderedEnv]):
         writer = VideoWriter(self._path, settings.fps or env.fps)
         version = f"{self._whose(updates)}   {env_steps:,} env steps"
         most = max(1, round(settings.max_seconds * writer.fps))
-        returns = Returns(env.spec, [(player.policy.name, player.policy.view) for player in self._players])
+        returns = Returns(env.spec, [(player.name, player.view) for player in self._players])
         self._film = OpenVideo(env, writer, version, settings.episodes, most, self._phases, returns)
-        self._play = Play(
-            self._seated(True, 1),
-            env,
-            settings.episodes,
-            self._watched,
-            self._phases,
-            self._film.see,
-            max_steps=settings.max_steps,
-        )
+        self._play = Play(self._seated(True, 1), env, settings.episodes, camera=self._film.see, **self._options())
 
     def _whose(self, updates: int) -> str:
         """Return which versions play."""
         if len(self._players) == 1:
             return f"version {updates:,}"
-        versions = [(player.policy.name, player.params) for player in self._players]
+        versions = [(player.name, player.params) for player in self._players]
         return "versions " + ", ".join(
             f"{name} {version_updates(params[0]):,}" for name, params in versions if params is not None
         )
@@ -181,7 +169,7 @@ class VideoRecorder(Player[RenderedEnv]):
             writer.fps,
             width,
             height,
-            players=", ".join(player.policy.name for player in self._players) if len(self._players) > 1 else "",
+            players=", ".join(player.name for player in self._players) if len(self._players) > 1 else "",
             score=self._score if self._settings.scored else facts["return_mean"],
         )
         self._shelf.add(video)
@@ -196,7 +184,7 @@ class VideoRecorder(Player[RenderedEnv]):
             "video_recorder/video_frames": float(writer.frames),
         }
         self._reporter.event("filmed", updates=updates, env_steps=env_steps, metrics=metrics, file=video.file)
-        if self._final:
+        if self._is_last:
             self._reporter.event("filmed finally")
         else:
             self._say_if_behind(updates)
@@ -216,8 +204,8 @@ class VideoRecorder(Player[RenderedEnv]):
             )
 
     def _advance(self) -> int:
-        if self._wait_until_s is not None:
-            self._begin_last()
+        if self._waits:
+            self._take_last()
         try:
             return super()._advance()
         except (VideoError, OSError) as error:  # the disk's, or the encoder's: the next video may succeed
@@ -226,7 +214,7 @@ class VideoRecorder(Player[RenderedEnv]):
             self._reporter.event(
                 "warning", f"a video was lost (video_recorder/failed counts them): {error}", once="videos"
             )
-            if self._final:
+            if self._is_last:
                 self._players[0].params = None
                 self._reporter.event("filmed finally")
             return 0
@@ -234,7 +222,7 @@ class VideoRecorder(Player[RenderedEnv]):
     def _cut(self, why: str) -> None:
         self._abandon()
         self._reporter.event("warning", f"a video was cut and dropped: {why}")
-        if self._final:
+        if self._is_last:
             self._players[0].params = None
             self._reporter.event("filmed finally")
 
@@ -254,17 +242,16 @@ class VideoRecorder(Player[RenderedEnv]):
         if self._film is not None and not self._shelf.videos:
             self._reporter.event("warning", TOO_SLOW, once="slow")
         self._abandon()
-        self._final, self._last_updates = True, updates or {}
-        self._wait_until_s = time.monotonic() + self._settings.last_params_s
-        self._begin_last()
+        self._begin_last(updates)
+        self._waits = True
+        self._take_last()
 
-    def _begin_last(self) -> None:
+    def _take_last(self) -> None:
         """Let the last video begin if the last params of each policy are there, or have not come in time."""
         self._take_newest()
-        late = any(player.updates < self._last_updates.get(player.policy.name, -1) for player in self._players)
-        if late and self._wait_until_s is not None and time.monotonic() < self._wait_until_s:
+        if self._late and time.monotonic() < self._wait_until_s:
             return
-        self._wait_until_s = None
+        self._waits = False
         if self._params is None or self._params[0] == self._filmed_version:
             self._reporter.event("filmed finally")
             return
@@ -272,9 +259,9 @@ class VideoRecorder(Player[RenderedEnv]):
 
     @property
     def due(self) -> bool:
-        if self._final and (self._params is None or self._params[0] == self._filmed_version):
+        if self._is_last and (self._params is None or self._params[0] == self._filmed_version):
             return False
-        return self._wait_until_s is None and super().due
+        return not self._waits and super().due
 
     def _abandon(self) -> None:
         if self._film is not None:

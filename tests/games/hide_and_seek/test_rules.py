@@ -219,6 +219,7 @@ def test_actions_out_of_range_are_refused() -> None:
 
     game = scene([(2, 3, EAST), (4, 3, WEST)])
     with pytest.raises(
-        EnvironmentFault, match=r"given \[5, 5, 11, 0, 0\] for seat 'hider_0'. Expected 0 to 10 at position 2"
+        EnvironmentFault,
+        match=r"given action \[5, 5, 11, 0, 0\] for seat 'hider_0'. Expected 0 to \[10, 10, 10, 1, 1\]",
     ):
         act(game, (5, 5, 11, 0, 0))

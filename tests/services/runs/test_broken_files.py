@@ -35,7 +35,7 @@ from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.door.keys import load_client_keys, make_keys
 from jsrl.transport.ledger.page import read_page
 from jsrl.types import leaves, named_leaves, zeros
-from jsrl.workers.actor.journal import Journal
+from jsrl.workers.attached.journal import Journal
 from tests.contracts.sample_contract import SCHEMA
 from tests.workers.test_replay_worker import filled
 

@@ -153,7 +153,7 @@ def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
     card = ChaosRun(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
     assert sorted(fault.worker for fault in card.faults) == ["actor-0", "director", "learner", "learner-hunter"]
-    assert set(card.result["hops"]) == {"samples-hunter.learner-hunter"}
+    assert set(card.result["legs"]) == {"samples-hunter.learner-hunter"}
 
 
 @pytest.mark.nightly

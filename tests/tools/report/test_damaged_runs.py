@@ -49,7 +49,7 @@ RESULT = {
     "evaluation": SCORE,
     "final": SCORE,
     "ledger": COUNTS,
-    "hops": {"replay": COUNTS},
+    "legs": {"replay": COUNTS},
     "others": {"b": {"env_steps": 640, "updates": 5, "evaluation": SCORE, "final": {}}},
 }
 WHOLE = [b"", b"{", b"[]", b"null", b"7", b'"x"', bytes(range(128, 256)), b"[" * 100_000, b"{}"]

@@ -14,7 +14,7 @@ from jsrl.experiment import Experiment
 from jsrl.services.runs.control_bodies import REPLAYING
 from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Array, ArraySpec, GameSpec
-from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, TaskJournal, digest, journal_path
+from jsrl.workers.attached.journal import Journal, JournalHeader, JournalWriter, TaskJournal, digest, journal_path
 from jsrl.workers.base import Reporter, where
 from jsrl.workers.jobs import Job
 

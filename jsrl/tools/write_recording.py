@@ -30,7 +30,7 @@ from jsrl.types import (
     map_tree,
     zeros,
 )
-from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.attached.recording import RecordingWriter
 
 WRITER = ProducerId("written", 0)
 
@@ -78,7 +78,8 @@ def write_recording(
     )
     try:
         for sequence, trajectory in enumerate(_trajectories(spec, episodes, rollout_length)):
-            writer.put(Entry(WRITER, 0, sequence, Origin(WRITER, sequence)), writer.copy(trajectory))
+            writer.before_commit(trajectory)
+            writer.after_commit(Entry(WRITER, 0, sequence, Origin(WRITER, sequence)))
     finally:
         writer.close()
     if writer.dropped:

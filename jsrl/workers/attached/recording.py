@@ -21,6 +21,7 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.recordings.recordings import write_chunk
 from jsrl.transport.base import Entry
 from jsrl.types import Trajectory, leaves, named_leaves, zeros
+from jsrl.workers.actor.rows import Tap
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 
@@ -28,13 +29,13 @@ CHUNK_BYTES, CHUNK_S = 16 * 2**20, 60.0
 MIN_BUFFERS, MAX_BUFFERS = 4, 4096
 
 
-class RecordingWriter:
+class RecordingWriter(Tap):
     """Writes trajectories to files of a folder, one file at a time.
 
     Args:
       folder: of the recording and its manifest. name: of the worker. spec: schema of a trajectory.
       meter: counts `recorded` and `recording_dropped`. warn: called once per reason for dropping.
-      limit_bytes: most bytes to write. wait: wait for a buffer instead of dropping.
+      limit_bytes: most bytes to write. wait: wait for a buffer instead of dropping. note: takes the summary at the end.
     """
 
     def __init__(
@@ -47,12 +48,13 @@ class RecordingWriter:
         warn: Callable[[str], None],
         limit_bytes: int,
         wait: bool = False,
+        note: Callable[[str], None] = lambda summary: None,
         chunk_bytes: int = CHUNK_BYTES,
         chunk_s: float = CHUNK_S,
     ) -> None:
         self._folder, self._stem = folder, f"{name}-{secrets.token_hex(4)}"
         self._names = [name for name, _ in named_leaves(spec)]
-        self._meter, self._warn, self._wait = meter, warn, wait
+        self._meter, self._warn, self._wait, self._note = meter, warn, wait, note
         self._limit_bytes, self._chunk_s = limit_bytes, chunk_s
         trajectory_bytes = max(1, sum(leaf.size_bytes for leaf in leaves(spec)))
         self.chunk_length = min(max(1, chunk_bytes // trajectory_bytes), MAX_BUFFERS // 2)
@@ -60,6 +62,7 @@ class RecordingWriter:
         self._buffers = max(MIN_BUFFERS, 2 * self.chunk_length)
         self._free: queue.SimpleQueue[Trajectory] = queue.SimpleQueue()
         self._filled: queue.SimpleQueue[tuple[int, int, Trajectory] | None] = queue.SimpleQueue()
+        self._copied: Trajectory | None = None  # of the trajectory that is being committed
         self._stopped, self._reported = "", set[str]()
         self._written_bytes = self._written_files = 0
         self._lost = self._lost_counted = 0  # copies that the disk refused; only the thread writes the first
@@ -67,21 +70,22 @@ class RecordingWriter:
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
 
-    def copy(self, trajectory: Trajectory) -> Trajectory | None:
-        """Return a copy in one of the buffers, for `put`; None: the trajectory is not recorded."""
-        buffer = None if self._stopped else self._take()
+    def before_commit(self, trajectory: Trajectory) -> None:
+        """Copy a trajectory into one of the buffers, if there is one."""
+        buffer = None if self._stopped else self._copied or self._take()
         self._count_dropped(self._lost - self._lost_counted)
+        self._copied = buffer
         if buffer is None:
             self._count_dropped(1)
             self._report(
                 self._stopped or "the disk does not keep up with the actors: some trajectories are not recorded"
             )
-            return None
+            return
         for target, source in zip(leaves(buffer), leaves(trajectory), strict=True):
             np.copyto(target, source)
-        return buffer
 
-    def put(self, entry: Entry, copied: Trajectory | None) -> None:
+    def after_commit(self, entry: Entry) -> None:
+        copied, self._copied = self._copied, None
         if copied is not None:
             self.recorded += 1
             self._meter.count("recorded")
@@ -151,6 +155,7 @@ class RecordingWriter:
         if self._thread.is_alive():
             self._report(f"the last trajectories were not written within {timeout_s:g} s")
         self._count_dropped(self._lost - self._lost_counted)
+        self._note(self.summary)
 
     @property
     def summary(self) -> str:
@@ -161,11 +166,10 @@ class RecordingWriter:
         )
 
 
-def recording_writer(job: Job, meter: Meter, reporter: Reporter) -> RecordingWriter | None:
-    """Return the writer of an actor's recording, None if none is wanted; only serial runs wait for it."""
+def recording_writer(job: Job, meter: Meter, reporter: Reporter) -> RecordingWriter:
+    """Return the writer of an actor's recording; only serial runs wait for it."""
     e = job.experiment
-    if e.record is None:
-        return None
+    assert e.record is not None
     return RecordingWriter(
         Path(e.record),
         job.name,
@@ -174,4 +178,5 @@ def recording_writer(job: Job, meter: Meter, reporter: Reporter) -> RecordingWri
         warn=partial(reporter.event, "warning"),
         limit_bytes=e.record_limit_mb * 2**20 // e.actors,
         wait=job.in_process,
+        note=partial(reporter.event, "note"),
     )

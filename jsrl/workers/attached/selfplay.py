@@ -1,6 +1,6 @@
-"""The assignments of an actor's environments: the player of each seat, from the start of an episode to its end.
+"""Self-play in an actor: a director assigns the player of each seat, from the start of an episode to its end.
 
-A director proposes them; a few are kept in advance, so that no slot waits for one. Imports no jax.
+A few assignments are kept in advance, so that no slot waits for one. Imports no jax.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from jsrl.envs.base import Episode
+from jsrl.envs.seats import NO_SEATS, SeatView, seat_group
+from jsrl.errors import ConfigError
 from jsrl.experiment.policies import wants_scores
-from jsrl.services.runs.control_bodies import Games, GroupStep, Lease, Played
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.runs.control_bodies import Command, Games, GroupStep, Lease, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
-from jsrl.types import ONLY_SCORED, WAITING, Array, EnvSpec, GameSpec, leaves, spread
+from jsrl.types import ACTING, ONLY_SCORED, WAITING, Array, GameSpec, Trajectory, leaves, spread
+from jsrl.workers.actor.environments import Environments
+from jsrl.workers.actor.rows import Players, Rows, Tap
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 
@@ -31,7 +36,7 @@ MOST_AHEAD = 4096  # assignments that an actor keeps in addition to one for each
 
 
 @dataclass
-class SeatPlayers:
+class SeatPlayers(Players):
     """The players of the seats of one policy in one group of environments.
 
     Attributes:
@@ -43,22 +48,20 @@ class SeatPlayers:
 
     version: np.ndarray
     learns: np.ndarray
-    game: np.ndarray
     spares: bool
+    game: np.ndarray
 
-    def asked(self, acts: Array) -> Array:
-        """Return the versions to request for rows of these kinds [B, N]."""
+    def versions(self, acts: Array) -> Array:
         return np.where(acts != WAITING, self.version, NOT_PLAYED) if self.spares else self.version
 
-    def laid_over(self, others: Array | None, action: Array) -> Array:
+    def merged_with(self, others: Array | None, action: Array) -> Array:
         """Return the actions [B, N, ...]: of the seats that the policy plays, and those of `others` for the rest."""
         if others is None:
             return action
         plays = self.version != NOT_PLAYED
         return np.where(spread(plays, action), action, others)
 
-    def trained(self, acts: Array) -> Array:
-        """Return the kinds of rows [B, N] for the learner."""
+    def kinds(self, acts: Array) -> Array:
         return np.where(self.learns, acts, WAITING).astype(acts.dtype)
 
 
@@ -71,27 +74,37 @@ class _Slots:
     seat_players: list[SeatPlayers] = field(default_factory=list)
 
 
-class Assignments:
-    """The assignments that an actor plays, and their outcomes.
+class PlayedSeats(NamedTuple):
+    """The seats of a policy: its number, their places among all sides and their group; `has_core`: of its agent."""
+
+    number: int
+    places: tuple[int, ...] = ()
+    has_core: bool = False
+    group: str = NO_SEATS
+
+
+class DirectedRows(Rows):
+    """Rows whose players a director assigns; it gets the outcomes.
 
     Args:
-      policies: (number, places of its seats) of each policy that plays. cores: whether its agent has a core.
-      reporter: sends messages to the director.
+      policies: that play. incarnation: of the actor. reporter: sends messages to the director.
       in_order: request assignments slot by slot, with the step after which they are needed, and none in advance.
       scored: the director chooses by scores of games.
     """
 
     def __init__(
         self,
-        policies: Sequence[tuple[int, Sequence[int]]],
-        cores: Sequence[bool],
+        policies: Sequence[PlayedSeats],
         *,
+        incarnation: int = 0,
         reporter: Reporter,
         in_order: bool,
         scored: bool = False,
     ) -> None:
-        self._scored = scored
-        self._policies, self._cores, self._reporter, self._in_order = list(policies), list(cores), reporter, in_order
+        self._policies, self._incarnation, self._reporter = list(policies), incarnation, reporter
+        self._in_order, self._scored = in_order, scored
+        # Whether several policies may play the same seats, or the environment's only agent.
+        self._are_shared = len({policy.group for policy in policies}) < len(policies)
         self._slots: dict[int, _Slots] = {}
         self._sides: tuple[int, ...] = ()
         self._ahead: deque[Lease] = deque()
@@ -107,17 +120,102 @@ class Assignments:
         self._named_s = 0.0  # when the assignments were named
         self._games, self._per_s = 0, 0.0
 
-    def join(self, group: int, spec: EnvSpec | GameSpec, num_envs: int, step: int = 0) -> list[SeatPlayers]:
-        """Add a group, whose slots all need an assignment after this step of it; return the SeatPlayers of each policy."""
+    # -- what an actor asks
+
+    def join(self, group: Environments, step: int) -> Sequence[Players]:
+        """Take a group, whose slots all need an assignment."""
+        spec, num_envs = group.env.spec, group.env.num_envs
         self._sides = spec.sides if isinstance(spec, GameSpec) else (0,)
-        slots = self._slots[group] = _Slots([None] * num_envs, [None] * num_envs)
-        for (_, places), has_core in zip(self._policies, self._cores, strict=True):
-            shape = (num_envs, len(places)) if places else (num_envs,)
+        slots = self._slots[group.number] = _Slots([None] * num_envs, [None] * num_envs)
+        for policy in self._policies:
+            shape = (num_envs, len(policy.places)) if policy.places else (num_envs,)
             version, learns = np.full(shape, LATEST_VERSION, np.int64), np.ones(shape, bool)
-            slots.seat_players.append(SeatPlayers(version, learns, np.full(num_envs, -1, np.int32), not has_core))
-        self._need(group, range(num_envs))
-        self._note(group, step, range(num_envs))
+            players = SeatPlayers(version, learns, not policy.has_core, np.full(num_envs, -1, np.int32))
+            slots.seat_players.append(players)
+        self._need(group.number, range(num_envs))
+        self._note(group.number, step, range(num_envs))
         return slots.seat_players
+
+    @property
+    def waits(self) -> bool:  # type: ignore[override]
+        return bool(self._needs)
+
+    def poll(self) -> bool:
+        self.send()
+        return any(not self._short[group] for group in self._slots)
+
+    def ready(self, group: Environments) -> bool:
+        """Return whether all slots of a group have an assignment, including those whose episode is over."""
+        return not self._short[group.number]
+
+    def begin(self, group: Environments) -> bool:
+        if not self.ready(group):
+            return False
+        over = {episode.slot for episode in group.latest.episodes}  # in the last row before a resume
+        slots = [slot for slot in range(group.env.num_envs) if slot not in over]
+        tasks = self._tasks(group, slots)
+        goes_on = getattr(group.env, "goes_on", False)
+        if tasks and group.latest.is_first.all() and not goes_on:  # it was reset before its tasks were known
+            self._set_tasks(group, tasks)
+            group.reset()
+        self.opened(group.number, slots)
+        for slot in over:  # the last rows of games that ended before a resume carry their numbers
+            upcoming = self._slots[group.number].next[slot]
+            if upcoming is not None:
+                for players in self._slots[group.number].seat_players:
+                    players.game[slot] = upcoming.before
+        return True
+
+    def actions(self, group: Environments, chosen: Sequence[tuple[SeatView | None, Array]]) -> Any:
+        if not self._are_shared:
+            return super().actions(group, chosen)
+        actions: dict[str, Array] = {}
+        seat_players = self._slots[group.number].seat_players
+        for (_, action), policy, players in zip(chosen, self._policies, seat_players, strict=True):
+            actions[policy.group] = players.merged_with(actions.get(policy.group), action)
+        return actions.get(NO_SEATS, actions)
+
+    def before_step(self, group: Environments) -> None:
+        over = [episode.slot for episode in group.latest.episodes]  # slots that this step resets
+        if tasks := self._tasks(group, over):
+            self._set_tasks(group, tasks)
+
+    def _tasks(self, group: Environments, slots: Iterable[int]) -> dict[int, Any]:
+        """Return the tasks of the next assignments of slots, if they have one."""
+        upcoming = {slot: self._slots[group.number].next[slot] for slot in slots}
+        return {slot: lease.task for slot, lease in upcoming.items() if lease is not None and lease.task is not None}
+
+    def _set_tasks(self, group: Environments, tasks: dict[int, Any]) -> None:
+        if not hasattr(group.env, "set_tasks"):
+            raise ConfigError(
+                f"environment {group.environment!r} takes no tasks, which a director assigns; use one whose reset does."
+            )
+        group.env.set_tasks(tasks)
+
+    def after_step(self, group: Environments, step: int, *, is_last: bool) -> None:
+        self.opened(group.number, np.flatnonzero(group.latest.is_first).tolist())
+        self.ended(group.number, group.latest.episodes, step, is_last=is_last)
+        self.send()
+
+    def may_commit(self, group: Environments) -> bool:
+        return not self._in_order or self.ready(group)  # the director's commands come before the update
+
+    def begin_again(self, group: Environments, step: int) -> None:
+        self._discard(group.number, range(group.env.num_envs), "its streams were lost")
+        lacking = [slot for slot, lease in enumerate(self._slots[group.number].next) if lease is None]
+        self._need(group.number, lacking)
+        self._note(group.number, step, lacking)
+        self._assign_available()
+
+    def command(self, command: Command) -> None:
+        """Take `games`: assignments, unless they are for an earlier incarnation of this actor."""
+        facts = command.facts
+        if command.name == "games" and facts["incarnation"] == self._incarnation:
+            leases = msgspec.convert(facts["leases"], list[Lease])
+            slots = [(group, slot) for group, slot in facts["slots"]]
+            self.take(leases, facts["session"], facts["sent"], slots)
+
+    # -- assignments
 
     def take(self, leases: Iterable[Lease], session: int, sent: int, slots: Sequence[tuple[int, int]] = ()) -> None:
         """Receive assignments of the director; those that came before, or after others that were lost, are dropped.
@@ -139,19 +237,6 @@ class Assignments:
             return
         self._ahead.extend(found)
         self._assign_available()
-
-    def is_ready(self, group: int) -> bool:
-        """Return whether all slots of a group have an assignment, including those whose episode is over."""
-        return not self._short[group]
-
-    def tasks(self, group: int, over: Iterable[int]) -> dict[int, Any]:
-        """Return the tasks of the next assignments of slots, if they have one."""
-        upcoming = {slot: self._slots[group].next[slot] for slot in over}
-        return {slot: lease.task for slot, lease in upcoming.items() if lease is not None and lease.task is not None}
-
-    def holds(self, group: int) -> bool:
-        """Return whether a full trajectory of a group must wait: the director's commands come before its update."""
-        return self._in_order and not self.is_ready(group)
 
     def ended(self, group: int, episodes: Sequence[Episode], step: int = 0, *, is_last: bool = False) -> None:
         """Note how episodes ended, and request the next assignments of their slots.
@@ -175,48 +260,31 @@ class Assignments:
     def opened(self, group: int, slots: Iterable[int]) -> None:
         all_slots = self._slots[group]
         for slot in slots:
-            self.discard(group, [slot], "its environment was rebuilt")
+            self._discard(group, [slot], "its environment was rebuilt")
             lease, all_slots.next[slot] = all_slots.next[slot], None
             if lease is not None:
                 all_slots.leases[slot] = lease
                 self._assign_players(all_slots.seat_players, slot, lease)
 
-    def show_ended(self, group: int, slots: Iterable[int]) -> None:
-        """Let the last rows of games that ended before a resume carry their numbers; their slots wait to be opened."""
-        for slot in slots:
-            upcoming = self._slots[group].next[slot]
-            if upcoming is not None:
-                for players in self._slots[group].seat_players:
-                    players.game[slot] = upcoming.before
-
     def _assign_players(self, seat_players: Sequence[SeatPlayers], slot: int, lease: Lease) -> None:
-        for (number, places), players in zip(self._policies, seat_players, strict=True):
-            sides = [self._sides[place] for place in places] or [0]
-            own = np.array([lease.players[side][0] == number for side in sides])
+        for policy, players in zip(self._policies, seat_players, strict=True):
+            sides = [self._sides[place] for place in policy.places] or [0]
+            own = np.array([lease.players[side][0] == policy.number for side in sides])
             version = [lease.players[side][1] for side in sides]
             only_scored = self._scored and not any(lease.learns)
             learns = own & [only_scored or lease.learns[side] for side in sides]
-            players.version[slot] = (
-                np.where(own, version, NOT_PLAYED) if places else (version[0] if own[0] else NOT_PLAYED)
-            )
-            players.learns[slot] = learns if places else learns[0]
+            seats = slice(None) if policy.places else 0  # an environment of one agent has no axis of seats
+            players.version[slot] = np.where(own, version, NOT_PLAYED)[seats]
+            players.learns[slot] = learns[seats]
             players.game[slot] = ONLY_SCORED - lease.id if only_scored else lease.id
 
-    def discard(self, group: int, slots: Iterable[int] | None, why: str) -> None:
-        """Discard the games of some slots (None: all): their episodes do not count."""
+    def _discard(self, group: int, slots: Iterable[int], why: str) -> None:
+        """Discard the games of some slots: their episodes do not count."""
         leases = self._slots[group].leases
-        for slot in range(len(leases)) if slots is None else slots:
+        for slot in slots:
             lease, leases[slot] = leases[slot], None
             if lease is not None:
                 self._report(lease, discarded=why)
-
-    def begin_again(self, group: int, step: int = 0) -> None:
-        """Give all slots of a group new assignments, after its environments were reset after this step of it."""
-        self.discard(group, None, "its streams were lost")
-        lacking = [slot for slot, lease in enumerate(self._slots[group].next) if lease is None]
-        self._need(group, lacking)
-        self._note(group, step, lacking)
-        self._assign_available()
 
     def _report(self, lease: Lease, **facts: Any) -> None:
         self._played.append(Played(lease.id, lease.session, **facts))
@@ -286,10 +354,6 @@ class Assignments:
         slots = (lease for group in self._slots.values() for lease in (*group.leases, *group.next))
         return [lease.id for lease in (*self._ahead, *slots) if lease is not None and lease.session == self._session]
 
-    @property
-    def waits(self) -> bool:
-        return bool(self._needs)
-
 
 def side_returns(sides: Sequence[int], returns: Sequence[float]) -> list[float]:
     """Return the sum of the seats' returns for each side."""
@@ -299,13 +363,31 @@ def side_returns(sides: Sequence[int], returns: Sequence[float]) -> list[float]:
     return totals
 
 
-def assignments_of(job: Job, reporter: Reporter) -> Assignments:
-    policies = [(one.policy_number, tuple(one.part.seats.values())) for one in job.by_policy]
-    cores = [bool(leaves(part.schemas.act.core)) for part in job.by_policy]
-    return Assignments(
+class TrainedShare(Tap):
+    """Measures the share of a policy's rows that train it."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def before_commit(self, trajectory: Trajectory) -> None:
+        self._meter.mean("trained_rows_share", float(np.mean(trajectory.acts[:-1] == ACTING)))
+
+
+def directed_rows(job: Job, reporter: Reporter) -> DirectedRows:
+    e = job.experiment
+    policies = [
+        PlayedSeats(
+            one.policy_number,
+            tuple(one.part.seats.values()),
+            bool(leaves(one.schemas.act.core)),
+            seat_group(one.view),
+        )
+        for one in job.by_policy
+    ]
+    return DirectedRows(
         policies,
-        cores,
+        incarnation=job.incarnation,
         reporter=reporter,
-        in_order=job.experiment.is_deterministic,
-        scored=wants_scores(job.experiment.director),
+        in_order=e.is_deterministic,
+        scored=wants_scores(e.director),
     )

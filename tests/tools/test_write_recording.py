@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from jsrl.agents.rows import acting_mask
-from jsrl.control.write_recording import RecordedEpisode, write_recording
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, RecordingError, SpecMismatch
 from jsrl.services.recordings.recordings import Source, open_recording, read_chunk
+from jsrl.tools.write_recording import RecordedEpisode, write_recording
 from jsrl.types import make_trajectory_spec, named_leaves, to_environment, unflatten
-from jsrl.workers.actor import recording
+from jsrl.workers.attached import recording
 
 CARTPOLE, PENDULUM = EnvConfig("CartPole-v1"), EnvConfig("Pendulum-v1")
 

@@ -1,7 +1,7 @@
 """The counts of both ends of one connection of a sample stream, in a page that outlives them.
 
 A connection joins one incarnation of a producer with one incarnation of a consumer. The consumer makes the page when it
-welcomes the producer: a file in the hop's folder. A producer on the same host maps it; one on another host cannot.
+welcomes the producer: a file in the leg's folder. A producer on the same host maps it; one on another host cannot.
 
 | words (int64) | written by | |
 |---|---|---|
@@ -58,7 +58,7 @@ class Connection(NamedTuple):
     ring: int = -1
 
 
-class HopPage:
+class LegPage:
     """One end's view of a connection's page; the consumer calls `create`, the producer `attach`.
 
     Attributes:
@@ -80,8 +80,8 @@ class HopPage:
         blocks: int,
         transport: int,
         ring: Path | None = None,
-    ) -> HopPage:
-        """Make the page in a hop's folder; in memory only if there is no folder, or it cannot be written."""
+    ) -> LegPage:
+        """Make the page in a leg's folder; in memory only if there is no folder, or it cannot be written."""
         content = bytearray(_PAGE_BYTES)
         words = memoryview(content)[:_PATH_AT].cast("q")
         words[0], words[1], words[_SESSION], words[_BLOCKS], words[_TRANSPORT] = (
@@ -105,7 +105,7 @@ class HopPage:
         return cls(page, has_file=False)
 
     @classmethod
-    def attach(cls, folder: Path | None, producer: ProducerId, session: int) -> HopPage:
+    def attach(cls, folder: Path | None, producer: ProducerId, session: int) -> LegPage:
         """Map the consumer's page; on another host, count in memory only."""
         try:
             if folder is not None:
@@ -164,7 +164,7 @@ def page_path(folder: Path, producer: ProducerId, session: int) -> Path:
 
 
 def read_connections(folder: Path) -> list[Connection]:
-    """Return the counts of all connections of a hop, by name."""
+    """Return the counts of all connections of a leg, by name."""
     return sorted(_read(path) for path in pages_in(folder))
 
 
@@ -181,7 +181,7 @@ def count_rings(folder: Path) -> None:
         with contextlib.suppress(OSError, StreamError):
             connection = _read(path)
             if connection.ring >= 0 and connection.left < 0 and not connection.has_left:
-                HopPage(_map(_open(path))).leave(connection.ring)
+                LegPage(_map(_open(path))).leave(connection.ring)
 
 
 def _read(path: Path) -> Connection:

@@ -18,11 +18,11 @@ import pytest
 
 from jsrl.errors import StreamClosed
 from jsrl.transport.base import ProducerId, SampleConsumer
-from jsrl.transport.ledger import hops
-from jsrl.transport.ledger.hop_page import HopPage, pages_in
-from jsrl.transport.ledger.hops import SAMPLES, close_hops, hop_folder, ledger_path, read_hop, read_hops
+from jsrl.transport.ledger import legs
+from jsrl.transport.ledger.leg_page import LegPage, pages_in
+from jsrl.transport.ledger.legs import SAMPLES, close_legs, ledger_path, leg_folder, read_leg, read_legs
 from jsrl.transport.ledger.page import PersistedLedger, open_ledger
-from jsrl.transport.ledger.reconcile import HopLedger
+from jsrl.transport.ledger.reconcile import LegLedger
 from jsrl.transport.table import bind_samples, connect_samples
 from tests.contracts.sample_producer import fill, make_schema
 from tests.marks import nightly
@@ -38,8 +38,8 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.table import connect_samples
 from tests.contracts.sample_producer import fill, make_schema
 options = json.loads(sys.argv[1])
-hop = Path(options["hop"]) if options["hop"] else None
-producer = connect_samples(options["address"], make_schema(), ProducerId("actor-9", 0), 1, 20.0, hop=hop)
+leg = Path(options["leg"]) if options["leg"] else None
+producer = connect_samples(options["address"], make_schema(), ProducerId("actor-9", 0), 1, 20.0, leg=leg)
 for number in range(options["count"]):
     block = producer.reserve(20.0)
     fill(block.trajectory, number)
@@ -53,15 +53,15 @@ time.sleep(600)
 _CONSUMER = """
 import json, sys, time
 from pathlib import Path
-from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.legs import SAMPLES, leg_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.table import bind_samples
 from tests.contracts.sample_producer import make_schema
 options = json.loads(sys.argv[1])
 run = Path(options["run"])
-hop = hop_folder(run, SAMPLES)
-_, ledger = open_ledger(ledger_path(run, SAMPLES), 0, None, hop=hop, rolls_back=False)
-consumer = bind_samples(options["address"], make_schema(), ledger=ledger, hop=hop, blocks_per_producer=8)
+leg = leg_folder(run, SAMPLES)
+_, ledger = open_ledger(ledger_path(run, SAMPLES), 0, None, leg=leg, rolls_back=False)
+consumer = bind_samples(options["address"], make_schema(), ledger=ledger, leg=leg, blocks_per_producer=8)
 print(consumer.address, flush=True)
 for number in range(options["count"]):
     lease = consumer.get(20.0)
@@ -79,7 +79,7 @@ from jsrl.transport.table import connect_samples
 from tests.contracts.sample_producer import make_schema
 options = json.loads(sys.argv[1])
 who = ProducerId("actor-0", options["incarnation"])
-producer = connect_samples(options["address"], make_schema(), who, 1, 20.0, hop=Path(options["hop"]))
+producer = connect_samples(options["address"], make_schema(), who, 1, 20.0, leg=Path(options["leg"]))
 print("connected", flush=True)
 while True:
     producer.reserve(600.0).commit(0)
@@ -139,9 +139,9 @@ def address_of(transport: str, run: Path) -> str:
 
 def bind(run: Path, address: str) -> SampleConsumer:
     """Bind the next incarnation of a run's consumer, whose outcomes remain."""
-    hop = hop_folder(run, SAMPLES)
-    _, ledger = open_ledger(ledger_path(run, SAMPLES), 0, None, hop=hop, rolls_back=False)
-    return bind_samples(address, SCHEMA, ledger=ledger, hop=hop, blocks_per_producer=8)
+    leg = leg_folder(run, SAMPLES)
+    _, ledger = open_ledger(ledger_path(run, SAMPLES), 0, None, leg=leg, rolls_back=False)
+    return bind_samples(address, SCHEMA, ledger=ledger, leg=leg, blocks_per_producer=8)
 
 
 def put(producer: Any, count: int) -> None:
@@ -156,17 +156,17 @@ def take(consumer: SampleConsumer, count: int, outcome: str = "consumed") -> Non
         consumer.release(consumer.get(TIMEOUT_S), outcome)
 
 
-def ledger_of(run: Path) -> HopLedger:
-    found = read_hop(run)
+def ledger_of(run: Path) -> LegLedger:
+    found = read_leg(run)
     assert found is not None
     return found
 
 
-def play(run: Path, transport: str) -> tuple[HopLedger, HopLedger]:
+def play(run: Path, transport: str) -> tuple[LegLedger, LegLedger]:
     """Let a producer write seven trajectories, of which the consumer takes four; return the ledger then and at the end."""
     consumer = bind(run, address_of(transport, run))
-    hop = hop_folder(run, SAMPLES)
-    producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, hop=hop)
+    leg = leg_folder(run, SAMPLES)
+    producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, leg=leg)
     put(producer, 7)
     take(consumer, 3)
     take(consumer, 1, "stale")
@@ -182,17 +182,17 @@ def play(run: Path, transport: str) -> tuple[HopLedger, HopLedger]:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_stream_closed_in_order_balances(transport: str, tmp_path: Path) -> None:
     midway, found = play(tmp_path / "run", transport)
-    assert midway == HopLedger(7, 3, {"stale": 1}, in_flight=3)
-    assert found == HopLedger(7, 3, {"stale": 1, "closed": 3}) and found.balanced
-    assert read_hops(tmp_path / "run") == {SAMPLES: found}
+    assert midway == LegLedger(7, 3, {"stale": 1}, in_flight=3)
+    assert found == LegLedger(7, 3, {"stale": 1, "closed": 3}) and found.balanced
+    assert read_legs(tmp_path / "run") == {SAMPLES: found}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("side", ["commit", "receive", "settle"])
+@pytest.mark.parametrize("side", ["commit", "receive", "finish"])
 def test_miscount_on_either_side_is_detected_on_every_transport(
     transport: str, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind: Any = PersistedLedger if side == "settle" else HopPage
+    kind: Any = PersistedLedger if side == "finish" else LegPage
     right, calls = getattr(kind, side), []
 
     def wrong(self: Any, *arguments: Any) -> None:
@@ -211,7 +211,7 @@ def test_miscount_on_either_side_is_detected_on_every_transport(
 def test_killed_producer_is_counted_from_its_page(transport: str, tmp_path: Path, others: list[Other]) -> None:
     run = tmp_path / "run"
     consumer = bind(run, address_of(transport, run))
-    producer = Other(_PRODUCER, address=consumer.address, hop=str(hop_folder(run, SAMPLES)), count=5)
+    producer = Other(_PRODUCER, address=consumer.address, leg=str(leg_folder(run, SAMPLES)), count=5)
     others.append(producer)
     assert producer.line() == "committed"
     take(consumer, 2)
@@ -220,10 +220,10 @@ def test_killed_producer_is_counted_from_its_page(transport: str, tmp_path: Path
     producer.kill()
     consumer.fence(ProducerId("actor-9", 0))
     take(consumer, 1)
-    assert ledger_of(run) == HopLedger(5, 3, {}, in_flight=2)
+    assert ledger_of(run) == LegLedger(5, 3, {}, in_flight=2)
     consumer.close()
     found = ledger_of(run)
-    assert found == HopLedger(5, 3, {"closed": 2}) and found.balanced
+    assert found == LegLedger(5, 3, {"closed": 2}) and found.balanced
 
 
 @pytest.mark.slow
@@ -233,11 +233,11 @@ def test_killed_consumer_leaves_no_unknown_trajectory(
     transport: str, producer_lives: bool, tmp_path: Path, others: list[Other]
 ) -> None:
     run = tmp_path / "run"
-    hop = hop_folder(run, SAMPLES)
+    leg = leg_folder(run, SAMPLES)
     consumer = Other(_CONSUMER, run=str(run), address=address_of(transport, run), count=4, released=3)
     others.append(consumer)
     address = consumer.line()
-    producer = connect_samples(address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, hop=hop)
+    producer = connect_samples(address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, leg=leg)
     put(producer, 4)
     assert consumer.line() == "taken"
     consumer.kill()  # one leased, never released
@@ -245,13 +245,13 @@ def test_killed_consumer_leaves_no_unknown_trajectory(
     if producer_lives:
         producer.mark_lost("its consumer was replaced")
         producer.close()
-    close_hops(run)
+    close_legs(run)
     found = ledger_of(run)
     known = producer_lives or transport == "shm"
     assert found.holds and found.balanced == known
     lost = {"lost": 2} if known else {}
     unknown = {} if known else {"actor-0.0": 2}
-    assert found == HopLedger(6, 3, lost, in_flight=1, unknown=0 if known else 2, lost_at=unknown)
+    assert found == LegLedger(6, 3, lost, in_flight=1, unknown=0 if known else 2, lost_at=unknown)
     again = bind(run, address_of(transport, run))  # trajectories in the dead one's queue are lost too
     after = ledger_of(run)
     assert (after.in_flight, after.dropped["lost"], after.produced) == (0, lost.get("lost", 0) + 1, 6)
@@ -263,11 +263,11 @@ def test_killed_consumer_leaves_no_unknown_trajectory(
 
 def test_new_consumer_counts_old_rings_before_removing_them(tmp_path: Path, others: list[Other]) -> None:
     run = tmp_path / "run"
-    hop = hop_folder(run, SAMPLES)
+    leg = leg_folder(run, SAMPLES)
     consumer = Other(_CONSUMER, run=str(run), address=address_of("shm", run), count=0, released=0)
     others.append(consumer)
     address = consumer.line()
-    producer = Other(_PRODUCER, address=address, hop=str(hop), count=3)
+    producer = Other(_PRODUCER, address=address, leg=str(leg), count=3)
     others.append(producer)
     assert producer.line() == "committed"
     consumer.kill()
@@ -281,8 +281,8 @@ def test_new_consumer_counts_old_rings_before_removing_them(tmp_path: Path, othe
 
 def test_producer_of_a_dead_consumer_commits_nothing_that_the_next_one_does_not_count(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    hop, consumer = hop_folder(run, SAMPLES), bind(run, address_of("shm", run))
-    producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, hop=hop)
+    leg, consumer = leg_folder(run, SAMPLES), bind(run, address_of("shm", run))
+    producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, leg=leg)
     put(producer, 3)
     take(consumer, 1)
     consumer._thread.stop()
@@ -292,7 +292,7 @@ def test_producer_of_a_dead_consumer_commits_nothing_that_the_next_one_does_not_
     again = bind(run, consumer.address)
     with pytest.raises(StreamClosed):
         block.commit(0)
-    assert ledger_of(run) == HopLedger(3, 1, {"lost": 2}) and ledger_of(run).balanced  # even if it is killed now
+    assert ledger_of(run) == LegLedger(3, 1, {"lost": 2}) and ledger_of(run).balanced  # even if it is killed now
     producer.close()
     assert ledger_of(run).balanced
     again.close()
@@ -308,14 +308,14 @@ def test_kills_at_any_moment_keep_the_counts_correct(transport: str, tmp_path: P
         others.append(consumer)
         address = consumer.line()
         assert consumer.line() == "taken"
-        options = {"address": address, "hop": str(hop_folder(run, SAMPLES)), "incarnation": life}
+        options = {"address": address, "leg": str(leg_folder(run, SAMPLES)), "incarnation": life}
         producer = Other(_BUSY_PRODUCER, **options)
         others.append(producer)
         assert producer.line() == "connected"
         time.sleep(rng.uniform(0.01, 0.05))
         for victim in rng.sample([consumer, producer], 2):
             victim.kill()
-        close_hops(run)
+        close_legs(run)
         found = ledger_of(run)
         assert found.holds and found.produced > produced, str(found)
         assert found.balanced or transport == "ipc", str(found)
@@ -325,7 +325,7 @@ def test_kills_at_any_moment_keep_the_counts_correct(transport: str, tmp_path: P
 def test_remote_producer_is_counted_once_it_left_in_order(tmp_path: Path, others: list[Other]) -> None:
     run = tmp_path / "run"
     consumer = bind(run, address_of("ipc", run))
-    producer = Other(_PRODUCER, address=consumer.address, hop="", count=5)
+    producer = Other(_PRODUCER, address=consumer.address, leg="", count=5)
     others.append(producer)
     assert producer.line() == "committed"
     take(consumer, 5)
@@ -335,13 +335,13 @@ def test_remote_producer_is_counted_once_it_left_in_order(tmp_path: Path, others
     while not ledger_of(run).balanced:
         consumer.pending()
         time.sleep(0.005)
-    assert ledger_of(run) == HopLedger(5, 5)
+    assert ledger_of(run) == LegLedger(5, 5)
     consumer.close()
 
 
 def test_missing_or_broken_page_is_detected(tmp_path: Path) -> None:
     play(tmp_path / "run", "local")
-    (page,) = pages_in(hop_folder(tmp_path / "run", SAMPLES))
+    (page,) = pages_in(leg_folder(tmp_path / "run", SAMPLES))
     content = page.read_bytes()
     page.unlink()
     missing = ledger_of(tmp_path / "run")
@@ -349,7 +349,7 @@ def test_missing_or_broken_page_is_detected(tmp_path: Path) -> None:
     page.write_bytes(content[:100])
     broken = ledger_of(tmp_path / "run")
     assert not broken.holds and f"{page} is not a page of a connection" in str(broken)
-    close_hops(tmp_path / "run")
+    close_legs(tmp_path / "run")
     assert page.read_bytes() == content[:100]
 
 
@@ -361,9 +361,9 @@ def test_pages_that_always_change_are_read_for_a_second(tmp_path: Path, monkeypa
         clock[0] += 0.2
         return None, [clock[0]]
 
-    monkeypatch.setattr(hops, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(hops, "_read", read)
-    read_hop(tmp_path)
+    monkeypatch.setattr(legs, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(legs, "_read", read)
+    read_leg(tmp_path)
     assert clock[0] < 1.5
 
 
@@ -372,11 +372,11 @@ def test_ledger_without_its_page_starts_from_the_snapshot_counts(tmp_path: Path)
     play(run, "local")
     ledger_path(run, SAMPLES).unlink()
     saved = {"consumed": 3, "dropped": {"stale": 1}, "trained": 2, "epoch": 0}
-    open_ledger(ledger_path(run, SAMPLES), 0, saved, hop=hop_folder(run, SAMPLES))
-    assert ledger_of(run) == HopLedger(4, 2, {"stale": 1, "rolled_back": 1}) and ledger_of(run).balanced
-    assert not list(pages_in(hop_folder(run, SAMPLES)))
+    open_ledger(ledger_path(run, SAMPLES), 0, saved, leg=leg_folder(run, SAMPLES))
+    assert ledger_of(run) == LegLedger(4, 2, {"stale": 1, "rolled_back": 1}) and ledger_of(run).balanced
+    assert not list(pages_in(leg_folder(run, SAMPLES)))
 
 
 def test_a_run_without_a_consumer_has_no_ledger(tmp_path: Path) -> None:
-    assert read_hops(tmp_path) == {} and read_hop(tmp_path) is None
-    close_hops(tmp_path)
+    assert read_legs(tmp_path) == {} and read_leg(tmp_path) is None
+    close_legs(tmp_path)

@@ -1,0 +1,1 @@
+"""The fused worker: environments, acting and updates in one compiled program."""

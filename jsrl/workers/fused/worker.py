@@ -1,0 +1,214 @@
+"""The fused worker: a learner whose batches are played where it learns from them, many in each compiled call."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import numpy as np
+
+from jsrl.agents.base import MADE, AgentState, UpdateOutput
+from jsrl.envs.adapters.in_jax import make_one
+from jsrl.envs.rows import vector_seed
+from jsrl.references.importing import shown_target
+from jsrl.services.metrics.metrics import Meter
+from jsrl.services.snapshots.store import SnapshotStore
+from jsrl.transport.base import Ledger
+from jsrl.types import Array
+from jsrl.workers.acting import ACT_STREAM, INIT_STREAM, UPDATE_STREAM, stream_key
+from jsrl.workers.base import Reporter
+from jsrl.workers.ends import bind_publisher
+from jsrl.workers.fused.program import Program
+from jsrl.workers.fused.updater import FusedUpdate
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import make_meter
+from jsrl.workers.learner.batching import Batch
+from jsrl.workers.learner.build import begin_counting, gates_of, restore_state, with_total
+from jsrl.workers.learner.build_updater import devices_for, make_updater, missed_ratio, trained_agent, unseen_rows
+from jsrl.workers.learner.outlet import OpenOutlet
+from jsrl.workers.learner.sources import Source
+from jsrl.workers.learner.updaters import OwnUpdate
+from jsrl.workers.learner.worker import Learner, LearnerSettings
+from jsrl.workers.players import snapshot_store
+
+CALL_S = 0.25  # of one call: then params are published, metrics reported, commands executed
+MEAN_OVER = 100  # newest episodes, at least
+ENVS = "state/extra/envs/"  # in the names of a snapshot's leaves
+
+
+class FromProgram(Source):
+    """A learner's source whose batches are numbers of trajectories to play: as many as take CALL_S.
+
+    Args:
+      rows: of one trajectory of all environments. windows: that one trajectory's updates learn from; 0: from its rows.
+      most: trajectories in one call. left: until the end.
+    """
+
+    def __init__(self, updater: FusedUpdate, ledger: Ledger, rows: int, updates: int, windows: int, most: int) -> None:
+        self._updater, self._ledger = updater, ledger
+        self._rows, self._updates, self._windows, self._most = rows, updates, windows, most
+        self._number, self._size, self._begun_s = 0, 1, 0.0
+        self.has_replay = windows > 0
+        self.left = 1
+
+    def example(self) -> Any:
+        return np.int32(1)
+
+    def begin(self) -> None:
+        """Do nothing: trajectories are played in the update."""
+
+    def next(self, timeout_s: float) -> Batch:
+        self._number, self._begun_s = self._number + 1, time.perf_counter()
+        trajectories: Any = np.int32(min(self._size, self.left))
+        return Batch(trajectories, [0], self._number)
+
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
+        made = self._updater.made
+        assert made is not None
+        batches = int(made.batches)
+        each_s = (time.perf_counter() - self._begun_s) / max(1, batches)
+        self._size = max(1, min(2 * self._size, self._most, int(CALL_S / each_s)))
+        self.left -= batches
+        return batches * self._rows if not self._windows else int(made.metrics[MADE]) * self._windows
+
+    def stand_in(self, absent: Collection[int]) -> None:
+        """Do nothing: no groups are elsewhere."""
+
+    def env_steps(self, updates: int) -> int:
+        return updates // self._updates * self._rows
+
+    def pending(self) -> int:
+        return 0
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+    def ledger(self) -> Ledger:
+        """Return the counts of a run in which no trajectory travels."""
+        return self._ledger
+
+    def close(self) -> None:
+        """Do nothing: it has no stream."""
+
+
+class Fused(Learner):
+    """The worker; it reports as learner and actors do elsewhere. `updater`: see FusedUpdate. For the rest see Learner."""
+
+    _updater: FusedUpdate
+    _source: FromProgram
+
+    def setup(self) -> None:
+        super().setup()
+        self._source.left = self._left
+        self._played = Meter("actor")
+        self._ended: deque[tuple[int, float, float]] = (
+            deque()
+        )  # episodes of a call, and sums of their returns and lengths
+
+    @property
+    def _left(self) -> int:
+        """Return the trajectories until the end."""
+        return math.ceil((self._settings.total_env_steps - self.env_steps) / self._source.env_steps(self._each))
+
+    @property
+    def _each(self) -> int:
+        """Return the updates of one trajectory."""
+        return self._settings.updates_per_call
+
+    def _count(self, made: int) -> None:
+        """Count the updates of a call, and what was played."""
+        found = self._updater.made
+        assert found is not None
+        batches, ended = int(found.batches), found.episodes
+        self.number += batches * self._each
+        self._unmade += batches * self._each - made
+        self._played.rate("env_steps", self._source.env_steps(batches * self._each))
+        self._played.count("episodes", int(ended.count))
+        if ended.count:
+            self._ended.append((int(ended.count), float(ended.return_), float(ended.length)))
+            while sum(count for count, _, _ in self._ended) - self._ended[0][0] >= MEAN_OVER:
+                self._ended.popleft()
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any]]:
+        metrics, facts = super().report()
+        if not self._source.has_replay:
+            metrics.pop(MADE, None)
+        if self._ended:
+            count, return_, length = (sum(column) for column in zip(*self._ended, strict=True))
+            self._played.last("return_mean", return_ / count)
+            self._played.last("length_mean", length / count)
+        return metrics | self._played.flush(), facts
+
+
+def build_fused(job: Job, reporter: Reporter) -> Fused:
+    e, start, meter = job.experiment, begin_counting(job), make_meter(job)
+    agent = trained_agent(with_total(job), job.schemas.env, job.part.hyperparameters)
+    own: Any = make_updater(agent, job)[0]
+    for warning in filter(None, (missed_ratio(e), unseen_rows(job))):
+        reporter.event("warning", warning)
+    updater = fused_update(job, own)
+
+    def begin() -> Any:
+        key = stream_key(e.seed, INIT_STREAM)
+        return updater.place(restored(job, own, updater, key)) if job.start_point.restore else updater.make(key)
+
+    def connect() -> Source:
+        windows = 0 if e.buffer is None else e.buffer.batch_size
+        most = max(1, e.evaluation_period // e.updates_per_batch)
+        return FromProgram(updater, start.ledger, e.rows_per_update, e.updates_per_batch, windows, most)
+
+    settings = LearnerSettings(
+        key=stream_key(e.seed, UPDATE_STREAM),
+        total_env_steps=e.total_env_steps,
+        epoch=start.epoch,
+        start_updates=job.start_point.updates,
+        start_unmade=job.start_point.unmade,
+        updates_per_call=e.updates_per_call,
+        snapshot_period_s=e.snapshots.period_s,
+        poll_s=job.poll_s,
+        name=job.name,
+    )
+    store = snapshot_store(job, reporter, keep_last=max(3, e.snapshots.keep))
+    outlet = OpenOutlet(functools.partial(bind_publisher, job, "params"), store, reporter, meter)
+    return Fused(updater, begin, connect, outlet, settings, reporter, gates_of(job, start, updater, reporter))
+
+
+def fused_update(job: Job, own: OwnUpdate) -> FusedUpdate:
+    """Return the program of a job, whose agent makes its updates by `own`."""
+    e, devices = job.experiment, devices_for(job.experiment)
+    program = Program(
+        own.agent,
+        make_one(e.env, e.env.id if callable(e.env.id) else None),
+        job.schemas.env,
+        job.schemas.act.extras,
+        num_rows=e.rollout_length,
+        num_envs=e.envs // len(devices),
+        updates=e.updates_per_batch,
+        max_steps=e.env.max_episode_steps,
+        checks=e.learner.check_finite,
+        keeps=e.learner.check_finite and e.buffer is None,
+    )
+    keys = np.stack([group_keys(e.seed, job.incarnation_seed, group) for group in range(len(devices))])
+    return FusedUpdate(
+        own, program, devices, keys, job.start_point.updates // e.updates_per_batch, shown_target(e.env.id)
+    )
+
+
+def group_keys(seed: int, episodes: int, group: int) -> np.ndarray:
+    """Return the key data of a group, see Envs; episodes: seed of environments and actions, another one after a restart."""
+    acting = jax.random.fold_in(stream_key(episodes, ACT_STREAM), group)
+    keys = (jax.random.key(vector_seed(episodes, group)), acting, stream_key(seed, UPDATE_STREAM))
+    return np.stack([np.asarray(jax.random.key_data(key)) for key in keys])
+
+
+def restored(job: Job, own: OwnUpdate, updater: FusedUpdate, key: Array) -> AgentState:
+    """Return the state of a snapshot, with its environments if it has any: that of another placement has none."""
+    start = job.start_point
+    folder, _, selector = str(start.restore).rpartition("@")
+    exact = not start.params_only and any(name.startswith(ENVS) for name in SnapshotStore(folder).specs(selector))
+    return restore_state(start, own.agent, functools.partial(updater.fresh if exact else own.fresh, key))
