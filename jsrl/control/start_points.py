@@ -224,9 +224,6 @@ def _same_batch(plan: Plan, folder: RunFolder) -> int | None:
     """Return the batch after which all policies of shared environments continue exactly; None: there is none, in serial runs.
 
     Each learner writes its snapshots by its own clock.
-
-    Raises:
-      ConfigError: there is none, and `deterministic` is set.
     """
     policies = plan.policies.values()
     batches = common_batches(folder, {policy.folder: policy.experiment.updates_per_batch for policy in policies})
