@@ -87,7 +87,7 @@ LIGHT = (
     "import jsrl.services.runs.control, jsrl.services.metrics.metrics, jsrl.services.runs.names, jsrl.services.runs.runs",
     "import jsrl.experiment, jsrl.references.reference, jsrl.references.capture",
     "import jsrl.workers.replay.worker, jsrl.workers.learner.batching",
-    "import jsrl.cli.join, jsrl.cluster.host_agent",
+    "import jsrl.cli.join, jsrl.cluster.agent_process",
 )
 
 

@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def join(key: Path, name: str, patience_s: float, most: tuple[int, int] = (0, 0), drain_s: float = 30.0) -> int:
-    """Run the agent of this host, with at most `cores` cores and `memory_mb` MB of memory (0: all); see Agent."""
-    from jsrl.cluster.host_agent import Agent, agent_folder, check_address
+    """Run the agent of this host, with at most `cores` cores and `memory_mb` MB of memory (0: all); see AgentProcess."""
+    from jsrl.cluster.agent_process import AgentProcess, agent_folder, check_address
     from jsrl.cluster.join_key import read_key
     from jsrl.control.memory_folder import own_memory_folder
     from jsrl.transport.network.sockets import allowed_ports
@@ -77,7 +77,9 @@ def join(key: Path, name: str, patience_s: float, most: tuple[int, int] = (0, 0)
         _notify(f"waiting for {key}")
     address, keys = read_key(key, patience_s)
     with agent_folder() as own, own_memory_folder() as memory:
-        return Agent(key, check_address(address), keys, name, own, memory, _notify, patience_s, most, drain_s).run()
+        return AgentProcess(
+            key, check_address(address), keys, name, own, memory, _notify, patience_s, most, drain_s
+        ).run()
 
 
 def _notify(line: str) -> None:

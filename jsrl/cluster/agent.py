@@ -1,6 +1,6 @@
 """The agent of a host: its membership and lease, what it executes once, which workers start, and when it ends.
 
-A state machine: `handle` and `tick` return what is to be done, in order; jsrl.cluster.host_agent does it. `now_s`: of a steady
+A state machine: `handle` and `tick` return what is to be done, in order; agent_process.py does it. `now_s`: of a steady
 clock that goes on while the process, or the machine, is stopped: a lease ends all the same.
 
 The agent ends its workers when the controller has not answered for the length of its lease, and joins again without any. When

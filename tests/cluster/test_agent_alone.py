@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jsrl.cluster import host_agent as local_agent
+from jsrl.cluster import agent_process as local_agent
 from jsrl.cluster import messages as wire
 from jsrl.cluster.agent import (
     Arrived,
@@ -33,13 +33,13 @@ from jsrl.transport.shared.locks import make_folder
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[local_agent.Agent]:
+def alone(tmp_path: Path) -> Iterator[local_agent.AgentProcess]:
     """Yield an agent whose controller does not listen; its notices are in `told`."""
     key = JoinKey(tmp_path / "join.key")
     key.publish("127.0.0.1:9")
     keys, told = load_client_keys(key.path), list[str]()
     folders = [make_folder(tmp_path / name) for name in ("agent", "memory")]
-    agent = local_agent.Agent(key.path, "127.0.0.1:9", keys, "a", *folders, told.append)  # type: ignore[misc]
+    agent = local_agent.AgentProcess(key.path, "127.0.0.1:9", keys, "a", *folders, told.append)  # type: ignore[misc]
     agent.told, agent.join_key = told, key  # type: ignore[attr-defined]
     yield agent
     agent._connection.close()

@@ -13,8 +13,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import zmq
 
+from jsrl.cluster import agent_process as agent
 from jsrl.cluster import children
-from jsrl.cluster import host_agent as agent
 from jsrl.cluster import this_host as facts
 from jsrl.errors import ConfigError
 from jsrl.transport.shared import locks

@@ -40,7 +40,7 @@ class Depot:
 
     def reset(self) -> GameStep:
         zeros = np.zeros((self.num_envs, len(SEATS)), np.float32)
-        self._opens[:] = False
+        self._opens[:], self._age = False, np.arange(self.num_envs) % LENGTH
         return self._shown(np.ones(self.num_envs, bool), zeros, zeros + 1.0, [])
 
     def step(self, action: Mapping[str, np.ndarray]) -> GameStep:

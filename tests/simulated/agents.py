@@ -1,4 +1,4 @@
-"""The agent of a host: executes what HostAgent decides, as jsrl.cluster.host_agent does; and a host that lies."""
+"""The agent of a host: executes what HostAgent decides, as jsrl.cluster.agent_process does; and a host that lies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Hosts that do not hear the controller: their workers end at the lease, and are replaced 5 s later; nothing late is counted.
 
-`python -m pytest -s -m nightly FILE` shows the times. tests/cluster/test_host_agent.py checks the bounds with a clock moved by
+`python -m pytest -s -m nightly FILE` shows the times. test_agent_process.py checks the bounds with a clock moved by
 hand.
 """
 

@@ -158,7 +158,7 @@ class Ray:
 # -- the driver's process
 
 
-class HostAgent:
+class AgentOfBundle:
     """The actor of a host. It is copied to a node, so it uses nothing of jsrl."""
 
     def serve(self, facts: list[str], key: str, python: str, variables: dict[str, str]) -> str:
@@ -314,7 +314,7 @@ class Driver:
 
         request = self._request
         bundle = bundle_of(request, self._cpus)
-        actor = self._ray.remote(HostAgent).options(
+        actor = self._ray.remote(AgentOfBundle).options(
             num_cpus=bundle["CPU"],
             num_gpus=bundle.get("GPU", 0),
             memory=bundle.get("memory"),

@@ -18,9 +18,9 @@ from jsrl.cli import run as command
 from jsrl.cli.command_line import without
 from jsrl.cli.slurm import OWN
 from jsrl.cluster.agent import ToldToEnd
+from jsrl.cluster.agent_process import AgentProcess
 from jsrl.cluster.engines.slurm import SlurmRun, slurm_script
 from jsrl.cluster.engines.ssh import Srun, other_nodes, own_address
-from jsrl.cluster.host_agent import Agent
 from jsrl.cluster.messages import REPLACED
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
@@ -207,7 +207,7 @@ def test_host_in_a_slurm_job_may_get_sigterm_twice(monkeypatch: pytest.MonkeyPat
         else:
             monkeypatch.delenv("SLURM_JOB_ID", raising=False)
         for number in (signal.SIGTERM, signal.SIGHUP):
-            Agent._on_signal(agent, number, None)
+            AgentProcess._on_signal(agent, number, None)
     terms, hups = [ToldToEnd(False, False), ToldToEnd(False, True)], [ToldToEnd(True, False)] * 2
     assert agent._signals == [terms[0], hups[0], terms[1], hups[1]]
 

@@ -55,7 +55,7 @@ _STARTS, _STARTS_PER_CORE = 8, 2  # forked workers that start at once
 _BATCH_BYTES = 1 << 20  # of workers' messages that are sent as one
 
 
-class Agent:
+class AgentProcess:
     """Serves one run on this host, until the run ends.
 
     Args:
