@@ -19,7 +19,7 @@ from jsrl.cli.main import Parser, show_error, user_path
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.faults import endless_text
 from jsrl.envs.make import make
-from jsrl.errors import ConfigError, JsrlError, StreamTimeout, counted
+from jsrl.errors import ConfigError, JsrlError, counted
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.experiment.policies import SEED_STRIDE
 from jsrl.experiment.settings import AUTO
@@ -28,9 +28,9 @@ from jsrl.graph.schemas import make_schemas
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.recordings.recordings import MANIFEST, read_manifest
 from jsrl.services.runs.runs import RunFolder, split_tag
+from jsrl.tools.collect import HeldBlock, HeldParams
 from jsrl.tools.policy import Policy, load_players
-from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId
-from jsrl.types import Trajectory, leaves, zeros
+from jsrl.transport.base import InferenceClient
 from jsrl.workers.acting import Engine
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.actor.policies import ActingPolicy
@@ -168,12 +168,13 @@ def _acting(policy: Policy, number: int, e: Experiment, seed: int, facts: dict[s
     """Return a policy for an actor: the first one's rows are recorded, those of others are discarded."""
     own = dataclasses.replace(e, agent=policy.experiment.agent)
 
-    def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, DiscardingProducer]:
+    def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, HeldBlock]:
         engine = Engine(policy.agent, policy.spec, seed=seed + SEED_STRIDE * number, policy=number, **facts)
-        params = FixedParams(policy.version, [np.array(leaf) for leaf in jax.tree.leaves(policy.params)])
+        params: Any = HeldParams()
+        params.put(policy.version, jax.tree.map(np.array, policy.params))
         schema = make_schemas(own, policy.spec, learns=False).trajectory
         served = {group: engine.serve(group, size) for group, size in group_sizes.items()}
-        return InlineInference(engine, params, served), DiscardingProducer(schema)
+        return InlineInference(engine, params, served), HeldBlock(schema)
 
     return ActingPolicy(Streams(connect), number=number, view=policy.view)
 
@@ -201,52 +202,3 @@ def _play(actor: Actor, episodes: int, rows: int, writer: RecordingWriter, limit
             if ended >= episodes or cut:
                 return metrics.get("actor/return_mean", float("nan")), cut
     return float("nan"), False
-
-
-class FixedParams:
-    """A ParamsSubscriber whose params never change."""
-
-    def __init__(self, version: int, values: list[np.ndarray]) -> None:
-        self._newest: tuple[int, list[np.ndarray]] | None = (version, values)
-
-    def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
-        """Return the params the first time, then None."""
-        newest, self._newest = self._newest, None
-        return newest
-
-    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
-        """Refuse: there will be no newer params."""
-        raise StreamTimeout(f"params of {min_updates} updates were asked for, but a recorded policy does not learn.")
-
-    def close(self) -> None:
-        """Close."""
-
-
-class DiscardingProducer:
-    """The writing end of a stream that nobody reads: one buffer, reused."""
-
-    def __init__(self, spec: Trajectory) -> None:
-        self._spec, self._trajectory, self._sequence = spec, zeros(spec), 0
-
-    def reserve(self, timeout_s: float) -> DiscardedBlock:
-        """Return the buffer, zero-filled."""
-        for leaf in leaves(self._trajectory):
-            leaf[...] = 0
-        self._sequence += 1
-        return DiscardedBlock(self._trajectory, self._sequence - 1)
-
-    def close(self) -> None:
-        """Close."""
-
-
-class DiscardedBlock:
-    """Memory for one trajectory that is discarded."""
-
-    def __init__(self, trajectory: Trajectory, sequence: int) -> None:
-        self.trajectory, self._sequence = trajectory, sequence
-
-    def commit(self, group: int, origin: Origin | None = None) -> Entry:
-        return Entry(ProducerId(NAME, 0), group, self._sequence, origin)
-
-    def abandon(self) -> None:
-        """Do nothing."""

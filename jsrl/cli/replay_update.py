@@ -33,7 +33,7 @@ class Replay(NamedTuple):
 
     Attributes:
       updates: made before it. state, batch: its inputs (batch [D, T+1, B/D, ...]). metrics: its metrics.
-      new_state: its result, as host arrays. first_nan: the first operation that makes a NaN, and its line; empty: unknown.
+      new_state: its result, as host arrays. first_nan: searches for the first operation that makes a NaN; see that function.
     """
 
     updates: int
@@ -41,7 +41,7 @@ class Replay(NamedTuple):
     batch: Trajectory
     metrics: dict[str, float]
     new_state: Tree
-    first_nan: str = ""
+    first_nan: Callable[[], str]
 
 
 def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
@@ -80,14 +80,14 @@ def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
     new_state, output = update(update.place(tree["state"]), batch, key)
     fetched, metrics = update.fetch((new_state, output.metrics))
     values = {name: float(value) for name, value in metrics.items()}
-    first = "" if non_finite(tree["state"]) or non_finite(batch) else first_nan(agent.update, tree["state"], batch, key)
-    return Replay(int(meta["updates"]), tree["state"], batch, values, fetched, first)
+    search = functools.partial(first_nan, agent.update, tree["state"], batch, key)
+    return Replay(int(meta["updates"]), tree["state"], batch, values, fetched, search)
 
 
 def first_nan(update: Callable[..., Any], state: Tree, batch: Trajectory, key: Any) -> str:
     """Return the first operation of an update that makes a NaN, with the line of it; empty: none does, such as for infinity.
 
-    The update runs without compilation, operation by operation, with all devices' shares on one device.
+    The update runs without compilation, operation by operation, with all devices' shares on one device: this may take minutes.
     """
     import jax
 
@@ -171,8 +171,6 @@ def report(replay: Replay) -> str:
         bad = non_finite(tree)
         lines.append(f"{what}: {'all values are finite' if not bad else f'{len(bad)} of {len(leaves(tree))} leaves:'}")
         lines += [f"  {line}" for line in bad]
-    if replay.first_nan:
-        lines.append(f"first operation that makes a NaN: {replay.first_nan}")
     return "\n".join(lines)
 
 
@@ -183,8 +181,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--policy", default="", help="name of a policy other than the first")
     options = parser.parse_args(arguments)
     try:
-        text = report(replay_update(options.run, options.runs_dir, options.policy))
+        replay = replay_update(options.run, options.runs_dir, options.policy)
+        print(report(replay), flush=True)
+        if not (non_finite(replay.batch) or non_finite(replay.state)):
+            print("looking for the first NaN, operation by operation (minutes; Ctrl-C ends the search) ...", flush=True)
+            print(f"first operation that makes a NaN: {replay.first_nan() or 'none found'}")
     except JsrlError as error:
         return show_error(error, 2 if isinstance(error, ConfigError) else 1)
-    sys.stdout.write(text + "\n")
     return 0

@@ -81,8 +81,10 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
         with remembered():
             return command(args, hooks)
     except JsrlError as error:
-        if isinstance(error, AgentFault | EnvironmentFault):  # a user's own code: show where
-            traceback.print_exception(error.__cause__ or error)
+        if (
+            isinstance(error, AgentFault | EnvironmentFault) and error.__cause__
+        ):  # raised by a user's own code: show where
+            traceback.print_exception(error.__cause__)
         return show_error(error, 2 if isinstance(error, ConfigError | RecordingError | SpecMismatch) else 1)
     except KeyboardInterrupt as end:
         print("interrupted before the run had begun.", file=sys.stderr)

@@ -23,7 +23,7 @@ from jsrl.services.runs.files import write_json
 from jsrl.services.runs.groups import COMPARISON, Group, read_group
 from jsrl.services.runs.logs import CONTROLLER
 from jsrl.services.runs.process import ProcessIdentity
-from jsrl.services.runs.runs import Run, RunFolder, check_run_name, new_run_name, to_resume
+from jsrl.services.runs.runs import Run, RunFolder, check_run_name, in_command, new_run_name, to_resume
 from jsrl.services.runs.state import (
     RESULT,
     STOP,
@@ -191,9 +191,9 @@ class Seeds:
         args = [*begin_args(group, seed), "--runs-dir", str(group.runs_dir), "--display", display]
         command = [*CHILD, str(os.getpid()), *args]
         output = None if self._alone else group.path / "logs" / f"seed{seed}.log"
-        self._notify(
-            f"seed {seed} {'continues' if args[0] == '--resume' else 'starts'}: {RunFolder(group.folder(seed)).name}"
-        )
+        begins = "continues" if args[0] == "--resume" else "starts"
+        follow = "" if self._alone else f" (jsrl logs {in_command(group.folder(seed))} --follow shows it)"
+        self._notify(f"seed {seed} {begins}: {RunFolder(group.folder(seed)).name}{follow}")
         self._running[seed] = Child(command, group.folder(seed), output, self._at_once)
 
     def _ended(self, seed: int, child: Child) -> None:

@@ -218,11 +218,21 @@ class Ending:
         self.is_stopping = False
 
     def _end_unready(self, workers: Collection[str]) -> list[EndAction]:
-        """End those of these workers that have nothing to save yet and would react only after compiling or connecting."""
+        """End those of these workers that have nothing to save yet and would react only after compiling or connecting.
+
+        Ranks cannot save without each other: all of a learner end if one is not ready.
+        """
         actions: list[EndAction] = []
-        for life in self._supervision.lives.values():
-            if life.worker in workers and life.phase is Phase.LIVES and not (life.ready or life.left):
-                text = f"{life.worker} was stopped during its start ({life.stage}), because the run ends"
+        lives, rules = self._supervision.lives, self._supervision.rules
+        starting = {
+            life.worker for life in lives.values() if life.phase is Phase.LIVES and not (life.ready or life.left)
+        }
+        for life in lives.values():
+            late = starting.intersection(rules[life.worker].ranks)
+            if life.worker in workers and life.phase is Phase.LIVES and late and not life.left:
+                first = life.worker if life.worker in late else min(late)
+                whose = "its start" if first == life.worker else f"the start of {first}"
+                text = f"{life.worker} was stopped during {whose} ({lives[first].stage}), because the run ends"
                 actions += [*self._supervision.end(life.worker), Show(text)]
         return actions
 

@@ -230,9 +230,7 @@ def continue_exactly(
     Raises:
       ConfigError: `deterministic` is set, and they cannot; the message says why, and how to continue without.
     """
-    if (
-        not may_be_exact(experiment) or groups == ()
-    ):  # without groups, a worker of the user's own steps the environments
+    if not may_be_exact(experiment) or groups == ():  # no groups: a worker of the user's own steps the environments
         return start_point, ""
     needed = start_point.updates // experiment.updates_per_batch
     reason, epochs, played = obstacle or exact_obstacle(experiment) or threads_obstacle(experiment), set(), 0

@@ -186,9 +186,6 @@ def made_folder(
     """Return the folder of a new run, and the start points of its policies.
 
     These are found first: with the folder, the newest run of the experiment would be the new one.
-
-    Raises:
-      ConfigError: it cannot be made, or the params of `init_from` do not exist or would be overwritten.
     """
     starts, _ = find_start_points(None, init_from, runs_dir)
     if overwrite and name is not None and init_from is not None:
@@ -273,11 +270,7 @@ def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher | Non
 
 
 def check_starts_workers(experiment: Experiment) -> None:
-    """Refuse an experiment without workers.
-
-    Raises:
-      ConfigError: it is serial.
-    """
+    """Refuse an experiment without workers."""
     if not experiment.where.processes:
         raise ConfigError("a serial run starts no workers, so it takes no launcher; choose another placement.")
 
@@ -293,11 +286,7 @@ def ready_plan(
     resumed: bool,
     show: Callable[..., None],
 ) -> Plan:
-    """Return the plan of a run whose folder, graph.json, recording and keys are ready, after all checks.
-
-    Raises:
-      ConfigError: something cannot work; the message says what would.
-    """
+    """Return the plan of a run whose folder, graph.json, recording and keys are ready, after all checks."""
     set_flags_here(experiment)
     if not resumed and (wrong := threads_obstacle(experiment)):
         show(f"another start may have other bits: {wrong}")
@@ -377,9 +366,6 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
     """Return the experiment for workers, and the changes of a resume; a new run's is written to its folder.
 
     Definitions in a notebook or script are replaced by their source, written to the run folder and imported from there.
-
-    Raises:
-      ConfigError: something cannot be sent, or cannot change on resume.
     """
     config = sent(experiment, folder.source)
     copy_captured(config, folder.source)
@@ -397,9 +383,6 @@ def sent(experiment: Any, source: Path) -> Any:
     """Return an experiment as JSON for other processes; definitions of a notebook or script are written into `source`.
 
     Those of the environment get a module of their own: actors import it, and the agent's definitions import jax.
-
-    Raises:
-      ConfigError: something cannot be sent.
     """
     if not isinstance(experiment, Experiment):
         return to_json(experiment, source, "experiment")

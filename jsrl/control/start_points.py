@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from jsrl.control.result import is_finished
 from jsrl.control.resume import (
     common_batches,
     continue_exactly,
@@ -201,30 +202,28 @@ def lost_text(job: Job, updates: int) -> str:
 
 
 def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint]) -> None:
-    """Refuse a resume in which each policy has trained more than the whole run is to train."""
-    if all(_is_beyond(policy.experiment, starts[policy.name]) for policy in plan.policies.values()):
+    """Refuse a resume that has nothing to train: it would only replace the report of what was trained."""
+    ended = is_finished(folder.path)
+    if all(_has_all(policy.experiment, starts[policy.name], ended) for policy in plan.policies.values()):
         e, first = plan.experiment, starts[next(iter(plan.policies))]
         reached = first.env_steps or int(first.updates * e.env_steps_per_batch // e.updates_per_batch)
         raise ConfigError(
-            f"{folder.name} has trained {reached:,} env steps, more than --total-env-steps {e.total_env_steps:,}; give a "
-            f"larger number to train on, or score it with jsrl evaluate {in_command(folder.path)}."
+            f"{folder.name} has trained {reached:,} env steps of --total-env-steps {e.total_env_steps:,}; give a larger "
+            f"number to train on, or score it with jsrl evaluate {in_command(folder.path)}."
         )
 
 
-def _is_beyond(e: Experiment, start: StartPoint) -> bool:
-    """Return whether a policy has trained a batch more than all that it is to train."""
+def _has_all(e: Experiment, start: StartPoint, ended: bool) -> bool:
+    """Return whether a policy has trained all that it is to train; if its run has not `ended` as intended, a batch more."""
     if e.has_replay_workers:
-        return start.env_steps >= e.total_env_steps + e.rows_per_update
-    return start.updates >= e.last_number + e.updates_per_batch
+        return start.env_steps >= e.total_env_steps + (0 if ended else e.rows_per_update)
+    return start.updates >= e.last_number + (0 if ended else e.updates_per_batch)
 
 
 def _same_batch(plan: Plan, folder: RunFolder) -> int | None:
     """Return the batch after which all policies of shared environments continue exactly; None: there is none, in serial runs.
 
     Each learner writes its snapshots by its own clock.
-
-    Raises:
-      ConfigError: there is none, and `deterministic` is set.
     """
     policies = plan.policies.values()
     batches = common_batches(folder, {policy.folder: policy.experiment.updates_per_batch for policy in policies})

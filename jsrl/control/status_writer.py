@@ -246,11 +246,9 @@ class Usage:
                 continue
             name = names[worker.job.kind]
             cpu_s[worker.handle] = used.cpu_s
-            share = (
-                max(0.0, used.cpu_s - self._cpu_s.get(worker.handle, 0.0)) / passed_s
-            )  # a new one started after the last sample
+            spent_s = used.cpu_s - self._cpu_s.get(worker.handle, 0.0)  # a new one started after the last sample
             metrics[f"{name}_rss_mb"] += used.resident_bytes / 1e6
-            metrics[f"{name}_cpu_share"] += share
+            metrics[f"{name}_cpu_share"] += max(0.0, spent_s) / passed_s
         busy_s = self._ask_busy_s()
         if busy_s is not None and self._busy_s is not None:
             ours_s = sum(spent - self._cpu_s.get(handle, 0.0) for handle, spent in cpu_s.items())

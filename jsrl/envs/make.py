@@ -6,8 +6,10 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, cast
 
 import gymnasium
@@ -31,6 +33,7 @@ _REGISTERED_BY = (
     (("MiniGrid-", "BabyAI-"), "minigrid", "minigrid"),
     (("Vizdoom",), "vizdoom.gymnasium_wrapper", "vizdoom"),
 )
+TYPO = 0.8  # similarity of names from which a wrong one is taken for a typing error
 GYMNASIUM_GAME = (
     ". The preprocessing of env.atari (grey stacked frames, no-ops, FIRE) does not apply here: these are Gymnasium's "
     "environments, with sticky actions of probability 0.25 unless env.kwargs sets repeat_action_probability"
@@ -371,6 +374,11 @@ def _unknown_id(name: str) -> ConfigError:
     if not close:
         lowered = {known_id.lower(): known_id for known_id in known}
         close = nearest(name.lower(), lowered)
+    if get_close_matches(name, known, 1, TYPO):
+        return ConfigError(f"no environment is registered as {name!r}{close}.")
+    module, dot, own = name.rpartition(".")
+    if dot and module.isidentifier() and find_spec(module) is not None:
+        return ConfigError(f"no environment is registered as {name!r}; that of the module {module} is {module}:{own}.")
     return ConfigError(
         f"no environment is registered as {name!r}{close}; a class of your own is given as module:Class, an id that a module "
         "registers as module:ID, Atari's as ALE/NAME-v5, probes as probe:NAME, EnvPool's as envpool:NAME, environments with "

@@ -18,11 +18,7 @@ from jsrl.workers.kinds import Port, own_kinds
 
 
 def check(graph: Graph) -> None:
-    """Refuse an invalid dataflow.
-
-    Raises:
-      ConfigError: the message names the worker or stream, the error, and what to do.
-    """
+    """Refuse an invalid dataflow."""
     for what, names in (("worker", [w.name for w in graph.workers]), ("stream", [s.name for s in graph.streams])):
         for name, count in Counter(names).items():
             check_name(name, what)

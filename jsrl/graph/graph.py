@@ -53,11 +53,7 @@ class WorkerNode:
         return next((link for link in self.links if link.port == port), None)
 
     def end(self, port: str) -> Link:
-        """Return the link of a port.
-
-        Raises:
-          ConfigError: it has no stream.
-        """
+        """Return the link of a port."""
         link = self.link(port)
         if link is None:
             joined = ", ".join(link.port for link in self.links) or "none"
@@ -119,19 +115,11 @@ class Graph:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def stream(self, name: str) -> Stream:
-        """Return a stream by its name.
-
-        Raises:
-          ConfigError: there is none; the message lists the streams.
-        """
+        """Return a stream by its name."""
         return _named(self.streams, name, "stream")
 
     def worker(self, name: str) -> WorkerNode:
-        """Return a worker by its name.
-
-        Raises:
-          ConfigError: there is none; the message lists the workers.
-        """
+        """Return a worker by its name."""
         return self._by_name.get(name) or _named(self.workers, name, "worker")
 
     def kind(self, worker: str) -> Kind:
@@ -186,11 +174,7 @@ class Graph:
 
     @property
     def params(self) -> str:
-        """Return the name of the params stream that all workers read: a relay's, if there is one.
-
-        Raises:
-          ConfigError: there are several, or none.
-        """
+        """Return the name of the params stream that all workers read: a relay's, if there is one."""
         streams = [stream.name for stream in self.streams if stream.type == "params"]
         relayed = [name for name in streams if any(self.kind(w.name).travel.relays for w, _ in self.sources(name))]
         found = relayed or streams
@@ -200,11 +184,7 @@ class Graph:
 
     @property
     def stop_order(self) -> list[list[WorkerNode]]:
-        """Return the workers in stop order: those of one list at once, readers after their writers.
-
-        Raises:
-          ConfigError: the streams form a cycle.
-        """
+        """Return the workers in stop order: those of one list at once, readers after their writers."""
         return self._levels(self._stops_before())
 
     @property
@@ -406,11 +386,7 @@ class Graph:
 
     @staticmethod
     def from_json(tree: Any, *, decode: Callable[[Any, str], Any] = from_json) -> Graph:
-        """Return the graph from `to_json` (lists may stand for tuples); decode: gives the value of a worker's settings.
-
-        Raises:
-          ConfigError: it is not a graph; the message names the field.
-        """
+        """Return the graph from `to_json` (lists may stand for tuples); decode: gives the value of a worker's settings."""
         try:
             graph = msgspec.convert(tree, Graph)
             _check_fields(tree, Graph, "the graph")

@@ -132,9 +132,6 @@ def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str]
 
     On one host these are Unix sockets in `memory_folder`. With --bind or --encrypt they are TCP ports, which have keys: free
     ones, or consecutive ones from the first one on; call it once per stream, always in the same order.
-
-    Raises:
-      ConfigError: (the function) the path of a socket is too long; there are not enough ports above the first one.
     """
     if not experiment.encrypted:
         return lambda name: f"ipc://{check_ipc_path(str(memory_folder / name))}"
@@ -169,9 +166,8 @@ def check_address(experiment: Experiment) -> None:
     host, port = experiment.bind_to
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as ZeroMQ does: a run just ended does not count
+            # as ZeroMQ does: a run just ended does not count
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port or 0))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

@@ -173,11 +173,7 @@ def _size_bytes(tree: Any) -> int:
 
 
 def _check_act(spec: EnvSpec, given: InferenceSpec) -> None:
-    """Refuse an agent whose `act` returns other arrays than rows hold.
-
-    Raises:
-      ConfigError: names the array; if a policy plays seats, explains their axis.
-    """
+    """Refuse an agent whose `act` returns other arrays than rows hold."""
     agents = () if spec.num_agents is None else (spec.num_agents,)
     wanted = {"actions": spec.action.array.batched(*agents), "log-probabilities": ArraySpec(agents, "float32")}
     for (name, expected), found in zip(wanted.items(), (given.action, given.log_prob), strict=True):

@@ -111,6 +111,8 @@ def _not_found(module_name: str, missing: str, target: str) -> str:
     if parent:
         known = [module.name for module in pkgutil.iter_modules(getattr(sys.modules.get(parent), "__path__", None))]
         hint = f"package {parent!r} has no module {last!r}{nearest(last, known)}"
+        if last == "py":
+            hint = f"a module is named without .py: {target.replace('.py', '', 1)}"
     else:
         known = [module.name for module in pkgutil.iter_modules()] + [name for name in sys.modules if "." not in name]
         hint = f"there is no module {missing!r} on sys.path{nearest(missing, known)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ from jsrl.envs.base import Episode, VectorEnv
 from jsrl.errors import ConfigError
 from jsrl.graph.schemas import trace_agent
 from jsrl.references.importing import shown_target
-from jsrl.transport.base import Origin
-from jsrl.types import GameSpec, Trajectory, make_trajectory_spec, make_version, map_tree
+from jsrl.transport.base import Entry, Origin, ProducerId
+from jsrl.types import GameSpec, Trajectory, make_trajectory_spec, make_version, zeros
 from jsrl.workers.acting import Engine
 from jsrl.workers.actor.policies import ActingPolicy
 from jsrl.workers.actor.streams import Streams
@@ -48,11 +49,10 @@ class Collector:
         core = acts.core if agent.store_core else ()
         schema = make_trajectory_spec(spec, acts.extras, core, num_rows=num_rows, num_envs=size)
         engine = Engine(agent, spec, num_slots=size, sizes=[size], seed=seed)
-        params: Any = _Params()
-        block: Any = _Block(schema)
-        self._params, self._block = params, block
+        params: Any = HeldParams()
+        self._params, self._block, self._calls = params, HeldBlock(schema), itertools.count()
         client = InlineInference(engine, params, {0: engine.serve(0, size)})
-        policy = ActingPolicy(Streams(lambda _: (client, block)))
+        policy = ActingPolicy(Streams(lambda _: (client, self._block)))
         settings = ActorSettings(num_rows, poll_s=0.0, environment=shown_target(spec.name))
         self.episodes: list[Episode] = []
         self._actor = Actor("collector", settings, {0: lambda: env}, [policy], NullReporter())
@@ -64,7 +64,7 @@ class Collector:
         Raises:
           EnvironmentFault: the environment raised, or returned invalid values.
         """
-        self._params.put(params)
+        self._params.put(make_version(0, next(self._calls)), params)
         self.episodes, self._block.committed = [], None
         while self._block.committed is None:
             if self._actor.step():
@@ -73,15 +73,14 @@ class Collector:
         return trajectory
 
 
-class _Params:
-    """The params of the present call, as a params stream."""
+class HeldParams:
+    """A params stream of this process alone."""
 
     def __init__(self) -> None:
-        self._number, self._newest = 0, list[tuple[int, Sequence[Any]]]()
+        self._newest = list[tuple[int, Sequence[Any]]]()
 
-    def put(self, params: ActParams) -> None:
-        self._newest = [(make_version(0, self._number), jax.tree.leaves(params))]
-        self._number += 1
+    def put(self, version: int, params: ActParams) -> None:
+        self._newest = [(version, jax.tree.leaves(params))]
 
     def poll(self, _policy: int = 0) -> tuple[int, Sequence[Any]] | None:
         return self._newest.pop() if self._newest else None
@@ -90,16 +89,23 @@ class _Params:
         """Do nothing."""
 
 
-class _Block:
-    """The sample stream and its only block: a committed trajectory belongs to the caller."""
+class HeldBlock:
+    """A sample stream that nobody reads, and its only block: a committed trajectory belongs to the caller."""
 
     def __init__(self, schema: Trajectory) -> None:
         self._schema = schema
         self.committed: Trajectory | None = None
 
-    def reserve(self, _timeout_s: float) -> _Block:
-        self.trajectory: Trajectory = map_tree(lambda leaf: leaf.zeros(), self._schema)
+    def reserve(self, _timeout_s: float) -> HeldBlock:
+        self.trajectory: Trajectory = zeros(self._schema)
         return self
 
-    def commit(self, _group: int, _origin: Origin) -> None:
+    def commit(self, group: int, origin: Origin | None = None) -> Entry:
         self.committed = self.trajectory
+        return Entry(ProducerId("", 0), group, 0, origin)
+
+    def abandon(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -211,11 +211,7 @@ class Kind(NamedTuple):
     travel: Travel = Travel()
 
     def port(self, name: str) -> Port:
-        """Return a port by its name.
-
-        Raises:
-          ConfigError: there is none; the message lists the ports.
-        """
+        """Return a port by its name."""
         for port in self.ports:
             if port.name == name:
                 return port

@@ -48,9 +48,8 @@ def work(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     leave_traces(stacks_path(job_path.parent.parent, name))
     control = ControlClient(control_address, name, incarnation, parent_pid=parent_pid, keys=keys)
-    is_forked = (
-        signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    )  # by an actor host; programs of its environment end by it
+    # forked by an actor host, which ignores SIGTERM; programs of its environment end by it
+    is_forked = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     signal.signal(signal.SIGTERM, lambda *_: None if is_forked else control.stop.set())
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)

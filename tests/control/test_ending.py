@@ -15,7 +15,7 @@ from tests.control.shell import KILLED, Shell, rules
 
 LEVELS = [
     Level(frozenset({"actor-0"}), publishes=False),
-    Level(frozenset({"learner"}), publishes=True),
+    Level(frozenset({"learner", "learner-1"}), publishes=True),
     Level(frozenset({"evaluator"}), publishes=False),
 ]
 TASKS = {"evaluator": Task("final evaluation", {"which": "latest"}, 50.0, "evaluation_s", "; --evaluator.episodes 10")}
@@ -24,9 +24,11 @@ TASKS = {"evaluator": Task("final evaluation", {"which": "latest"}, 50.0, "evalu
 class Run(Shell):
     """A run that ends: its workers leave half a second after they were asked to, except for those that `stay`."""
 
-    def __init__(self, hosts: dict[str, str] | None = None, **changes: Any) -> None:
+    def __init__(
+        self, hosts: dict[str, str] | None = None, ranks: tuple[str, ...] = ("learner",), **changes: Any
+    ) -> None:
         actor, evaluator = rules("actor-0"), rules("evaluator", loss_ends_run=True, **changes)
-        learner = rules("learner", saves=True, must_finish=True, keeps_files=True)
+        learner = rules(*ranks, ranks=ranks, saves=True, must_finish=True, keeps_files=True)
         super().__init__(actor | learner | evaluator, hosts)
         self.stay: set[str] = set()
 
@@ -112,6 +114,18 @@ def test_an_interrupted_run_has_no_last_tasks_and_waits_for_no_start() -> None:
     run.end(LEVELS, TASKS, interrupted=True)
     assert run.steps(9.0) == ["kill evaluator", "stop actor-0", "stop learner"]
     assert run.shown == ["evaluator was stopped during its start (compiling act), because the run ends"]
+
+
+def test_ranks_of_which_one_is_not_ready_are_ended_together() -> None:
+    """Only asked to leave, the ready one would fail with its peer, and the run with it."""
+    run = Run(ranks=("learner", "learner-1"))
+    run.tell(Stage("learner", 0, "building", 7))
+    run.end(LEVELS, {})
+    assert run.steps(9.0) == ["stop actor-0", "kill learner", "kill learner-1", "stop evaluator"]
+    assert run.shown == [
+        "learner was stopped during its start (building), because the run ends",
+        "learner-1 was stopped during the start of learner (building), because the run ends",
+    ]
 
 
 @pytest.mark.parametrize(("restarts", "outcome"), [(1, "lost"), (0, "fails")])

@@ -365,7 +365,7 @@ def test_bad_update_ends_the_run_and_can_be_replayed(kind, tmp_path):
     with pytest.raises(NonFiniteUpdate, match="made loss = nan"):
         run(experiment(kind, poison=0.5), runs_dir=tmp_path, name="a", display="quiet")
     again = replay_update("a", str(tmp_path))
-    assert np.isnan(again.metrics["loss"]) and "learning.py:" in again.first_nan
+    assert np.isnan(again.metrics["loss"]) and "learning.py:" in again.first_nan()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(again.state))
     assert again.batch.is_first.shape == (1, 2, 16)
 

@@ -81,7 +81,7 @@ def test_an_id_that_a_module_registers_is_made_and_drawn():
             "registered as 'tests/Registred-v0'; nearest: tests/Registered-v0",
         ),
         ("tests.envs.registring:tests/Registered-v0", "no module 'registring'; nearest: registering"),
-        ("Registered-v0", "an id that a module registers as module:ID"),
+        ("Unheard-of-v0", "an id that a module registers as module:ID"),
     ],
 )
 def test_an_id_that_no_module_registers_is_refused(name, said):

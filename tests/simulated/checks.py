@@ -204,10 +204,10 @@ class Checks:
         key, message = happened.key, happened.message
         before = {host.key: fingerprint(host) for host in members.hosts}
         self._sender_epoch = self._epochs.get(key)  # it may be lost by its message
-        names = {entry for host in members.hosts for entry in host.names}
+        names = {host.key: set(host.names) for host in members.hosts}
         yield
         if isinstance(message, Exited):
-            gone = names - {entry for host in members.hosts for entry in host.names}
+            gone = {entry for host in members.hosts for entry in names[host.key] - set(host.names)}
             if others := [entry for entry in gone if entry.incarnation != message.incarnation]:
                 self.fail(f"the end of {message.worker}.{message.incarnation} removed the name {others}")
         if self._sender_epoch is not None:

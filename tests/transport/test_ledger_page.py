@@ -127,9 +127,9 @@ def test_replaced_but_living_writer_does_not_touch_the_new_page(tmp_path: Path) 
 def test_next_start_reads_counts_from_page_or_snapshot(
     epoch: int, last: Ledger | None, snapshot: dict | None, expected: Ledger
 ) -> None:
-    begun = continued(None if last is None else PageContent(epoch, last), snapshot)
-    assert begun == expected
-    assert begun.balanced
+    started = continued(None if last is None else PageContent(epoch, last), snapshot)
+    assert started == expected
+    assert started.balanced
 
 
 def test_many_restarts_balance_and_lose_no_trajectory(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ TRANSPORTS = [LOCAL, SHARED, ZEROMQ]
 
 def connection(transport: int = SHARED, committed: int = 7, received: int = 7, **others: int) -> Connection:
     """A connection that both ends left in order."""
-    counts = {"blocks": 4, "begun": committed, "left": 0 if transport == ZEROMQ else -1, **others}
+    counts = {"blocks": 4, "started": committed, "left": 0 if transport == ZEROMQ else -1, **others}
     return Connection("actor-0.0", transport, committed=committed, received=received, **counts)
 
 
@@ -99,10 +99,10 @@ def test_the_verdict_says_where_unknown_trajectories_were_lost() -> None:
 
 @pytest.mark.parametrize("received", [7, 8])
 def test_producer_killed_inside_a_commit_is_off_by_one(received: int) -> None:
-    found = reconcile(accounted(received), [connection(SHARED, 7, received, begun=8)])
+    found = reconcile(accounted(received), [connection(SHARED, 7, received, started=8)])
     assert found.balanced and found.produced == received
-    assert not reconcile(accounted(9), [connection(SHARED, 7, 9, begun=8)]).holds
-    assert not reconcile(accounted(9), [connection(SHARED, 7, 9, begun=9)]).holds  # two cannot be in progress
+    assert not reconcile(accounted(9), [connection(SHARED, 7, 9, started=8)]).holds
+    assert not reconcile(accounted(9), [connection(SHARED, 7, 9, started=9)]).holds  # two cannot be in progress
 
 
 def test_consumer_killed_between_two_stores_is_off_by_one() -> None:

@@ -542,3 +542,14 @@ def test_hundreds_of_late_messages_of_a_replaced_producer_are_refused(tmp_path: 
     assert entry.producer.incarnation == 1 and consumer.ledger.received == 1 and consumer.ledger.balanced
     new.close()
     consumer.close()
+
+
+def test_fencing_at_a_closed_end_writes_nowhere(tmp_path: Path) -> None:
+    """The numbers of its descriptors may belong to other files by then."""
+    consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
+    consumer.close()
+    files = [(tmp_path / f"file-{number}").open("w+b") for number in range(32)]
+    consumer.fence(ACTOR)
+    for file in files:
+        assert file.seek(0, os.SEEK_END) == 0
+        file.close()

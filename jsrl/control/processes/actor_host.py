@@ -72,9 +72,8 @@ class ActorHost:
     def is_over(self) -> bool:
         """Return whether the host has ended; its reports up to then are received. A living one is looked at every LOOK_S."""
         now_s = time.monotonic()
-        if (
-            self.popen.returncode is not None or now_s - self._listened_s >= LOOK_S
-        ):  # asked for each of hundreds of actors
+        # asked for each of hundreds of actors
+        if self.popen.returncode is not None or now_s - self._listened_s >= LOOK_S:
             self._listened_s = now_s
             self.popen.poll()
             self.listen()
@@ -151,10 +150,9 @@ class HostedActor:
         while (status := self.poll()) is None:
             left_s = until - time.monotonic()
             if self.pid is not None and not process_alive(self.pid):
-                self.host.listen(0.0 if self.host.mute else 0.5)
-                if self.status is None and not self.host.ends(
-                    0.0 if self.host.mute else 0.5
-                ):  # its death may be visible a moment after the actor's
+                limit_s = 0.0 if self.host.mute else 0.5  # the host's death may be visible a moment after the actor's
+                self.host.listen(limit_s)
+                if self.status is None and not self.host.ends(limit_s):
                     self.host.mute, self.status = True, -signal.SIGKILL
             elif left_s <= 0:
                 raise subprocess.TimeoutExpired(f"actor {self.pid} of {self.host.log.stem}", timeout)

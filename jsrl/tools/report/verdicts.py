@@ -125,7 +125,11 @@ def _crowded_text(e: Evidence) -> str:
     if e.others <= e.cores_used:  # by the load, or by what its own workers get
         load = f" (the load is {e.load:.0f})" if e.load else ""
         taken = f"this run gets {e.cores_used:.1f} of {e.facts.cores} cores, and its workers wait for a core{load}"
-    return f"Other programs limit this run: {taken}. On an idle machine it would be faster."
+    text = f"Other programs limit this run: {taken}. On an idle machine it would be faster."
+    waits = e.share(ACTOR, "wait_inference")
+    if waits >= WAITS and not e.facts.accelerators:
+        text += f" Within it actors wait {percent(waits)} of their time for actions; --placement inline acts in every actor."
+    return text
 
 
 def _environments_text(e: Evidence) -> str:

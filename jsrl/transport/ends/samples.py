@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -14,9 +15,10 @@ import numpy as np
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Block, Entry, Lease, Ledger, Origin, ProducerId, SampleProducer, remaining
 from jsrl.transport.door.address import check_producer
-from jsrl.transport.ledger.leg_page import LegPage
+from jsrl.transport.door.hello import ANYBODY, HelloChecker, JoinRules
+from jsrl.transport.ledger.leg_page import LegPage, new_session
 from jsrl.transport.wire.message import Message
-from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema
+from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema, make_layout
 from jsrl.types import Trajectory, Tree, leaves
 
 MAX_GROUPS = 65536
@@ -110,8 +112,8 @@ class ProducerEnd:
 class SampleQueue:
     """Committed trajectories, waiting or lent, and the consumer's counts. Any thread may add to it."""
 
-    def __init__(self, address: str, ledger: Ledger | None) -> None:
-        self.address = address
+    def __init__(self, ledger: Ledger | None) -> None:
+        self.address = ""
         self.ledger = ledger or Ledger(dropped={})
         self.changed = threading.Condition()
         self._waiting: deque[tuple[Lease, Any]] = deque()
@@ -208,6 +210,45 @@ class SampleQueue:
             self._hold()
             self.changed.notify_all()
             return True
+
+
+class ConsumerEnd:
+    """The part of a consumer that all transports share: the queue, who may join, and the pages of its connections.
+
+    Args: see jsrl.transport.table.bind_samples. A transport sets the address of the queue.
+    """
+
+    def __init__(
+        self,
+        schema: Tree,
+        *,
+        blocks_per_producer: int | None = None,
+        ledger: Ledger | None = None,
+        join_rules: JoinRules = ANYBODY,
+        leg: Path | None = None,
+    ):
+        self.schema, self.leaves = schema, flatten_schema(schema)
+        self.layout = make_layout(self.leaves)
+        self.queue = SampleQueue(ledger)
+        self._blocks_per_producer = check_blocks(blocks_per_producer)
+        self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
+        self._leg, self._session = leg, new_session()
+
+    @property
+    def address(self) -> str:
+        return self.queue.address
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.queue.ledger
+
+    def pending(self) -> int:
+        return len(self.queue)
+
+    def _count(self, producer: ProducerId, blocks: int, transport: int, ring: Path | None = None) -> LegPage:
+        """Count a new connection; return its page."""
+        self.queue.ledger.join()
+        return LegPage.create(self._leg, producer, self._session, blocks=blocks, transport=transport, ring=ring)
 
 
 def check_groups(num_groups: int) -> int:

@@ -6,12 +6,12 @@ welcomes the producer: a file in the leg's folder. A producer on the same host m
 | words (int64) | written by | |
 |---|---|---|
 | 0 magic, 1 format, 2 incarnation of the consumer, 3 blocks, 4 transport | consumer, once | |
-| 8 attached, 9 begun, 10 committed | producer | commits started, and commits finished |
+| 8 attached, 9 started, 10 committed | producer | commits started, and commits finished |
 | 11 left | producer, or the process that removes the ring | commits that no consumer will ever take; -1: not counted |
 | 16 received, 17 counted, 18 has_left | consumer | received; commits by the producer's last message (-1: none); has ended |
 | from byte 256: path | consumer, once | of the ring in shared memory |
 
-Every change is one 8-byte store. A producer killed between `begun` and `committed` leaves one trajectory that may or may
+Every change is one 8-byte store. A producer killed between `started` and `committed` leaves one trajectory that may or may
 not be committed, and the page shows it.
 """
 
@@ -33,7 +33,7 @@ from jsrl.transport.base import ProducerId
 LOCAL, SHARED, ZEROMQ = 0, 1, 2  # transports
 _MAGIC, _FORMAT, _PAGE_BYTES, _PATH_AT = 0x4A53524C484F5053, 1, 4096, 256
 _SESSION, _BLOCKS, _TRANSPORT = 2, 3, 4
-_ATTACHED, _BEGUN, _COMMITTED, _LEFT = 8, 9, 10, 11
+_ATTACHED, _STARTED, _COMMITTED, _LEFT = 8, 9, 10, 11
 _RECEIVED, _COUNTED, _HAS_LEFT = 16, 17, 18
 _SUFFIX = ".page"
 
@@ -49,7 +49,7 @@ class Connection(NamedTuple):
     transport: int
     blocks: int
     attached: bool = True
-    begun: int = 0
+    started: int = 0
     committed: int = 0
     left: int = -1
     received: int = 0
@@ -123,7 +123,7 @@ class LegPage:
         self._words[_ATTACHED] = 1
 
     def begin(self) -> None:
-        self._words[_BEGUN] = self._words[_COMMITTED] + 1
+        self._words[_STARTED] = self._words[_COMMITTED] + 1
 
     def commit(self) -> None:
         self._words[_COMMITTED] += 1
@@ -202,7 +202,7 @@ def _read(path: Path) -> Connection:
         transport=words[_TRANSPORT],
         blocks=words[_BLOCKS],
         attached=bool(words[_ATTACHED]),
-        begun=words[_BEGUN],
+        started=words[_STARTED],
         committed=words[_COMMITTED],
         left=words[_LEFT],
         received=words[_RECEIVED],

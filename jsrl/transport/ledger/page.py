@@ -89,12 +89,12 @@ class PersistedLedger(Ledger):
 
 
 def open_ledger(
-    path: Path, least_epoch: int, saved: dict[str, Any] | None, *, leg: Path | None = None, rolls_back: bool = True
+    path: Path, min_epoch: int, saved: dict[str, Any] | None, *, leg: Path | None = None, rolls_back: bool = True
 ) -> tuple[int, PersistedLedger]:
     """Return (the epoch of a consumer that starts now, its ledger), both written to disk.
 
     Args:
-      path: of the page. least_epoch: the epoch is at least this, and higher than every earlier one.
+      path: of the page. min_epoch: the epoch is at least this, and higher than every earlier one.
       saved: ledger of the restored snapshot: counts, `trained` and `epoch`; None: start over.
       leg: folder of the connections' pages. They are deleted if the snapshot is newer than the page.
       rolls_back: what was consumed after the snapshot is lost. A replay worker's insertions are kept.
@@ -104,7 +104,7 @@ def open_ledger(
         in the run's ledger.
     """
     last = read_page(path)
-    epoch = least_epoch if last is None else max(least_epoch, last.epoch + 1)
+    epoch = min_epoch if last is None else max(min_epoch, last.epoch + 1)
     ledger = continued(last, saved, rolls_back=rolls_back)
     if last is None or _has_more_counts(saved, last):
         for page_path in pages_in(leg) if leg is not None else ():
@@ -167,12 +167,12 @@ def continued(last: PageContent | None, saved: dict[str, Any] | None, *, rolls_b
         for reason, count in (ledger.dropped or {}).items():
             dropped[reason] = max(count, dropped.get(reason, 0))
     trained = min(int(saved["trained"]), consumed) if saved else 0
-    begun = Ledger(0, trained if rolls_back else consumed, dropped)
-    for reason, count in (("rolled_back", consumed - begun.consumed), ("lost", held)):
+    started = Ledger(0, trained if rolls_back else consumed, dropped)
+    for reason, count in (("rolled_back", consumed - started.consumed), ("lost", held)):
         if count > 0:
-            begun.drop(reason, count)
-    begun.received = begun.consumed + sum((begun.dropped or {}).values())
-    return begun
+            started.drop(reason, count)
+    started.received = started.consumed + sum((started.dropped or {}).values())
+    return started
 
 
 def _has_more_counts(saved: dict[str, Any] | None, last: PageContent) -> bool:

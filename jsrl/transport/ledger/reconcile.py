@@ -157,7 +157,7 @@ class _Compared(NamedTuple):
 def _compare(c: Connection) -> _Compared:
     if not c.attached and c.counted < 0 and c.transport == ZEROMQ:
         return _Compared(c.received, c.received, uncounted=c.blocks)  # the counts of another host cannot be read
-    low, high = (c.committed, c.begun) if c.attached else (max(c.counted, 0), max(c.counted, 0))
+    low, high = (c.committed, c.started) if c.attached else (max(c.counted, 0), max(c.counted, 0))
     high = max(low, min(high, low + 1))
     lost = in_ring = unknown = 0
     if c.left >= 0:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
-from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
+from jsrl.transport.base import Entry, Lease, Origin, ProducerId
 from jsrl.transport.door.address import check_name
-from jsrl.transport.door.hello import ANYBODY, Check, HelloChecker, JoinRules, hello_of_producer
-from jsrl.transport.ends.samples import OpenBlock, ProducerEnd, SampleQueue, check_blocks, choose_blocks
-from jsrl.transport.ledger.leg_page import LOCAL, LegPage, new_session
-from jsrl.transport.wire.schema import ALIGNMENT_BYTES, Layout, flatten_schema, make_layout
+from jsrl.transport.door.hello import Check, hello_of_producer
+from jsrl.transport.ends.samples import ConsumerEnd, OpenBlock, ProducerEnd, choose_blocks
+from jsrl.transport.ledger.leg_page import LOCAL, LegPage
+from jsrl.transport.wire.schema import ALIGNMENT_BYTES, Layout
 from jsrl.types import Trajectory, Tree, map_tree
 
 _bound: dict[str, LocalSampleConsumer] = {}
@@ -95,37 +96,18 @@ class LocalSampleProducer(ProducerEnd):
             raise StreamClosed(f"{self.producer.name} on {self._consumer.address}: {self._closed}.")
 
 
-class LocalSampleConsumer:
+class LocalSampleConsumer(ConsumerEnd):
     """The reading end of `local:NAME`; the blocks are arrays of this process."""
 
-    def __init__(
-        self,
-        name: str,
-        schema: Tree,
-        *,
-        blocks_per_producer: int | None = None,
-        ledger: Ledger | None = None,
-        join_rules: JoinRules = ANYBODY,
-        leg: Path | None = None,
-    ):
-        self.address = f"local:{check_name(name, 'stream')}"
-        self.schema = schema
-        self.leaves = flatten_schema(schema)
-        self.layout: Layout = make_layout(self.leaves)
-        self.queue = SampleQueue(self.address, ledger)
-        self._leg, self._session = leg, new_session()
-        self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
+    def __init__(self, name: str, schema: Tree, **options: Any):
+        super().__init__(schema, **options)
+        self.queue.address = f"local:{check_name(name, 'stream')}"
         self._producers: dict[ProducerId, LocalSampleProducer] = {}
         with _arrival:
             if name in _bound:
                 raise ConfigError(f"{self.address} is in use in this process; close it first or choose another name.")
             _bound[name] = self
             _arrival.notify_all()
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.queue.ledger
 
     def join(self, producer: LocalSampleProducer) -> tuple[int, LegPage]:
         """Admit a producer and return its number of blocks and its page (called by the producer)."""
@@ -142,8 +124,7 @@ class LocalSampleConsumer:
                 self._disconnect(old, "replaced by a later incarnation")
             self._producers[producer.producer] = producer
             blocks = choose_blocks(self._blocks_per_producer, producer.num_groups)
-            self.queue.ledger.join()
-            return blocks, LegPage.create(self._leg, producer.producer, self._session, blocks=blocks, transport=LOCAL)
+            return blocks, self._count(producer.producer, blocks, LOCAL)
 
     def leave(self, producer: LocalSampleProducer) -> None:
         """Forget a producer (called by the producer)."""
@@ -159,9 +140,6 @@ class LocalSampleConsumer:
         if token is not None:
             producer, number = token
             producer.abandon_block(number)
-
-    def pending(self) -> int:
-        return len(self.queue)
 
     def fence(self, producer: ProducerId) -> None:
         with self.queue.changed:

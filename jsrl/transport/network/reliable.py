@@ -30,31 +30,21 @@ import numpy as np
 import zmq
 
 from jsrl.errors import JsrlError, SpecMismatch, StreamClosed, StreamError
-from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId, remaining
+from jsrl.transport.base import Entry, Lease, Origin, ProducerId, remaining
 from jsrl.transport.door.address import check_origin
-from jsrl.transport.door.hello import (
-    ANYBODY,
-    Check,
-    Hello,
-    HelloChecker,
-    HelloMessage,
-    JoinRules,
-    Refused,
-    hello_of_producer,
-    refusal,
-)
+from jsrl.transport.door.hello import Check, Hello, HelloMessage, Refused, hello_of_producer, refusal
 from jsrl.transport.door.keys import ClientKeys, KeyPath
 from jsrl.transport.ends import samples as ends
 from jsrl.transport.ends.packing import Packer
-from jsrl.transport.ends.samples import OpenBlock, ProducerEnd, SampleQueue, check_blocks, choose_blocks
-from jsrl.transport.ledger.leg_page import ZEROMQ, LegPage, new_session
+from jsrl.transport.ends.samples import ConsumerEnd, OpenBlock, ProducerEnd, choose_blocks
+from jsrl.transport.ledger.leg_page import ZEROMQ, LegPage
 from jsrl.transport.local.samples import aligned_zeros
 from jsrl.transport.network.link import BindingLink, ConnectingLink, Received
 from jsrl.transport.network.sockets import reuse_freed_memory
 from jsrl.transport.network.thread import SocketThread
 from jsrl.transport.wire.message import Count, Message
 from jsrl.transport.wire.packing import PLAIN, Packed, Packing
-from jsrl.transport.wire.schema import flatten_schema, make_layout
+from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Trajectory, Tree
 
 _SYNC_S = 0.5
@@ -321,30 +311,15 @@ class _Peer:
     left: set[bytes] = field(default_factory=set)  # routes of connections that the producer gave up
 
 
-class ZmqSampleConsumer:
+class ZmqSampleConsumer(ConsumerEnd):
     """The reading end of `tcp://` and `ipc://` addresses; a thread receives, and answers while the consumer is busy."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        schema: Tree,
-        *,
-        blocks_per_producer: int | None = None,
-        keys: KeyPath = None,
-        ledger: Ledger | None = None,
-        join_rules: JoinRules = ANYBODY,
-        leg: Path | None = None,
-        packing: Packing = PLAIN,
-    ):
-        self.schema = schema
-        self.leaves = flatten_schema(schema)
-        self._layout = make_layout(self.leaves)
-        self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
+    def __init__(self, endpoint: str, schema: Tree, *, keys: KeyPath = None, packing: Packing = PLAIN, **options: Any):
+        super().__init__(schema, **options)
         self._peers: dict[bytes, _Peer] = {}
         self._unsent: list[tuple[bytes, Message]] = []  # messages that the thread must send
         self._unacknowledged: dict[bytes, _Peer] = {}  # producers that do not know of everything that was released
-        if self._layout.size_bytes >= _LARGE_BYTES:
+        if self.layout.size_bytes >= _LARGE_BYTES:
             reuse_freed_memory()
         self._lock = threading.RLock()  # guards all of these
         self._link = BindingLink(
@@ -352,35 +327,26 @@ class ZmqSampleConsumer:
             keys,
             _TO_CONSUMER,
             header_bytes=self._hello_checker.header_bytes,
-            body_bytes=self._layout.size_bytes,
+            body_bytes=self.layout.size_bytes,
             buffer_bytes=_BUFFER_BYTES,
         )
         self._packing = PLAIN if self._link.keys is None else packing  # messages within this host are not packed
         self._packer = Packer(schema, self._packing)
-        self.address = self._link.address
-        self._queue = SampleQueue(self.address, ledger)
-        self._leg, self._session = leg, new_session()
+        self.queue.address = self._link.address
         self._thread = SocketThread("sample-attendant", [self._link.socket], lambda ready: self._serve())
 
-    @property
-    def ledger(self) -> Ledger:
-        return self._queue.ledger
-
     def get(self, timeout_s: float) -> Lease:
-        return self._queue.take_within(timeout_s)
+        return self.queue.take_within(timeout_s)
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
         """Free the memory of a lease that nothing reads any more; the producer may send one more."""
-        peer = self._queue.finish(lease, outcome)
+        peer = self.queue.finish(lease, outcome)
         if peer is None:
             return
         with self._lock:
             peer.released += 1
             self._unacknowledged[peer.route] = peer
         self._thread.wake()
-
-    def pending(self) -> int:
-        return len(self._queue)
 
     def fence(self, producer: ProducerId) -> None:
         with self._lock:
@@ -390,7 +356,7 @@ class ZmqSampleConsumer:
         self._thread.wake()
 
     def close(self) -> None:
-        if not self._queue.close():
+        if not self.queue.close():
             return
         self._thread.stop()
         for peer in list(self._peers.values()):
@@ -448,8 +414,7 @@ class ZmqSampleConsumer:
             self._hello_checker.admission.admit(producer)
             for old in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
                 self._part(old, f"replaced by incarnation {producer.incarnation}.")
-            page = LegPage.create(self._leg, producer, self._session, blocks=num_blocks, transport=ZEROMQ)
-            self._queue.ledger.join()
+            page = self._count(producer, num_blocks, ZEROMQ)
             peer = self._peers[route] = _Peer(producer, route, num_groups, num_blocks, page)
         self._unsent.append((route, Welcome(peer.num_blocks, self._session, self._packing)))
 
@@ -491,14 +456,14 @@ class ZmqSampleConsumer:
             raw = raw.copy()
         peer.received += 1
         peer.sequences[group] = expected + 1
-        trajectory = self._layout.tree(self.schema, raw, writeable=False)
-        self._queue.add(trajectory, Entry(peer.producer, group, sample.sequence, origin), peer, peer.page)
+        trajectory = self.layout.tree(self.schema, raw, writeable=False)
+        self.queue.add(trajectory, Entry(peer.producer, group, sample.sequence, origin), peer, peer.page)
 
     def _refuse(self, route: bytes, peer: _Peer | None, error: JsrlError) -> None:
         if isinstance(error, SpecMismatch):
-            self._queue.complain(SpecMismatch(str(error)))
+            self.queue.complain(SpecMismatch(str(error)))
         elif peer is not None:  # a welcomed producer violates the protocol
-            self._queue.complain(StreamError(str(error)))
+            self.queue.complain(StreamError(str(error)))
             self._hello_checker.admission.fence(peer.producer)
             self._peers.pop(route, None)
             peer.page.stop_reading()

@@ -32,6 +32,10 @@ class SocketThread:
         self._thread.start()
 
     def wake(self) -> None:
+        if not self._stopping:  # else the number of the pipe may be that of another file
+            self._write()
+
+    def _write(self) -> None:
         try:
             os.write(self._wake_write, b"\0")
         except BlockingIOError:
@@ -41,7 +45,7 @@ class SocketThread:
         if self._stopping:
             return
         self._stopping = True
-        self.wake()
+        self._write()
         self._thread.join(10)
         os.close(self._wake_read)
         os.close(self._wake_write)

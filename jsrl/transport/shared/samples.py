@@ -20,34 +20,16 @@ import msgspec
 from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId, remaining
 from jsrl.transport.door.address import check_ipc_path
-from jsrl.transport.door.hello import (
-    ANYBODY,
-    Check,
-    Hello,
-    HelloChecker,
-    HelloMessage,
-    JoinRules,
-    Refused,
-    hello_of_producer,
-    refusal,
-)
-from jsrl.transport.ends.samples import (
-    OpenBlock,
-    ProducerEnd,
-    SampleQueue,
-    Welcome,
-    check_blocks,
-    choose_blocks,
-    wait_until,
-)
-from jsrl.transport.ledger.leg_page import SHARED, LegPage, count_rings, new_session
+from jsrl.transport.door.hello import Check, Hello, HelloMessage, Refused, hello_of_producer, refusal
+from jsrl.transport.ends.samples import ConsumerEnd, OpenBlock, ProducerEnd, Welcome, choose_blocks, wait_until
+from jsrl.transport.ledger.leg_page import SHARED, LegPage, count_rings
 from jsrl.transport.network.link import BindingLink, ConnectingLink
 from jsrl.transport.network.thread import SocketThread
 from jsrl.transport.shared.doorbell import Doorbell
 from jsrl.transport.shared.locks import is_locked, make_folder, try_lock
 from jsrl.transport.shared.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
 from jsrl.transport.wire.message import Message
-from jsrl.transport.wire.schema import flatten_schema, make_layout
+from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Tree
 
 _POLL_S = 0.25  # how often a waiting end checks that the other one is alive
@@ -73,29 +55,14 @@ class _Peer:
     ended: bool = False
 
 
-class SharedSampleConsumer:
+class SharedSampleConsumer(ConsumerEnd):
     """The reading end of `shm:FOLDER/NAME`; it makes and removes all the files."""
 
-    def __init__(
-        self,
-        path: str | Path,
-        schema: Tree,
-        *,
-        blocks_per_producer: int | None = None,
-        ledger: Ledger | None = None,
-        join_rules: JoinRules = ANYBODY,
-        leg: Path | None = None,
-    ):
+    def __init__(self, path: str | Path, schema: Tree, **options: Any):
+        super().__init__(schema, **options)
         self._folder = make_folder(Path(path).parent)
         self._name = name = Path(path).name
-        self.address = f"shm:{self._folder / name}"
-        self.schema = schema
-        self.leaves = flatten_schema(schema)
-        self._layout = make_layout(self.leaves)
-        self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._queue = SampleQueue(self.address, ledger)
-        self._leg, self._session = leg, new_session()
-        self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
+        self.queue.address = f"shm:{self._folder / name}"
         self._peers: dict[ProducerId, _Peer] = {}
         self._lock = threading.RLock()  # the thread that answers hellos adds peers
         self._next_poll_s = 0.0
@@ -105,8 +72,8 @@ class SharedSampleConsumer:
         self._owner_fd = claim_owner(self._owner_path, self.address)
         for stale in self._folder.glob(f"{prefix}.*.pages"):  # of a consumer that was killed
             end_ring(stale)  # first, so that what is counted is all
-        if leg is not None:
-            count_rings(leg)
+        if self._leg is not None:
+            count_rings(self._leg)
         for stale in self._folder.glob(f"{prefix}.*"):
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)
@@ -118,20 +85,20 @@ class SharedSampleConsumer:
     @property
     def ledger(self) -> Ledger:
         self._poll()
-        return self._queue.ledger
+        return self.queue.ledger
 
     def get(self, timeout_s: float) -> Lease:
         deadline = time.monotonic() + timeout_s
-        while (lease := self._queue.take()) is None:
+        while (lease := self.queue.take()) is None:
             if self._poll():
                 continue
             if remaining(deadline) <= 0:
-                raise self._queue.nothing_came(timeout_s)
+                raise self.queue.nothing_came(timeout_s)
             self._bell.wait(min(remaining(deadline), _POLL_S))
         return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        token = self._queue.finish(lease, outcome)
+        token = self.queue.finish(lease, outcome)
         if token is None:
             return
         peer, block = token
@@ -143,7 +110,7 @@ class SharedSampleConsumer:
 
     def pending(self) -> int:
         self._poll()
-        return len(self._queue)
+        return len(self.queue)
 
     def fence(self, producer: ProducerId) -> None:
         with self._lock:
@@ -153,12 +120,12 @@ class SharedSampleConsumer:
                 self._part(peer, FENCED)
 
     def close(self) -> None:
-        if self._queue.closed:
+        if self.queue.closed:
             return
         self._thread.stop()
         self._link.close(_LINGER_MS)
         with self._lock:
-            self._queue.close()  # later arrivals count as dropped
+            self.queue.close()  # later arrivals count as dropped
             for peer in list(self._peers.values()):
                 self._part(peer, CLOSED)
         self._bell.close()
@@ -183,7 +150,7 @@ class SharedSampleConsumer:
         try:
             hello = self._hello_checker.read(message)
         except SpecMismatch as error:
-            self._queue.complain(SpecMismatch(str(error)))
+            self.queue.complain(SpecMismatch(str(error)))
             self._bell.ring()
             raise
         with self._lock:
@@ -203,10 +170,9 @@ class SharedSampleConsumer:
             self._part(peer, FENCED)
         stem, session = file_stem(self._name, producer), self._session
         path = self._folder / f"{stem}.pages"
-        pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation, session)
+        pages = ProducerPages.create(path, self.layout, self.schema, num_blocks, producer.incarnation, session)
         bell = Doorbell.create(self._folder / f"{stem}.bell")
-        page = LegPage.create(self._leg, producer, session, blocks=num_blocks, transport=SHARED, ring=path)
-        self._queue.ledger.join()
+        page = self._count(producer, num_blocks, SHARED, path)
         self._peers[producer] = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
         return self._peers[producer]
 
@@ -214,7 +180,7 @@ class SharedSampleConsumer:
 
     def _poll(self) -> bool:
         """Receive all new commits and disconnect producers that left or died; return whether anything waits."""
-        if self._queue.closed:
+        if self.queue.closed:
             return False
         self._bell.drain()
         now_s = time.monotonic()
@@ -227,7 +193,7 @@ class SharedSampleConsumer:
                 self._collect(peer)
                 if gone and not peer.ended:
                     self._part(peer, FENCED)
-            return len(self._queue) > 0
+            return len(self.queue) > 0
 
     def _is_dead(self, peer: _Peer, now_s: float) -> bool:
         if peer.pages.attached:
@@ -251,9 +217,9 @@ class SharedSampleConsumer:
                 peer.sequences[commit.group] = expected + 1
                 peer.with_producer.discard(commit.block)
                 entry = Entry(peer.producer, commit.group, commit.sequence, commit.origin)
-                self._queue.add(peer.pages.blocks[commit.block], entry, (peer, commit.block), peer.page)
+                self.queue.add(peer.pages.blocks[commit.block], entry, (peer, commit.block), peer.page)
         except StreamError as error:
-            self._queue.complain(error)
+            self.queue.complain(error)
             self._forget(peer, FENCED)
 
     def _part(self, peer: _Peer, why: int) -> None:
