@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _bench(args: list[str]) -> int:
     name, asked = asked_of(args, BenchCommand())
-    wanted = (asked.experiment.placement,) if "placement" in asked.given else PLACEMENTS
+    every = (*PLACEMENTS, *(("fused",) if asked.experiment.env.in_jax else ()))
+    wanted = (asked.experiment.placement,) if "placement" in asked.given else every
     experiments = {one: cli.parse([*args, "--placement", one], load(name), BenchCommand()).experiment for one in wanted}
     limits = Limits(seconds=asked.run.seconds, longest_s=4 * asked.run.seconds)
     speeds: dict[str, list[Trial]] = {placement: [] for placement in experiments}

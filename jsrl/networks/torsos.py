@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jsrl.networks.kernels.products import Precision, rounded_dense
+from jsrl.networks.kernels.products import Precision, flat_dense, rounded_dense
 from jsrl.networks.orthogonal import orthogonal
 from jsrl.types import Array, Tree, has_channels_first, named_leaves
 
@@ -28,7 +28,7 @@ def dense(
     features: int, gain: float = math.sqrt(2.0), name: str | None = None, precision: Precision = "float32"
 ) -> nn.Dense:
     """Return a linear layer with orthogonal kernel [in, features] and zero bias."""
-    product = rounded_dense if precision == "bfloat16" else None
+    product = rounded_dense if precision == "bfloat16" else flat_dense
     return nn.Dense(features, kernel_init=orthogonal(gain), name=name, dot_general=product)
 
 

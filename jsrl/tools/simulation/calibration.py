@@ -179,7 +179,8 @@ def calibrate(
       experiment: to simulate. placements: of the runs, each with shared memory and with TCP and keys.
       seconds: measured per run. notify: shows a line about each.
     """
-    if wrong := [placement for placement in placements if not PLACEMENTS[placement].processes]:
+    apart = {name: placement.processes and placement.has_actors for name, placement in PLACEMENTS.items()}
+    if wrong := [placement for placement in placements if not apart[placement]]:
         raise ConfigError(
             f"a {wrong[0]} run is one process, which shows no waits; calibrate with inline, served or apart."
         )

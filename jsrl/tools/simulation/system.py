@@ -101,9 +101,9 @@ def lay_out_on(experiment: Experiment, hosts: Sequence[HostFacts], place: Placin
     Args:
       experiment: with `auto` decided. hosts: the first one is that of the controller. place: assigns workers to hosts.
     """
-    if not experiment.where.processes:
+    if not (experiment.where.processes and experiment.where.has_actors):
         raise ConfigError(
-            "this run cannot be simulated: a serial run is one process; choose --placement inline or served."
+            f"this run cannot be simulated: a {experiment.placement} run is one process; choose --placement inline or served."
         )
     plan = make_plan(experiment, "(not run)", SHM / "jsrl")
     layout = place(needs_of(plan), hosts)
