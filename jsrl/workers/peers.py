@@ -19,7 +19,7 @@ from jsrl.transport.base import ParamsSubscriber, remaining
 from jsrl.transport.door.hello import Check
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S
 
-LOOK_S = 0.5  # between checks of a name
+POLL_S = 0.5  # between checks of a name
 CONNECT_S = 2.0  # for a bound stream to answer a hello, in the first attempt
 MAX_CONNECT_S = 8.0  # in later ones: a meeting takes up to six round trips; a worker has `deadlines.leave_s` to stop
 CLOSED_S = 60.0  # a peer closes its streams before its process ends, which the controller limits (deadlines.snapshot_s)
@@ -38,7 +38,7 @@ class Peer:
 
     def __init__(self, names: FileNames, name: str, known: Registration) -> None:
         self.name, self.known, self._names = name, known, names
-        self._look_at_s = time.monotonic() + LOOK_S
+        self._poll_at_s = time.monotonic() + POLL_S
 
     @property
     def is_elsewhere(self) -> bool:
@@ -64,9 +64,9 @@ class Peer:
         Raises:
           StreamClosed: it has died, or was replaced.
         """
-        if time.monotonic() < self._look_at_s:
+        if time.monotonic() < self._poll_at_s:
             return
-        self._look_at_s = time.monotonic() + LOOK_S
+        self._poll_at_s = time.monotonic() + POLL_S
         found = self.find(0.0)
         if found is None or not self.is_known(found):
             raise StreamClosed(self._why(found))
@@ -198,12 +198,12 @@ class FollowingParams:
     def __init__(self, peer: Peer, connect: Callable[[str], ParamsSubscriber]) -> None:
         self._peer, self._connect = peer, connect
         self._end = connect(peer.known.address)
-        self._look_at_s = time.monotonic() + LOOK_S
+        self._poll_at_s = time.monotonic() + POLL_S
 
     def _follow(self) -> ParamsSubscriber:
         now_s = time.monotonic()
-        if now_s >= self._look_at_s:
-            self._look_at_s = now_s + LOOK_S
+        if now_s >= self._poll_at_s:
+            self._poll_at_s = now_s + POLL_S
             found = self._peer.find(0.0)
             if found is not None and found.address != self._peer.known.address:  # else the subscriber reconnects itself
                 end = self._connect(found.address)

@@ -14,21 +14,25 @@ from jsrl.workers.jobs import Job, WorkerJob
 from jsrl.workers.play import PlayedPolicy
 
 
-def played_policies(job: Job) -> list[PlayedPolicy]:
-    """Return the policies that a player plays: its own first, then one for each group of other seats."""
+def one_per_group(job: Job) -> list[Job]:
+    """Return the jobs of the policies that play all seats: the own one first, then one for each group of other seats."""
     of_group: dict[str, Job] = {}
-    for own in job.by_policy:
-        of_group.setdefault(own.part.seat_group, own)
+    for one in job.by_policy:
+        of_group.setdefault(one.part.seat_group, one)
+    return list(of_group.values())
+
+
+def played_policies(job: Job) -> list[PlayedPolicy]:
     return [
         PlayedPolicy(
-            make_agent(own),
-            own.schemas.env,
-            functools.partial(subscribe, own),
-            own.experiment.seed + 1,
-            own.view,
-            own.policy,
+            make_agent(one),
+            one.schemas.env,
+            functools.partial(subscribe, one),
+            one.experiment.seed + 1,
+            one.view,
+            one.policy,
         )
-        for own in of_group.values()
+        for one in one_per_group(job)
     ]
 
 

@@ -41,7 +41,7 @@ SERVER = "inference.inference-0"
 
 
 def test_another_server_answers_until_the_own_one_is_back(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(peers, "LOOK_S", 0.0)
+    monkeypatch.setattr(peers, "POLL_S", 0.0)
     names = FileNames(tmp_path)
     assert first_present(names, SERVERS) is None
     names.register("inference-0", "shm:a")
@@ -60,7 +60,7 @@ def test_another_server_answers_until_the_own_one_is_back(tmp_path, monkeypatch)
 
 
 def test_other_servers_answer_while_a_host_may_be_lost(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(peers, "LOOK_S", 0.0)
+    monkeypatch.setattr(peers, "POLL_S", 0.0)
     now_s = [100.0]
     monkeypatch.setattr(peers.time, "monotonic", lambda: now_s[0])
     names = FileNames(tmp_path)
@@ -107,7 +107,7 @@ class ParamsAt:
 
 def test_params_are_fetched_where_the_publisher_is_shown_next(tmp_path, monkeypatch) -> None:
     """Its incarnation may be the same: a host shows a relay once it has one."""
-    monkeypatch.setattr(peers, "LOOK_S", 0.0)
+    monkeypatch.setattr(peers, "POLL_S", 0.0)
     names, ends = FileNames(tmp_path), list[ParamsAt]()
     shown = Registration("params", "tcp://far", 0, 7, "elsewhere")
     names.show([shown])
@@ -280,7 +280,7 @@ def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypa
 def test_actor_of_a_peer_that_dies_before_it_answers_finds_the_next_one(tmp_path, monkeypatch, served: bool) -> None:
     """In shared memory the next one has the same address."""
     monkeypatch.setattr(peers, "CONNECT_TIMEOUT_S", 5.0)
-    monkeypatch.setattr(peers, "LOOK_S", 0.0)
+    monkeypatch.setattr(peers, "POLL_S", 0.0)
     e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
     consumer = bind_samples(f"shm:{tmp_path}/memory/samples", job.schemas.trajectory)

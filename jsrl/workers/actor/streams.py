@@ -14,7 +14,7 @@ from jsrl.workers.actor.kind import plays_frozen
 from jsrl.workers.asking import Servers
 from jsrl.workers.following import Writer
 from jsrl.workers.jobs import Job
-from jsrl.workers.peers import LOOK_S
+from jsrl.workers.peers import POLL_S
 
 if TYPE_CHECKING:
     from jsrl.workers.inline import OwnEngine
@@ -102,7 +102,7 @@ class ActorStreams(Streams):
         self._learner: tuple[int, int] | None = (
             None  # readers' replacements so far and epoch, as of the last connection
         )
-        self._look_at_s = 0.0
+        self._poll_at_s = 0.0
 
     @property
     def server_text(self) -> str:  # type: ignore[override]
@@ -149,8 +149,8 @@ class ActorStreams(Streams):
         if self._servers is not None:
             self._servers.peer.check()
         now_s = time.monotonic()
-        if self._learner is not None and now_s >= self._look_at_s:
-            self._look_at_s = now_s + LOOK_S
+        if self._learner is not None and now_s >= self._poll_at_s:
+            self._poll_at_s = now_s + POLL_S
             if self._writer.read_epoch() > self._learner[1]:  # set by the workers between this actor and the learner
                 raise StreamClosed("a restarted learner now trains on this actor's samples.")
 

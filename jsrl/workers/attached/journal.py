@@ -14,15 +14,15 @@ the learner's snapshot was trained on. A resume replays the records up to the sn
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from jsrl.envs.base import EnvStep, GameStep
@@ -65,7 +65,7 @@ class JournalHeader:
         return self.actions.size_bytes + _CHECKS.size
 
     def encode(self) -> bytes:
-        text = json.dumps(asdict(self)).encode()
+        text = msgspec.json.encode(self)
         return _MAGIC + _LENGTH.pack(len(text), zlib.crc32(text)) + text
 
 
@@ -108,20 +108,12 @@ class Journal:
     def _read_header(self, content: bytes) -> tuple[JournalHeader, int]:
         at = len(_MAGIC) + _LENGTH.size
         try:
-            if content[: len(_MAGIC)] != _MAGIC:
-                raise ValueError(f"it begins with {content[: len(_MAGIC)]!r}")
             length, checksum = _LENGTH.unpack(content[len(_MAGIC) : at])
-            if not 0 < length <= len(content) - at:
-                raise ValueError(f"a header of {length} bytes")
-            if zlib.crc32(content[at : at + length]) != checksum:
-                raise ValueError("the checksum of its header differs")
-            values: dict[str, Any] = json.loads(content[at : at + length])
-            values["action"] = _spec(values["action"])
-            header = JournalHeader(**values)
-            numbers = (header.group, header.group_size - 1, header.num_rows - 1, header.first, header.epoch)
-            if not all(isinstance(n, int) and n >= 0 for n in numbers):
-                raise ValueError(f"impossible numbers {numbers}")
-        except (ValueError, TypeError, KeyError, struct.error) as error:
+            text = content[at : at + length]
+            if content[: len(_MAGIC)] != _MAGIC or zlib.crc32(text) != checksum:
+                raise ValueError(f"it begins with {content[:at]!r}, and a header that does not belong to it")
+            header = msgspec.json.decode(text, type=JournalHeader)
+        except (ValueError, struct.error) as error:
             raise SnapshotError(f"{self.path} is not a journal of jsrl ({error})") from None
         return header, at + length
 
@@ -142,14 +134,6 @@ class Journal:
             )
         actions = self.header.actions
         return Record(np.frombuffer(body, to_dtype(actions.dtype)).reshape(actions.shape), seen)
-
-
-def _spec(values: Any) -> ArraySpec:
-    shape = tuple(int(n) for n in values["shape"])
-    if any(not 0 <= n < 1 << 32 for n in shape):
-        raise ValueError(f"the impossible shape {shape}")
-    to_dtype(values["dtype"])
-    return ArraySpec(shape, str(values["dtype"]))
 
 
 class JournalWriter:
@@ -225,6 +209,15 @@ class JournalWriter:
             self._fd = -1
 
 
+class _Given(msgspec.Struct):
+    step: int
+    tasks: dict[int, Any]
+
+    @property
+    def line(self) -> str:
+        return msgspec.json.encode(self).decode() + "\n"
+
+
 class TaskJournal:
     """The tasks given to the environments of a journal.
 
@@ -238,33 +231,23 @@ class TaskJournal:
         try:
             text = read_plain(self.path).decode() if keep and self.path.exists() else ""
             for line in text[: text.rfind("\n") + 1].splitlines():  # the last line may be half a line, of later steps
-                step, tasks = self._read(line)
-                if step < keep:
-                    self._given.setdefault(step, {}).update(tasks)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+                given = msgspec.json.decode(line, type=_Given)
+                if given.step < keep:
+                    self._given.setdefault(given.step, {}).update(given.tasks)
+        except (OSError, ValueError) as error:
             raise SnapshotError(f"the tasks of the journal {path} cannot be read ({error})") from error
-
-    @staticmethod
-    def _read(line: str) -> tuple[int, dict[int, Any]]:
-        values = json.loads(line)
-        return int(values["step"]), {int(slot): task for slot, task in values["tasks"].items()}
 
     def at(self, step: int) -> dict[int, Any]:
         return self._given.get(step, {})
 
     def begin(self) -> None:
         """Write the kept tasks to disk; later ones are appended."""
-        kept = dict(self._given)
-        if kept or self.path.exists():
-            self.path.write_text("".join(_line_of(step, tasks) for step, tasks in sorted(kept.items())))
+        if self._given or self.path.exists():
+            self.path.write_text("".join(_Given(*one).line for one in sorted(self._given.items())))
 
     def append(self, step: int, tasks: Mapping[int, Any]) -> None:
         """Keep tasks that are set before a step, and write them to disk."""
         if step == 0:
             self._given[0] = self.at(0) | dict(tasks)
         with self.path.open("a") as file:
-            file.write(_line_of(step, tasks))
-
-
-def _line_of(step: int, tasks: Mapping[int, Any]) -> str:
-    return json.dumps({"step": step, "tasks": dict(tasks)}) + "\n"
+            file.write(_Given(step, dict(tasks)).line)

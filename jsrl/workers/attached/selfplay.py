@@ -32,7 +32,7 @@ TELL_S = 0.05  # between messages to the director, if no slot waits
 AHEAD_S = 0.25  # time for which an actor keeps assignments in advance, in addition to one for each of its slots
 URGE_S = 0.5  # after which a request is repeated
 HOLDS_S = 1.0  # between messages that name all assignments that it has
-MOST_AHEAD = 4096  # assignments that an actor keeps in addition to one for each of its slots
+MAX_AHEAD = 4096  # assignments that an actor keeps in addition to one for each of its slots
 
 
 @dataclass
@@ -341,7 +341,7 @@ class DirectedRows(Rows):
         pause_s = now_s - self._sent_s
         if not (due and pause_s >= TELL_S) and not (waiting and pause_s >= URGE_S):
             return
-        self._per_s += 0.5 * (min(self._games / pause_s, MOST_AHEAD) - self._per_s)
+        self._per_s += 0.5 * (min(self._games / pause_s, MAX_AHEAD) - self._per_s)
         self._games, self._sent_s, self._sent_received, self._asked = 0, now_s, self._received, waiting
         played, self._played = self._played, []
         body = Games(played, waiting + ahead, len(self._ahead), self._received, self._session)

@@ -5,40 +5,29 @@ Opponents are frozen players of the own run, once they are frozen, and players o
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from jsrl.agents.base import Agent
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import VectorGame
-from jsrl.envs.seats import SeatView
 from jsrl.intervals import return_facts
 from jsrl.matches.match import Match, MatchScore
 from jsrl.matches.players import Contestant, SeatPolicy, places_of_sides
-from jsrl.services.snapshots.players import PlayerStore
 from jsrl.tools.contest import contestant_of, load_player
 from jsrl.transport.base import Request
-from jsrl.types import Array, EnvSpec, Tree, version_updates
+from jsrl.types import Array, Tree, version_updates
 from jsrl.workers.acting import Engine, GroupSlots, make_agent
 from jsrl.workers.frozen import players_of
 from jsrl.workers.jobs import Job
 from jsrl.workers.play import Seated
+from jsrl.workers.players import one_per_group
 
-
-class Opponent(Protocol):
-    """An opponent of the evaluated policy."""
-
-    name: str
-
-    def contestant(self, slots: int) -> Contestant | None:
-        """Return the contestant for matches in `slots` slots; None: it does not exist yet."""
-        ...
+# Returns the contestant for matches in so many slots; None: it does not exist yet.
+Opponent = Callable[[int], Contestant | None]
 
 
 class Acting:
@@ -51,58 +40,6 @@ class Acting:
     def __call__(self, observation: Tree, is_first: Array) -> np.ndarray:
         self._step += 1
         return np.array(self.engine.act(self._served, Request(observation, is_first, step=self._step)).action)
-
-
-@dataclass(frozen=True)
-class FrozenPolicy:
-    """A policy of the run whose frozen versions may be opponents: its store, and the engine for their params."""
-
-    store: PlayerStore
-    agent: Agent
-    spec: EnvSpec
-    view: SeatView
-    seed: int
-
-
-@dataclass
-class FrozenOpponent:
-    """The policies of a run that have a frozen player of this name."""
-
-    name: str
-    player: str
-    policies: Sequence[FrozenPolicy]
-    _made: dict[int, Contestant] = field(default_factory=dict)
-
-    def contestant(self, slots: int) -> Contestant | None:
-        """Return the contestant, once all of these policies have the player."""
-        if slots in self._made:
-            return self._made[slots]
-        versions = [policy.store.names().get(self.player) for policy in self.policies]
-        parts = [
-            SeatPolicy(policy.view.places, _acting(policy, version, slots))
-            for policy, version in zip(self.policies, versions, strict=True)
-            if version is not None
-        ]
-        if len(parts) < len(self.policies):
-            return None
-        self._made[slots] = Contestant(self.name, tuple(parts))
-        return self._made[slots]
-
-
-def _acting(policy: FrozenPolicy, version: int, slots: int) -> Acting:
-    engine = Engine(policy.agent, policy.spec, num_slots=slots, sizes=[slots], seed=policy.seed)
-    engine.set_params(version, policy.store.load(version))
-    return Acting(engine, slots)
-
-
-class LoadedOpponent:
-    """A player of another run; `load` returns it; it samples its actions."""
-
-    def __init__(self, name: str, load: Callable[[str], Any]) -> None:
-        self.name, self._found = name, load(name)
-
-    def contestant(self, slots: int) -> Contestant | None:
-        return self._found
 
 
 class ScoreOfMatches:
@@ -185,27 +122,42 @@ def _seat_policy(policy: Seated, slots: int) -> SeatPolicy:
 
 
 def make_opponents(job: Job) -> list[Opponent]:
-    of_group: dict[str, Job] = {}
-    for own in job.by_policy:
-        of_group.setdefault(own.part.seat_group, own)
     found: list[Opponent] = []
     for number, name in enumerate(job.experiment.evaluator.against):
         if "@" in name:
-            found.append(LoadedOpponent(name, functools.partial(_load, number)))
+            found.append(_loaded(name, number))
             continue
         policy, _, player = name.rpartition("/")
-        parts = [part for part in job.by_policy if part.policy == policy] if policy else list(of_group.values())
-        found.append(FrozenOpponent(name, player, [_frozen(part, number) for part in parts]))
+        parts = [part for part in job.by_policy if part.policy == policy] if policy else one_per_group(job)
+        found.append(_frozen(name, player, parts, number))
     return found
 
 
-def _frozen(part: Job, number: int) -> FrozenPolicy:
-    assert part.view is not None
-    seed = part.experiment.seed + 2 + number
-    return FrozenPolicy(players_of(part), make_agent(part), part.schemas.env, part.view, seed)
+def _frozen(name: str, player: str, parts: Sequence[Job], number: int) -> Opponent:
+    """Return the policies of the run that have a frozen player of this name, once all of them have it."""
+    policies = [(part, players_of(part), make_agent(part)) for part in parts]
+    made: dict[int, Contestant] = {}
+
+    def contestant(slots: int) -> Contestant | None:
+        if slots in made:
+            return made[slots]
+        seated = []
+        for part, store, agent in policies:
+            version = store.names().get(player)
+            if version is None:
+                return None
+            seed = part.experiment.seed + 2 + number
+            engine = Engine(agent, part.schemas.env, num_slots=slots, sizes=[slots], seed=seed)
+            engine.set_params(version, store.load(version))
+            seated.append(_seat_policy(Seated(engine, part.view), slots))
+        return made.setdefault(slots, Contestant(name, tuple(seated)))
+
+    return contestant
 
 
-def _load(number: int, name: str) -> Contestant:
+def _loaded(name: str, number: int) -> Opponent:
+    """Return a player of another run; it samples its actions."""
     run, _, tag = name.rpartition("@")
     label = f"{Path(run).parent.name}/{Path(run).name}@{tag}"
-    return contestant_of(load_player(name)._replace(name=label), number + 1, greedy=False)
+    found = contestant_of(load_player(name)._replace(name=label), number + 1, greedy=False)
+    return lambda slots: found

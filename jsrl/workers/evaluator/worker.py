@@ -141,7 +141,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             self._plan.append(("evaluator", True, self._settings.episodes))
         name, greedy, episodes = self._plan[0]
         slots = min(self._settings.num_envs, episodes)
-        there = [one for opponent in self._opponents if (one := opponent.contestant(slots)) is not None]
+        there = [one for opponent in self._opponents if (one := opponent(slots)) is not None]
         if self._opponents and not there:
             return
         policies, env = self._seated(greedy, slots), self._env(slots, SEEDS.get(name, 1))

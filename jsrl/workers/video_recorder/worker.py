@@ -51,7 +51,7 @@ class OpenVideo:
     """One video in the making: receives every step of an environment, until the video has its full length.
 
     Args:
-      version: the caption's second line: whose episodes these are. most_frames: pictures at most.
+      version: the caption's second line: whose episodes these are. max_frames: pictures at most.
       returns: of the filmed policies.
     """
 
@@ -61,12 +61,12 @@ class OpenVideo:
         writer: VideoWriter,
         version: str,
         episodes: int,
-        most_frames: int,
+        max_frames: int,
         phases: Phases,
         returns: Returns,
     ) -> None:
         self._env, self.writer, self._version, self._phases = env, writer, version, phases
-        self._episodes, self._most_frames, self._returns = episodes, most_frames, returns
+        self._episodes, self._max_frames, self._returns = episodes, max_frames, returns
         self._episode, self._length = 1, 0
 
     def see(self, step: EnvStep | GameStep) -> None:
@@ -76,7 +76,7 @@ class OpenVideo:
         ended = step.episodes[0] if step.episodes else None
         if ended is not None:
             self._length = ended.length
-        if self.writer.frames < self._most_frames:
+        if self.writer.frames < self._max_frames:
             self._add(max(1, round(HELD_S * self.writer.fps)) if ended else 1)
         if ended is not None:
             self._episode += 1
@@ -87,7 +87,7 @@ class OpenVideo:
         self._phases.enter("encode")
         number = f"episode {self._episode} of {self._episodes}   " if self._episodes > 1 else ""
         progress = f"{number}{self._returns}   step {self._length:,}"
-        for _ in range(min(times, self._most_frames - self.writer.frames)):
+        for _ in range(min(times, self._max_frames - self.writer.frames)):
             self.writer.add(picture, (progress, self._version))
 
 
@@ -135,9 +135,9 @@ class VideoRecorder(Player[RenderedEnv]):
         self._path = self._shelf.path(env_steps, updates)
         writer = VideoWriter(self._path, settings.fps or env.fps)
         version = f"{self._whose(updates)}   {env_steps:,} env steps"
-        most = max(1, round(settings.max_seconds * writer.fps))
+        max_frames = max(1, round(settings.max_seconds * writer.fps))
         returns = Returns(env.spec, [(player.name, player.view) for player in self._players])
-        self._film = OpenVideo(env, writer, version, settings.episodes, most, self._phases, returns)
+        self._film = OpenVideo(env, writer, version, settings.episodes, max_frames, self._phases, returns)
         self._play = Play(self._seated(True, 1), env, settings.episodes, camera=self._film.see, **self._options())
 
     def _whose(self, updates: int) -> str:
