@@ -20,8 +20,8 @@ from jsrl.services.recordings.recordings import (
 )
 from jsrl.services.runs.provenance import package_versions
 from jsrl.types import EnvSpec, Trajectory
+from jsrl.workers.attached.recorded import wanted_leaves
 from jsrl.workers.jobs import Schemas
-from jsrl.workers.learner.recorded import wanted_leaves
 
 if TYPE_CHECKING:
     from jsrl.graph.plan import Plan

@@ -383,8 +383,8 @@ FAULTS = (
     ),
     Fault(
         "every update draws with the same key",
-        "        key, before = jax.random.fold_in(self._settings.key, self.number), self._now()\n",
-        "        key, before = jax.random.fold_in(self._settings.key, 0), self._now()\n",
+        "        key = jax.random.fold_in(self._settings.key, self.number)\n",
+        "        key = jax.random.fold_in(self._settings.key, 0)\n",
         ("tests/workers/test_evaluator_and_learner.py::test_every_update_has_its_own_key",),
     ),
     Fault(

@@ -32,8 +32,8 @@ from jsrl.types import (
     with_columns,
 )
 from jsrl.workers.attached import recording
+from jsrl.workers.attached.recorded import RecordedConsumer
 from jsrl.workers.attached.recording import RecordingWriter
-from jsrl.workers.learner.recorded import RecordedConsumer
 from tests.marks import nightly, slow
 
 T, B = 6, 3

@@ -39,7 +39,7 @@ from jsrl.workers.players import snapshot_store
 PART = "jsrl.workers.attached.ranks:part_of"
 ONLY_FINITE = "jsrl.workers.attached.ranks:OnlyFinite"
 DIRECTED = "jsrl.workers.attached.directed:director_gate"
-RECORDED = "jsrl.workers.learner.recorded:from_recording"
+RECORDED = "jsrl.workers.attached.recorded:from_recording"
 REPLAYED = "jsrl.workers.learner.replayed:from_replay"
 Join = Callable[[SampleConsumer, Trajectory, BatchPlan], Batcher]
 

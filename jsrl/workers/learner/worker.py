@@ -165,18 +165,20 @@ class Learner:
 
     def _update(self, batch: Batch) -> UpdateOutput:
         """Make the next update, unless a gate skips it."""
+        now = self._now()
         for gate in self._gates:
-            state = gate.before(self._now(), batch)
+            state = gate.before(now, batch)
             if isinstance(state, Skip):
                 self._state = state.state
                 return self._skip()
-            self._state = state
-        return self._learn(batch)
+            if state is not now.state:
+                now = now._replace(state=state)
+        return self._learn(now, batch)
 
-    def _learn(self, batch: Batch) -> UpdateOutput:
+    def _learn(self, before: LearnerState, batch: Batch) -> UpdateOutput:
         """Make one call of the update."""
         self._phases.enter("update")
-        key, before = jax.random.fold_in(self._settings.key, self.number), self._now()
+        key = jax.random.fold_in(self._settings.key, self.number)
         self._reporter.entering("an update")
         self._state, output = self._updater(before.state, batch.trajectory, key)
         fetched, params = self._updater.fetch((output.metrics, self._state.params))  # waits for the update

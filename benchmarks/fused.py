@@ -1,0 +1,111 @@
+"""Env steps per CPU-second of the fused program beside rejax: `python benchmarks/fused.py --rejax PYTHON --out FILE.json`.
+
+PPO on CartPole, 64 environments x 64 rows, 4 epochs of 4 minibatches, two networks of 64x64 tanh units, on one core: the same
+work in both, evaluations off. Blocks alternate in fresh processes; the first calls of each, which compile, are not counted.
+PYTHON is an interpreter of an environment with rejax 0.1.3 and gymnax below 1.0 (rejax cannot step newer ones).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVS, ROWS, EPOCHS, MINIBATCHES = 64, 64, 4, 4
+ONE_CORE = {"PJRT_NPROC": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+
+
+def ours(trajectories: int, blocks: int) -> list[float]:
+    """Return env steps per CPU-second of each block, of a fused worker in this process."""
+    import tempfile
+
+    from jsrl import EnvConfig, EvaluatorConfig, Experiment, PPOConfig
+    from jsrl.graph.plan import make_plan
+    from jsrl.workers.base import NullReporter
+    from jsrl.workers.kinds import build_worker
+
+    e = Experiment(
+        PPOConfig(num_epochs=EPOCHS, num_minibatches=MINIBATCHES, learning_rate=5e-4),
+        EnvConfig("examples.jax_cartpole:CartPole", backend="jax"),
+        placement="fused",
+        num_envs=ENVS,
+        rollout_length=ROWS,
+        total_env_steps=10**9,
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        worker: Any = build_worker(make_plan(e, folder, Path(folder)).job("fused"), NullReporter())
+        worker.setup()
+        speeds = []
+        for _ in range(blocks + 1):
+            worker._source._size = trajectories
+            before, begun_s = worker.env_steps, time.process_time()
+            worker.step()
+            speeds.append((worker.env_steps - before) / (time.process_time() - begun_s))
+    return speeds[1:]
+
+
+def rejax(trajectories: int, blocks: int) -> list[float]:
+    """Return the same of rejax's PPO."""
+    import jax
+    import rejax as peer
+
+    steps = ENVS * ROWS * trajectories
+    algorithm = peer.PPO.create(
+        env="CartPole-v1",
+        num_envs=ENVS,
+        num_steps=ROWS,
+        num_epochs=EPOCHS,
+        num_minibatches=MINIBATCHES,
+        learning_rate=5e-4,
+        ent_coef=0.0,
+        total_timesteps=steps,
+        eval_freq=steps,
+        skip_initial_evaluation=True,
+        agent_kwargs={"activation": "tanh"},
+    ).replace(eval_callback=lambda *_: ())
+    state = algorithm.init_state(jax.random.key(0))
+    train = jax.jit(lambda state: algorithm.train(train_state=state)[0], donate_argnums=0)
+    state, speeds = jax.block_until_ready(train(state)), []
+    for _ in range(blocks):
+        begun_s = time.process_time()
+        state = jax.block_until_ready(train(state))
+        speeds.append(steps / (time.process_time() - begun_s))
+    return speeds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rejax", required=True, help="an interpreter that has rejax")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="where to write the numbers")
+    asked = parser.parse_args()
+    found: dict[str, list[float]] = {"jsrl": [], "rejax": []}
+    for pair in range(asked.pairs):
+        for system in sorted(found, reverse=bool(pair % 2)):
+            python = asked.rejax if system == "rejax" else sys.executable
+            command = [python, str(Path(__file__).resolve()), "--measure", system]
+            environment = {**os.environ, **ONE_CORE, "PYTHONPATH": str(ROOT)}
+            ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            found[system].append(statistics.median(json.loads(ended.stdout.splitlines()[-1])))
+            print(f"{pair + 1}/{asked.pairs} {system}: {found[system][-1]:,.0f} env steps per CPU-second", flush=True)
+    ratios = [one / other for one, other in zip(found["jsrl"], found["rejax"], strict=True)]
+    print(f"jsrl / rejax: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    if asked.out:
+        work = {"envs": ENVS, "rows": ROWS, "epochs": EPOCHS, "minibatches": MINIBATCHES}
+        asked.out.write_text(json.dumps({"work": work, "env_steps_per_cpu_s": found, "ratios": ratios}) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        print(json.dumps({"jsrl": ours, "rejax": rejax}[sys.argv[2]](40, 5)))
+    else:
+        main()
