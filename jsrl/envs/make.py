@@ -374,7 +374,10 @@ def _unknown_id(name: str) -> ConfigError:
     if not close:
         lowered = {known_id.lower(): known_id for known_id in known}
         close = nearest(name.lower(), lowered)
-    if get_close_matches(name, known, 1, TYPO):
+    nearly = get_close_matches(name, known, 1, TYPO)
+    if (
+        nearly and nearly[0].rpartition("-v")[0] != name.rpartition("-v")[0]
+    ):  # another version may be another's environment
         return ConfigError(f"no environment is registered as {name!r}{close}.")
     module, dot, own = name.rpartition(".")
     if dot and module.isidentifier() and find_spec(module) is not None:
