@@ -218,9 +218,8 @@ class Forks:
         os.register_at_fork(before=self._before, after_in_child=self._after)
 
     def _before(self) -> None:
-        ends = (
-            self._active and threading.current_thread() is threading.main_thread()
-        )  # the kernel ends it with its thread
+        # The signal of a parent's death comes when the thread that forked ends, so only the main thread's children ask for it.
+        ends = self._active and threading.current_thread() is threading.main_thread()
         self._parent = os.getpid() if ends else 0
 
     def _after(self) -> None:

@@ -88,11 +88,16 @@ def check_metrics(metrics: Any, reserved: Collection[str] = ()) -> None:
             raise AgentFault(
                 f"update: metric {name!r} has shape {jnp.shape(value)}, expected a scalar; average it over rows"
             )
-        if "/" in name or name in (*CHECKS, *reserved):
-            why = "jsrl's own metric of that name stands there" if "/" not in name else "a slash names another worker"
+        why = "a slash names another worker" if "/" in name else ""
+        if name.endswith("_share"):
+            why = "NAME_share is the share of its time that a worker spends in an activity"
+        elif name in (*CHECKS, *reserved):
+            why = "jsrl's own metric of that name stands there"
+        if why:
+            other = f"agent_{name.rpartition('/')[2]}".removesuffix("_share")
             raise AgentFault(
                 f"the agent's update returned the metric {name!r}, but {why}; metrics of an agent are shown as learner/NAME: "
-                f"choose another name, such as {'agent_' + name.rpartition('/')[2]!r}."
+                f"choose another name, such as {other!r}."
             )
 
 

@@ -215,7 +215,7 @@ def extra(value):
 
 def shapes_of(update, **given):
     state = jax.eval_shape(TOY.init, jax.random.key(0))
-    return jax.eval_shape(with_output_check(update, ("update_share",), **given), state, WINDOWS, jax.random.key(0))
+    return jax.eval_shape(with_output_check(update, ("lag_mean",), **given), state, WINDOWS, jax.random.key(0))
 
 
 REFUSED = {
@@ -234,7 +234,8 @@ REFUSED = {
     r"metric 'phase' is str, expected a scalar": output(metrics={"phase": "late"}),
     r"metric 'errors' has shape \(4,\), expected a scalar": output(metrics={"errors": jnp.zeros(4)}),
     r"metrics is list, expected a dict": output(metrics=[1.0]),
-    r"metric 'update_share', but": output(metrics={"update_share": 1.0}),
+    r"metric .lag_mean., but jsrl": output(metrics={"lag_mean": 1.0}),
+    r"metric .clip_share., but NAME_share": output(metrics={"clip_share": 1.0}),
 }
 
 

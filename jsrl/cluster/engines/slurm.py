@@ -14,7 +14,6 @@ from pathlib import Path
 
 from jsrl.cluster.join_key import ENDED
 from jsrl.cluster.messages import REPLACED
-from jsrl.control.result import INTENDED, STOPPED
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment.options import SlurmOptions
 from jsrl.services.runs.groups import Group
@@ -175,7 +174,7 @@ def seeds_script(seeds: SlurmSeeds) -> str:
         "setup": seeds.options.setup or ":",
         "folder": f'{shlex.quote(str(group.path))}-seed"$SLURM_ARRAY_TASK_ID"',
         "new": f"{shlex.quote(group.experiment)} {own} {shlex.join([*group.begin, '--overwrite'])}",
-        "intended": "|".join([*INTENDED, STOPPED]),
+        "ended": f"{shlex.quote(seeds.python)} -P -c {shlex.quote(HAS_ENDED)}",
         "run": f'{program} run "${{begin[@]}}" {shlex.join(group.args)} --runs-dir {shlex.quote(str(group.runs_dir))}',
         "report": f"{program} report {shlex.quote(str(group.path))}",
     }
@@ -309,6 +308,11 @@ fi
 exit "$status"
 """
 
+HAS_ENDED = (
+    "import pathlib, sys; from jsrl.control.result import is_finished; "
+    "sys.exit(not is_finished(pathlib.Path(sys.argv[1])))"
+)
+
 SEEDS_SCRIPT = """#!/bin/bash
 # @title@. Submit it with:
 @submit@
@@ -320,7 +324,7 @@ folder=@folder@
 @part@
 @signals@
 
-if grep -qE '"ended": "(@intended@)' "$folder/result.json" 2>/dev/null; then exit 0; fi
+if @ended@ "$folder"; then exit 0; fi
 if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$folder"); else begin=(@new@); fi
 @run@ --display plain & child=$!
 await_child

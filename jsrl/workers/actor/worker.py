@@ -235,7 +235,7 @@ class Session:
 
     def _wait(self, trajectory: OpenTrajectory, go_on: Callable[[OpenTrajectory], None]) -> None:
         self._waiting[trajectory.group.number] = go_on
-        trajectory.missing = len(trajectory.rows) + 1
+        trajectory.missing = len(trajectory.rows) + 1  # one more than can arrive, so that it is not stepped meanwhile
 
     def step(self) -> int:
         """Give one group its actions and step it; return the env steps made (0: no actions arrived in time)."""

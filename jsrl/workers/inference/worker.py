@@ -72,7 +72,7 @@ class InferenceWorker:
         rows = sum(policy.serve(0.0) for policy in self._policies)
         if rows or self._settings.poll_s == 0:
             return rows
-        holds = any(policy.holds for policy in self._policies)
+        holds = any(policy.holds for policy in self._policies)  # requests that wait for params of a later version
         self._phases.enter("wait_params" if all(policy.holds for policy in self._policies) else "wait")
         self._arrivals.wait(_HELD_WAIT_S if holds else self._settings.poll_s)
         return sum(policy.serve(0.0) for policy in self._policies)

@@ -24,6 +24,7 @@ from jsrl.cluster.engines.ssh import Srun, other_nodes, own_address
 from jsrl.cluster.messages import REPLACED
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
+from jsrl.services.runs.files import write_json
 from tests.cluster.agents import await_that
 
 PYTHON = """#!/bin/bash
@@ -278,6 +279,21 @@ def test_options_set_by_the_script_are_left_out():
         "--agent.gamma",
         "0.9",
     )
+
+
+def test_a_seed_has_ended_as_the_whole_run_says(tmp_path: Path, capsys, monkeypatch):
+    """Not because one of its policies has, nor without its last snapshot."""
+    monkeypatch.chdir(tmp_path)
+    command.main(["ppo_cartpole", "--launcher", "slurm", "--seeds", "0-1", "--run-name", "x", "--print"])
+    (ask,) = (line for line in capsys.readouterr().out.splitlines() if "is_finished" in line)
+    ended = {"ended": "max_minutes", "unsaved": "", "others": {}}
+    for result, status in (
+        (ended, 0),
+        (ended | {"unsaved": "no space left"}, 7),
+        (ended | {"ended": "interrupted", "others": {"b": {"ended": "max_minutes"}}}, 7),
+    ):
+        write_json(tmp_path / "result.json", result)
+        assert subprocess.run(["bash", "-c", f"folder={tmp_path}; {ask}; exit 7"], check=False).returncode == status
 
 
 def test_the_command_prints_or_refuses(tmp_path: Path, capsys, monkeypatch):
