@@ -77,17 +77,20 @@ def find_spec(experiment: Experiment) -> EnvSpec | GameSpec:
       EnvironmentFault: it did not return in time, or ended the interpreter.
     """
     limit_s, name = experiment.actor.step_deadline_s, shown_target(experiment.env.id)
-    too_late = EnvironmentFault(
-        f"environment {name!r} was not made and closed within {limit_s:g} s; the traceback above shows where it was. "
-        "If it is only slow, raise actor.step_deadline_s."
-    )
+    too_late = TimeoutError(f"{limit_s:g} s are over")
     try:
         with deadline(limit_s, too_late), wait_named(f"environment {name!r}", limit_s):
             return make_spec(experiment.env)
-    except EnvironmentFault as error:
-        if error.__cause__ is not too_late:
+    except (TimeoutError, EnvironmentFault) as error:
+        if too_late not in (
+            error,
+            error.__cause__,
+        ):  # the cause: it came in a reset, and was taken for the environment's own
             raise
-        raise too_late from None  # it came in a reset, and was taken for the environment's own
+        raise EnvironmentFault(
+            f"environment {name!r} was not made and closed within {limit_s:g} s; the traceback above shows where it was. "
+            "If it is only slow, raise actor.step_deadline_s."
+        ) from too_late
     except SystemExit as error:
         raise EnvironmentFault(
             f"environment {name!r} called sys.exit({error.code!r}) while it was made; raise an error instead."

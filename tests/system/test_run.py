@@ -83,7 +83,7 @@ def test_resume_continues_from_the_snapshot_in_another_placement(launch) -> None
 
 
 def test_resumed_state_is_the_snapshot(tmp_path: Path) -> None:
-    """A run that has nothing left to do writes the state that it started with."""
+    """And a run that has nothing left to train is not resumed."""
     code = f"""
 import sys
 sys.path[:0] = [{str(WORLD)!r}, {str(WORLD / "extra_configs")!r}]
@@ -92,9 +92,10 @@ from jsrl.errors import ConfigError
 from jsrl.control.run import run
 first = run(tiny.config(), runs_dir={str(tmp_path)!r}, display="quiet", placement="serial")
 tree = first.params
-again = run(tiny.config(), runs_dir={str(tmp_path)!r}, display="quiet", placement="serial", resume=str(first.folder))
-same = jax.tree.map(np.array_equal, tree, again.params)
-print("ENDED", again.ended, again.updates, all(jax.tree.leaves(same)))
+try:
+    run(runs_dir={str(tmp_path)!r}, display="quiet", resume=str(first.folder))
+except ConfigError as error:
+    print("REFUSED", error)
 more = run(runs_dir={str(tmp_path)!r}, display="quiet", resume=str(first.folder), total_env_steps=641)
 weights = jax.tree.leaves(tree)[0]
 print("FIRST", more.metrics["learner/weights_before"][-1] == np.float64(weights[0, 0]))
@@ -105,7 +106,7 @@ except ConfigError as error:
     print("REFUSED", error)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
-    assert "ENDED total_env_steps 20 True" in ended.stdout, ended.stdout + ended.stderr
+    assert "has trained 640 env steps of --total-env-steps 640; give a larger number" in ended.stdout, ended.stderr
     assert "FIRST True" in ended.stdout, ended.stdout + ended.stderr
     assert "has trained 672 env steps of --total-env-steps 320; give a larger number" in ended.stdout, ended.stdout
 
