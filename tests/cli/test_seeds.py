@@ -261,7 +261,9 @@ def test_array_script_starts_resumes_and_skips_finished_seeds(cluster: Path, cap
     assert main.main(["run", *SLURM, "--seeds", "0-2", "--init-from", "y@best", "--print"]) == 0
     script = capsys.readouterr().out
     python = cluster / "python"
-    python.write_text(f'#!/bin/bash\n[ "$2" != -c ] || exec {sys.executable} "$@"\necho "$*" >> log\n')  # -c: has it ended?
+    python.write_text(
+        f'#!/bin/bash\n[ "$2" != -c ] || exec {sys.executable} "$@"\necho "$*" >> log\n'
+    )  # -c: has it ended?
     python.chmod(0o755)
     Path("script.sh").write_text(script.replace(sys.executable, str(python)))
 

@@ -76,6 +76,7 @@ def test_served_run_over_zeromq_writes_one_trace_of_all_workers(launch) -> None:
     run.await_updates(20, PATIENCE_S)
     run.until(lambda: reports(run) >= 2, "lines of a learner", PATIENCE_S)
     run.until(lambda: any("evaluator/return_mean" in line for line in run.lines()), "a score", PATIENCE_S)
+    run.until(lambda: any("evaluator/act_share" in line for line in run.lines()), "its shares of time", PATIENCE_S)
     run.popen.send_signal(signal.SIGINT)
     text = run.expect(130, 40.0)
     assert not (run.folder / "trace").exists()
