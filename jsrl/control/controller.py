@@ -95,7 +95,7 @@ class Controller:
         """Run until the session has a reason to stop.
 
         Ctrl-C, SIGTERM and SIGHUP end the run cleanly, with a snapshot; a second one ends it at once. Either way there is a
-        result, with `ended` set to `interrupted`.
+        result, with `ended` set to `interrupted`, or to why training had ended before.
         """
         make_folder(self._plan.memory_folder)
         failure: BaseException | None = None

@@ -89,8 +89,7 @@ class Result(RunData):
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). legs: the other streams', by name.
       others: the other policies, by name: why each ended, its env steps, updates, evaluation and final.
       evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes; empty where the run
-        was interrupted. best: that of the
-        snapshot `best`, and its name to `load`.
+        was interrupted, in the final evaluation too. best: that of the snapshot `best`, and its name to `load`.
       first_policy: the name of the first of several policies, which the other fields are about.
       unsaved: which learner's final snapshot was not written, and why; empty: all were.
       restarts: worker -> how often it was restarted in this start of the run; without those that never were.

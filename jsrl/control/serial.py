@@ -118,7 +118,8 @@ class SerialRun:
         """Run until the session has a reason to stop.
 
         Ctrl-C, SIGTERM and SIGHUP end the run after the current step, with a snapshot; a second one (or the first,
-        before anything has begun) ends it at once. Either way there is a result, `interrupted`.
+        before anything has begun) ends it at once. Either way there is a result: `interrupted`, or why training had ended
+        before.
         """
         keep_compiled_here()
         self._running = self._interrupted = False

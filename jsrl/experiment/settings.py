@@ -212,7 +212,7 @@ class DeadlineConfig:
     still_s: PositiveFloat = option(60.0, "Seconds without any step, reply or update after which the run reports what "
         "every worker is doing; it continues.", in_python=True)
     leave_s: PositiveFloat = option(10.0, "Seconds for a worker to shut down; a tenth of it after "
-        "Ctrl-C.", in_python=True)
+        "Ctrl-C in training.", in_python=True)
     snapshot_s: PositiveFloat = option(60.0, "Seconds for the final snapshot.", in_python=True)
     evaluation_s: PositiveFloat = option(3600.0, "Seconds of one evaluation or video, after which it is cut; also "
         "those of the final evaluation after the training.", in_python=True)
