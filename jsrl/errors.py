@@ -152,6 +152,16 @@ def own_traceback(error: BaseException) -> TracebackType | None:
     return found
 
 
+def users_traceback(error: BaseException) -> str:
+    """Return the traceback of what a user's own code raised; empty for an error of jsrl that nothing of the user caused."""
+    cause = error.__cause__
+    if isinstance(error, JsrlError):
+        cause = cause if isinstance(error, AgentFault | EnvironmentFault) else None
+    else:
+        cause = cause or error
+    return "".join(traceback.format_exception(cause)) if cause is not None else ""
+
+
 def described(error: BaseException) -> str:
     """Return an error of a user's code as one line: its type, the user's line that led to it, and its first paragraph."""
     frames = traceback.extract_tb(own_traceback(error))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from jsrl.cli import command_line as cli
 from jsrl.cli.command_line import check_needs
 from jsrl.cli.experiments import listing, load, summaries, take_name, use_working_directory
 from jsrl.cli.main import LOADING, Parser, show_error, shown, user_path
-from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
+from jsrl.errors import ConfigError, JsrlError, RecordingError, SpecMismatch, users_traceback
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
 from jsrl.interrupts import Stopped, remembered
@@ -81,10 +80,7 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
         with remembered():
             return command(args, hooks)
     except JsrlError as error:
-        if (
-            isinstance(error, AgentFault | EnvironmentFault) and error.__cause__
-        ):  # raised by a user's own code: show where
-            traceback.print_exception(error.__cause__)
+        sys.stderr.write(users_traceback(error))
         return show_error(error, 2 if isinstance(error, ConfigError | RecordingError | SpecMismatch) else 1)
     except KeyboardInterrupt as end:
         print("interrupted before the run had begun.", file=sys.stderr)

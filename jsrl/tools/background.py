@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +26,7 @@ import jsrl.errors
 from jsrl.control.hooks import OUTPUT, LiveRun, OutputToFolder
 from jsrl.control.result import Result, RunData
 from jsrl.control.run import run, sent
-from jsrl.errors import AgentFault, EnvironmentFault, JsrlError
+from jsrl.errors import JsrlError, users_traceback
 from jsrl.experiment import Experiment
 from jsrl.graph.graph_file import Edit
 from jsrl.graph.launcher import Launcher
@@ -297,11 +296,9 @@ def main(place: Path) -> int:
     except KeyboardInterrupt:
         outcome = {"error": "JsrlError", "text": "the run was interrupted before it had begun."}
     except Exception as error:
-        outcome = {"error": type(error).__name__, "text": str(error)}
-        if not isinstance(error, JsrlError) or isinstance(error, AgentFault | EnvironmentFault):  # the user's own code
-            outcome["traceback"] = "".join(traceback.format_exception(error.__cause__ or error))
+        outcome = {"error": type(error).__name__, "text": str(error), "traceback": users_traceback(error)}
         if (place / BEGUN).exists():  # the output of the run's folder; before, the caller shows the error
-            sys.stderr.write(outcome.get("traceback", ""))
+            sys.stderr.write(outcome["traceback"])
     with contextlib.suppress(FileNotFoundError):  # the caller has ended
         (place / OUTCOME).write_text(json.dumps(outcome, default=float))
     return int("error" in outcome)
