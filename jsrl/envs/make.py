@@ -375,9 +375,8 @@ def _unknown_id(name: str) -> ConfigError:
         lowered = {known_id.lower(): known_id for known_id in known}
         close = nearest(name.lower(), lowered)
     nearly = get_close_matches(name, known, 1, TYPO)
-    if (
-        nearly and nearly[0].rpartition("-v")[0] != name.rpartition("-v")[0]
-    ):  # another version may be another's environment
+    # Not if only the version differs: that may mean a suite's environment, which another scheme names.
+    if nearly and nearly[0].rpartition("-v")[0] != name.rpartition("-v")[0]:
         return ConfigError(f"no environment is registered as {name!r}{close}.")
     module, dot, own = name.rpartition(".")
     if dot and module.isidentifier() and find_spec(module) is not None:

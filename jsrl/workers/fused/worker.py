@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
@@ -22,19 +23,16 @@ from jsrl.transport.base import Ledger
 from jsrl.types import Array
 from jsrl.workers.acting import ACT_STREAM, INIT_STREAM, UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
-from jsrl.workers.ends import bind_publisher
 from jsrl.workers.fused.program import Program
 from jsrl.workers.fused.updater import FusedUpdate
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.build import begin_counting, gates_of, restore_state, with_total
-from jsrl.workers.learner.build_updater import devices_for, make_updater, missed_ratio, trained_agent, unseen_rows
-from jsrl.workers.learner.outlet import OpenOutlet
+from jsrl.workers.learner.build import begin_counting, gates_of, open_outlet, restore_state, settings_of, with_total
+from jsrl.workers.learner.build_updater import devices_for, make_updater, trained_agent
 from jsrl.workers.learner.sources import Source
 from jsrl.workers.learner.updaters import OwnUpdate
-from jsrl.workers.learner.worker import Learner, LearnerSettings
-from jsrl.workers.players import snapshot_store
+from jsrl.workers.learner.worker import Learner
 
 CALL_S = 0.25  # of one call: then params are published, metrics reported, commands executed
 MEAN_OVER = 100  # newest episodes, at least
@@ -106,9 +104,8 @@ class Fused(Learner):
         super().setup()
         self._source.left = self._left
         self._played = Meter("actor")
-        self._ended: deque[tuple[int, float, float]] = (
-            deque()
-        )  # episodes of a call, and sums of their returns and lengths
+        # Of each call: its episodes, and the sums of their returns and lengths.
+        self._ended: deque[tuple[int, float, float]] = deque()
 
     @property
     def _left(self) -> int:
@@ -149,8 +146,6 @@ def build_fused(job: Job, reporter: Reporter) -> Fused:
     e, start, meter = job.experiment, begin_counting(job), make_meter(job)
     agent = trained_agent(with_total(job), job.schemas.env, job.part.hyperparameters)
     own: Any = make_updater(agent, job)[0]
-    for warning in filter(None, (missed_ratio(e), unseen_rows(job))):
-        reporter.event("warning", warning)
     updater = fused_update(job, own)
 
     def begin() -> Any:
@@ -162,19 +157,8 @@ def build_fused(job: Job, reporter: Reporter) -> Fused:
         most = max(1, e.evaluation_period // e.updates_per_batch)
         return FromProgram(updater, start.ledger, e.rows_per_update, e.updates_per_batch, windows, most)
 
-    settings = LearnerSettings(
-        key=stream_key(e.seed, UPDATE_STREAM),
-        total_env_steps=e.total_env_steps,
-        epoch=start.epoch,
-        start_updates=job.start_point.updates,
-        start_unmade=job.start_point.unmade,
-        updates_per_call=e.updates_per_call,
-        snapshot_period_s=e.snapshots.period_s,
-        poll_s=job.poll_s,
-        name=job.name,
-    )
-    store = snapshot_store(job, reporter, keep_last=max(3, e.snapshots.keep))
-    outlet = OpenOutlet(functools.partial(bind_publisher, job, "params"), store, reporter, meter)
+    settings = dataclasses.replace(settings_of(job, start), start_trained=0)  # it counts trajectories that travel
+    outlet = open_outlet(job, meter, reporter)
     return Fused(updater, begin, connect, outlet, settings, reporter, gates_of(job, start, updater, reporter))
 
 

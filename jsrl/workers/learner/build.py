@@ -78,10 +78,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     updater, devices = make_updater(agent, job)
     outlet, gates = Outlet(meter), [CountsItself(e.updates_per_call)]  # type: Outlet, list[Gate]
     if lifecycle.leads:
-        for warning in filter(None, (missed_ratio(e), unseen_rows(job))):
-            reporter.event("warning", warning)
-        store = snapshot_store(job, reporter, keep_last=max(3, e.snapshots.keep))
-        outlet = OpenOutlet(functools.partial(bind_publisher, job, "params"), store, reporter, meter)
+        outlet = open_outlet(job, meter, reporter)
         gates = [*gates_of(job, start, updater, reporter), *gates]
 
     def begin() -> Any:
@@ -93,7 +90,20 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     def connect() -> Source:
         return lifecycle.shared(make_source(job, devices, start, meter, reporter))
 
-    settings = LearnerSettings(
+    return Learner(updater, begin, connect, outlet, settings_of(job, start), reporter, gates, lifecycle)
+
+
+def open_outlet(job: Job, meter: Meter, reporter: Reporter) -> Outlet:
+    """Return the outlet of a learner that publishes, and show warnings about its replay."""
+    for warning in filter(None, (missed_ratio(job.experiment), unseen_rows(job))):
+        reporter.event("warning", warning)
+    store = snapshot_store(job, reporter, keep_last=max(3, job.experiment.snapshots.keep))
+    return OpenOutlet(functools.partial(bind_publisher, job, "params"), store, reporter, meter)
+
+
+def settings_of(job: Job, start: LearnerStart) -> LearnerSettings:
+    e = job.experiment
+    return LearnerSettings(
         key=stream_key(e.seed, UPDATE_STREAM),
         total_env_steps=e.total_env_steps,
         epoch=start.epoch,
@@ -110,7 +120,6 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         ages="window_age" if e.has_replay_workers else "policy_lag",
         drains=job.run.shares_environments and e.is_deterministic and not job.has("ranks"),
     )
-    return Learner(updater, begin, connect, outlet, settings, reporter, gates, lifecycle)
 
 
 def with_total(job: Job) -> Any:
