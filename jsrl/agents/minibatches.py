@@ -76,17 +76,15 @@ def plan_minibatches(
     return orders.astype(jnp.int32).reshape(num_epochs * num_minibatches, -1)
 
 
-def check_divides(num_minibatches: int, number: int, what: str) -> None:
-    """Check that the minibatches divide the columns of a device's batch; `what` they are.
+def check_divides(option: str, value: int, number: int, what: str) -> None:
+    """Check that a number of minibatches divides the columns of a device's batch; `what` they are.
 
     Raises:
       ConfigError: they do not; with the nearest numbers that do.
     """
-    if number % num_minibatches:
-        nearest = nearest_divisors(number, num_minibatches)
-        raise ConfigError(
-            f"agent.num_minibatches={num_minibatches} does not divide the {number} {what} of a batch; use {nearest}."
-        )
+    if number % value:
+        nearest = nearest_divisors(number, value)
+        raise ConfigError(f"agent.{option}={value} does not divide the {number} {what} of a batch; use {nearest}.")
 
 
 def update_keys(key: Array, number: int | Array) -> tuple[Array, Array]:

@@ -116,7 +116,7 @@ class PPOConfig:
                 )
             number, what = columns * rows // self.chunk_length, "chunks"
         if self.minibatch_size is None:
-            check_divides(self.num_minibatches, number, what)
+            check_divides("num_minibatches", self.num_minibatches, number, what)
 
     def __post_init__(self) -> None:
         if self.chunk_length is not None and self.network.core == "none":

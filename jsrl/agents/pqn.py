@@ -63,8 +63,8 @@ class PQNConfig:
 
     def check_batch(self, rows: int, columns: int) -> None:
         """Check that the minibatches divide a device's batch [rows, columns]."""
-        recurrent = self.network.core != "none"
-        check_divides(self.num_minibatches, *((columns, "environments") if recurrent else (rows * columns, "rows")))
+        kept = (rows * columns, "rows") if self.network.core == "none" else (columns, "environments")
+        check_divides("num_minibatches", self.num_minibatches, *kept)
 
 
 class Batch(NamedTuple):

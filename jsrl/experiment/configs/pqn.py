@@ -1,13 +1,14 @@
-"""PQN with its usual settings; choose the environment: --env.id gymnax:Breakout-MinAtar"""
+"""PQN with its usual settings; choose the environment: --env.id gymnax:Acrobot-v1"""
 
-from jsrl import Experiment, PQNConfig
+from jsrl import EnvConfig, Experiment, PQNConfig
 
 
 def config() -> Experiment:
-    """Return PQN on CartPole; --env.id chooses another environment."""
+    """Return PQN on CartPole; --env.id chooses another environment; rewards are scaled so that values are around 1."""
     return Experiment(
         name="pqn",
-        agent=PQNConfig(),
+        agent=PQNConfig(num_epochs=4, num_minibatches=16),
+        env=EnvConfig(reward_scale="running"),
         num_envs=32,
         rollout_length=64,
         max_policy_lag=0,
