@@ -33,10 +33,9 @@ from jsrl.control.start_points import (
 from jsrl.envs.spaces import spec_notes
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import with_changes
+from jsrl.experiment.numbers import with_changes
 from jsrl.experiment.policies import all_opponents
-from jsrl.experiment.settings import AUTO
-from jsrl.fields import decoding
+from jsrl.fields import AUTO, decoding
 from jsrl.graph.devices import check_devices, set_flags_here
 from jsrl.graph.graph_file import (
     FILE,

@@ -20,7 +20,7 @@ from jsrl.control.status_writer import RatedPlayers, Stages, StatusWriter, frame
 from jsrl.envs.config import split_metric
 from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import options_of
+from jsrl.fields import options_of
 from jsrl.graph.policies import PolicyPart
 from jsrl.intervals import score_name, score_of
 from jsrl.services.metrics.display import Display

@@ -11,7 +11,8 @@ from jsrl.errors import ConfigError
 from jsrl.experiment.experiment import Experiment
 from jsrl.experiment.placements import PlacementName
 from jsrl.experiment.policies import PolicyConfig
-from jsrl.experiment.settings import AUTO, ReplayConfig
+from jsrl.experiment.settings import ReplayConfig
+from jsrl.fields import AUTO
 from jsrl.types import EnvSpec, is_image, own_leaves
 
 ENVS_PER_ACTOR = 8  # with fewer, acting in small batches costs more than another core gains

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from jsrl.errors import ConfigError, NumbersDisagree, counted, nearest_divisors, nearest_multiples
 from jsrl.experiment.policies import check_policies
-from jsrl.experiment.settings import AUTO, ReplayConfig, learns_from
+from jsrl.experiment.settings import ReplayConfig, learns_from
+from jsrl.fields import AUTO
 from jsrl.types import EITHER, FRESH, REPLAY
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from jsrl.experiment.placements import PLACEMENTS, Placement, PlacementName
 from jsrl.experiment.policies import PolicyConfig, Seed
 from jsrl.experiment.settings import (
     ANY_HOSTS,
-    AUTO,
     ActorConfig,
     DeadlineConfig,
     EvaluatorConfig,
@@ -34,7 +33,7 @@ from jsrl.experiment.settings import (
     VideoConfig,
     decided_replay,
 )
-from jsrl.fields import NonNegativeInt, PositiveFloat, PositiveInt, option, suggesting
+from jsrl.fields import AUTO, NonNegativeInt, PositiveFloat, PositiveInt, option, suggesting
 
 
 @suggesting
@@ -43,7 +42,8 @@ class Experiment:
     """The whole configuration of one run; `run.py` prints it, stores it, and gives each worker its part."""
 
     # fmt: off
-    agent: Any = option(None, "A config such as PPOConfig (its class names its factory), or an AgentReference.")
+    agent: Any = option(None, "A config such as PPOConfig (its class names its factory), or an AgentReference.",
+        has_options=True)
     env: EnvConfig = field(default_factory=EnvConfig)
     name: str = option("experiment", "Name of the experiment; its runs go to RUNS_DIR/NAME.", in_python=True)
     total_env_steps: PositiveInt = option(1_000_000, "Stop after training on this many env steps (whole updates).")
@@ -99,16 +99,16 @@ class Experiment:
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     replay: ReplayConfig | Literal["auto"] | None = option(AUTO, "Storage and sampling of an off-policy agent's rows; "
-        "auto: what the agent usually has, none: fresh trajectories.")
+        "auto: what the agent usually has, none: fresh trajectories.", decided="buffer")
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     director: Any = option(None, "Assigns players and tasks: a director such as PFSP (jsrl.directors); None: the "
-        "newest params play every seat.")
+        "newest params play every seat.", has_options=True)
     policies: Mapping[str, PolicyConfig] = option(help="Instead of agent, in environments with several seats: name -> "
-        "PolicyConfig; the first is the run's main policy.", factory=dict)
+        "PolicyConfig; the first is the run's main policy.", factory=dict, has_options=True)
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from jsrl.errors import ConfigError
 from jsrl.fields import (
@@ -24,7 +24,6 @@ from jsrl.fields import (
 )
 from jsrl.types import EITHER, FRESH, REPLAY
 
-AUTO: Final = "auto"
 JOINED = ("--listen", "--hosts", "--launcher ray")  # hosts join by these
 ANY_HOSTS = (*JOINED, "--launcher slurm without --seeds")
 Niceness = Annotated[int, Range(ge=0, le=19)]

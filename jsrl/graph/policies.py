@@ -15,7 +15,8 @@ from typing import Any
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.policies import opponents_of, seed_of
-from jsrl.experiment.settings import AUTO, decided_replay
+from jsrl.experiment.settings import decided_replay
+from jsrl.fields import AUTO
 from jsrl.graph.graph import Graph, Link, WorkerNode, ranks_of
 from jsrl.transport.stream import POLICY, Stream
 from jsrl.workers.kinds import find_kind, own_kinds

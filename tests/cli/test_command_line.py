@@ -18,7 +18,8 @@ from jsrl.cli.option_help import full_help, short_help
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.experiment.options import RunOptions, differences, offered_options, options_of
+from jsrl.experiment.options import RunOptions
+from jsrl.fields import differences, offered_options, options_of
 
 
 @dataclass(frozen=True)
