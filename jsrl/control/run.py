@@ -52,8 +52,8 @@ from jsrl.graph.machine import accelerators, threads_obstacle
 from jsrl.graph.plan import Plan, decided, make_plan
 from jsrl.interrupts import Stopped, remembered
 from jsrl.linux import FORKS
-from jsrl.references.importing import CAPTURED, import_target, importable_target, init_fields
-from jsrl.references.reference import from_json, to_json
+from jsrl.references.importing import CAPTURED, import_target, importable_target
+from jsrl.references.reference import from_json, init_fields, to_json
 from jsrl.services.metrics.display import Display, make_display
 from jsrl.services.metrics.phases import TRACES
 from jsrl.services.runs.process import ProcessIdentity

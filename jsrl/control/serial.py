@@ -49,7 +49,7 @@ class SerialReporter:
     def event(self, name: str, text: str = "", **facts: Any) -> None:
         self._forward(self._session.event(Event(self._worker, 0, name, text, facts)))
 
-    def entering(self, activity: object, deadline_s: float | None = None) -> None:
+    def entering(self, activity: object, steps: float | None = None) -> None:
         """Show a long update; there is no time limit, as a hang of a single process can be seen directly."""
         if self._display is not None:
             self._display.begin(self._worker, str(activity))

@@ -30,15 +30,15 @@ from jsrl.experiment.settings import (
     ReplayConfig,
     SnapshotConfig,
     SupervisionConfig,
+    Trained,
     VideoConfig,
-    decided_replay,
 )
 from jsrl.fields import AUTO, NonNegativeInt, PositiveFloat, PositiveInt, option, suggesting
 
 
 @suggesting
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Trained):
     """The whole configuration of one run; `run.py` prints it, stores it, and gives each worker its part."""
 
     # fmt: off
@@ -115,11 +115,6 @@ class Experiment:
         check(self)
 
     # Derived numbers are properties, never fields.
-
-    @property
-    def buffer(self) -> ReplayConfig | None:
-        """Return the replay with `auto` decided; None: no replay."""
-        return decided_replay(self.replay, self.agent)
 
     def is_served(self, policy: str) -> bool:
         """Return whether inference servers act for a policy."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError
-from jsrl.experiment.settings import ReplayConfig, decided_replay
+from jsrl.experiment.settings import ReplayConfig, Trained
 from jsrl.fields import AUTO, Range, option, suggesting
 from jsrl.types import EnvSpec, GameSpec
 
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @suggesting
 @dataclass(frozen=True)
-class PolicyConfig:
+class PolicyConfig(Trained):
     """One of several policies that are trained in the same environments."""
 
     # fmt: off
@@ -40,11 +40,6 @@ class PolicyConfig:
     replay: ReplayConfig | Literal["auto"] | None = option(AUTO, "Its replay; auto: what its agent usually has, none: "
         "fresh trajectories.", decided="buffer")
     # fmt: on
-
-    @property
-    def buffer(self) -> ReplayConfig | None:
-        """Return its replay with `auto` decided; None: it has none."""
-        return decided_replay(self.replay, self.agent)
 
     @property
     def patterns(self) -> tuple[str, ...]:

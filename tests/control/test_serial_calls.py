@@ -184,7 +184,7 @@ def test_running_update_of_a_serial_run_is_shown() -> None:
         reporter.left()
         number = len(calls)
         other = SerialReporter("actor-0", session, list)  # type: ignore[arg-type]
-        other.entering("a step", 60.0)
+        other.entering("a step", 1)
         other.left()
     assert {call[:2] for call in calls[:-1]} == {("learner", "an update")} and all(call[2] >= 0 for call in calls)
     assert calls[-1] == ("learner", "", 0.0) and len(calls) == number
