@@ -63,6 +63,7 @@ NAMES = "jsrl.field_names"  # imported for an unknown name
 AUTO: Final = "auto"
 T = TypeVar("T")
 UNREADABLE = "a value that only a config in Python can give"
+CHECKED: set[type] = set()  # classes of configs that check their fields themselves
 _DECODING = contextvars.ContextVar("decoding", default=False)
 
 
@@ -161,14 +162,10 @@ def suggesting(cls: type[T]) -> type[T]:
             check(self)
 
     cls.__init__ = init  # type: ignore[method-assign]
+    CHECKED.add(cls)
     if rules is not None:
         cls.__post_init__ = check  # type: ignore[attr-defined]
     return cls
-
-
-def is_checked(cls: type) -> bool:
-    """Return whether the class of a config checks its fields itself (`suggesting`)."""
-    return hasattr(cls.__init__, "__wrapped__")
 
 
 def check_fields(config: Any) -> None:

@@ -25,6 +25,7 @@ from jsrl.experiment.checks import leaves_host
 from jsrl.experiment.options import RunOptions
 from jsrl.fields import (
     ABSENT,
+    CHECKED,
     NAMES,
     InvalidValue,
     Option,
@@ -33,7 +34,6 @@ from jsrl.fields import (
     decided,
     differences,
     either,
-    is_checked,
     is_sequence,
     options_of,
     type_text,
@@ -306,7 +306,7 @@ def _changed(config: Any, values: Mapping[str, Any], texts: Mapping[str, str], p
         return {**config, **fields}
     try:
         changed = dataclasses.replace(config, **fields)
-        if not is_checked(type(config)):  # a user's own class
+        if type(config) not in CHECKED:  # a user's own class
             check_fields(changed)
         return changed
     except InvalidValue as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jsrl.errors import ConfigError, NumbersDisagree, counted, nearest_divisors, nearest_multiples
 from jsrl.experiment.policies import check_policies
-from jsrl.experiment.settings import ReplayConfig
+from jsrl.experiment.settings import ReplayConfig, Trained
 from jsrl.fields import AUTO
 from jsrl.types import EITHER, FRESH, REPLAY
 
@@ -89,7 +89,8 @@ def _check_learns_from(e: Experiment) -> None:
             "the experiment has a replay beside its policies; each policy has its own: leave it out, and give "
             "policies={NAME: PolicyConfig(agent, replay=...)}."
         )
-    for prefix, one in ({f"policies.{name}.": policy for name, policy in e.policies.items()} or {"": e}).items():
+    parts: dict[str, Trained] = {f"policies.{name}.": policy for name, policy in e.policies.items()}
+    for prefix, one in (parts or {"": e}).items():
         kind, name = one.learns_from, type(one.agent).__name__
         if kind != EITHER and e.recording is not None:
             raise ConfigError(
