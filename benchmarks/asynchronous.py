@@ -42,13 +42,16 @@ def table(path: Path) -> str:
     lines = ["arm | seconds | CPU-seconds | env steps | updates | score", "--- | --- | --- | --- | --- | ---"]
     for arm in ARMS:
         of_arm = [row for (its, _), row in rows.items() if its == arm]
-        means = [statistics.mean(row[key] for row in of_arm) for key in ("seconds", "cpu_seconds", "env_steps", "updates")]
+        means = [
+            statistics.mean(row[key] for row in of_arm) for key in ("seconds", "cpu_seconds", "env_steps", "updates")
+        ]
         score = statistics.mean(row["final"]["return_mean"] for row in of_arm)
         lines.append(f"{arm} | {' | '.join(f'{mean:,.0f}' for mean in means)} | {score:,.1f}")
     seeds = [seed for arm, seed in rows if arm == "synchronous" and ("asynchronous", seed) in rows]
     for what in ("seconds", "cpu_seconds") if len(seeds) > 1 else ():
         logs = [math.log(rows["asynchronous", seed][what] / rows["synchronous", seed][what]) for seed in seeds]
         mean, half = mean_interval(logs)
+        assert half is not None
         low, middle, high = (math.exp(value) for value in (mean - half, mean, mean + half))
         lines.append(f"{what}, asynchronous / synchronous: {middle:.2f} ({low:.2f} to {high:.2f}), {len(seeds)} seeds")
     return "\n".join(lines)
