@@ -139,7 +139,9 @@ def run(
         try:
             result = train(plan, session, launcher)
         finally:
-            summary = part_of_run("report")(folder, functools.partial(screen.message, level="warning"))
+            summary = ""
+            with contextlib.suppress(KeyboardInterrupt):  # it ends the report; the run has ended already
+                summary = part_of_run("report")(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
 
 

@@ -111,6 +111,7 @@ class SerialRun:
         self._plan, self._session = plan, session
         self._workers: dict[str, Any] = {}
         self._learners = [name for name, kind in plan.kinds.items() if kind.lifecycle.must_finish]
+        self._unsaved = set(self._learners)  # their final snapshot is not written yet
         self._display = UpdateDisplay(session)
         self._reports: list[str] = []
 
@@ -132,7 +133,7 @@ class SerialRun:
                 self._close()
             except KeyboardInterrupt:
                 signals.ignore()
-                self._session.end("interrupted")
+                self._session.cut(self._unsaved)
                 self._drop_pending()
                 self._abandon()
             except BaseException as error:
@@ -253,6 +254,7 @@ class SerialRun:
         for name in list(self._workers):
             if name not in self._when_due:
                 session.facts(name, self._guarded(name, CLOSE) or {})
+                self._unsaved.discard(name)
         for name in self._when_due:
             if name in finals:
                 self._guarded(name, functools.partial(self._finish, finals[name]))

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -249,6 +249,12 @@ class Session:
     def end(self, reason: str) -> None:
         """Record why the run ends; the first reason stays."""
         self.run.end(reason, self.now())
+
+    def cut(self, unsaved: Iterable[str]) -> None:
+        """End at once. `unsaved`: learners that have not written their final snapshot; after training its loss is told."""
+        self.end("interrupted")
+        if self.run.reason != "interrupted":
+            self.run.unsaved |= dict.fromkeys(unsaved, "it was interrupted before it had written its final snapshot")
 
     def fail(self, error: BaseException) -> None:
         self.run.reason, self.run.finished_s = "failed", self.run.finished_s or self.now()

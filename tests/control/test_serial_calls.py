@@ -97,7 +97,7 @@ def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(
 ) -> None:
     run, _ = serial_run(Scripted("learner"), Scripted("watch"))
     ended = list[str]()
-    run._session.fail = run._session.end = ended.append
+    run._session.fail, run._session.cut = ended.append, lambda unsaved: ended.append("interrupted")
     run._session.result = lambda: "result"
     run._plan.jobs, run._plan.memory_folder = [SimpleNamespace(name="learner"), SimpleNamespace(name="watch")], tmp_path
 
