@@ -197,6 +197,18 @@ def test_fenced_producer_writes_to_an_orphaned_ring(tmp_path: Path) -> None:
     consumer.close()
 
 
+@pytest.mark.parametrize("scheme", ["local", "shm"])
+def test_committed_trajectory_is_there_without_waiting(scheme: str, tmp_path: Path) -> None:
+    consumer = bind_samples(make_transport(scheme, tmp_path).new_address(), SCHEMA)
+    producers = [connect(consumer, ProducerId(f"actor-{number}", 0)) for number in range(2)]
+    for number in range(8):
+        producers[number % 2].put(zeros(SCHEMA), 0, TIMEOUT_S)
+        lease = consumer.get(0.0)
+        assert lease.entry.producer == producers[number % 2].producer
+        consumer.release(lease)
+    consumer.close()
+
+
 def test_garbage_of_a_producer_ends_its_connection(tmp_path: Path) -> None:
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
     producer = connect(consumer)
