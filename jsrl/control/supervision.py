@@ -560,8 +560,8 @@ class Supervision:
     def _follow(self, life: Life, death: Death, now: float) -> list[Action]:
         """Replace a worker while its budget allows it and the run continues; go on without it, or end the run, otherwise.
 
-        After the training nothing can replace a worker in its last task: the params' source has left. If it may be restarted
-        at all, the run ends without the result of this task.
+        Nobody who dies after the training is replaced: the params' source has left, or leaves. If a worker in its last task
+        may be restarted at all, the run ends without the result of this task.
         """
         rules, exit = self.rules[life.worker], life.exit
         note = NoteEnd(life.worker, life.incarnation)
