@@ -37,7 +37,8 @@ class Updater(Protocol):
     def __call__(self, state: Any, batch: Trajectory, number: int) -> tuple[Any, Any, Any]:
         """Make an update with a batch [D, T+1, B/D, ...]; return (the new state, what to `fetch`, priorities or None).
 
-        Fetched, the second is (metrics, params). The old state may be donated (deleted), and numpy arrays of the batch may be read, until the result is ready.
+        Fetched, the second is (metrics, params). The old state may be donated (deleted), and numpy arrays of the batch may be
+        read, until the result is ready.
 
         Args:
           number: of the update; each has its own random numbers.
