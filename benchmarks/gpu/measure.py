@@ -140,7 +140,14 @@ def pong(size: Size) -> list[Part]:
     """Return runs that end at the score in their settings (18), or after four minutes."""
     runs = ("--runs-dir", str(size.folder / "runs"), "--display", "log-only")
     actors = usable_cores() - 1
-    many = ("--placement", "served", "--num-actors", str(actors), "--num-envs", str(ENVS_PER_ACTOR * actors))
+    many: tuple[str, ...] = (
+        "--placement",
+        "served",
+        "--num-actors",
+        str(actors),
+        "--num-envs",
+        str(ENVS_PER_ACTOR * actors),
+    )
     limit = ("--max-minutes", "4")
     if size.rehearse:
         many, limit = ("--placement", "inline", "--num-actors", "1"), ("--total-env-steps", "4096")

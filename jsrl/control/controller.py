@@ -105,7 +105,8 @@ class Controller:
             try:
                 self._work()
             except KeyboardInterrupt:
-                self._session.end("interrupted")
+                lives, rules = self._supervision.lives.values(), self._supervision.rules
+                self._session.cut(life.worker for life in lives if rules[life.worker].must_finish and not life.left)
             except BaseException as error:
                 if not isinstance(error, WorkerDied | RunDeleted):  # it has a report already, or no folder for one
                     report = self._watchdog.write("controller", repr(error), self._watchdog.look())

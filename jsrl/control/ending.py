@@ -280,7 +280,7 @@ class Ending:
             what = self._files_missing(life)
         else:
             return []
-        if self._supervision.rules[life.worker].must_finish and not self._interrupted:
+        if self._supervision.rules[life.worker].must_finish and not self._hurries:
             failed = self._supervision.shutdown_failed(life.worker, what)
             return [*failed]  # without its last snapshot the run is incomplete
         return [ShowLate(life.worker, life.incarnation, what, life.exit is None and not self._interrupted)]
