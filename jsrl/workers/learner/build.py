@@ -20,7 +20,7 @@ from jsrl.transport.ledger.legs import ledger_path, leg_folder
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, named_leaves, spec_of
-from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
+from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.attached.prefetched import Prefetched
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import bind_publisher, bind_reader
@@ -104,7 +104,6 @@ def open_outlet(job: Job, meter: Meter, reporter: Reporter) -> Outlet:
 def settings_of(job: Job, start: LearnerStart) -> LearnerSettings:
     e = job.experiment
     return LearnerSettings(
-        key=stream_key(e.seed, UPDATE_STREAM),
         total_env_steps=e.total_env_steps,
         epoch=start.epoch,
         start_updates=job.start_point.updates,
