@@ -36,10 +36,9 @@ from jsrl.transport.wire.schema import (
 )
 from jsrl.types import version_updates
 
-_MAGIC = 0x4A53524C_50520001  # "JSRLPR", layout 1
 _COPIES = 3
 _HEAD_WORDS = 8  # of the segment, and of each copy: one cache line
-_LATEST, _REPLACED, _SCHEMA_BYTES = 1, 2, 3  # words of the segment's head
+_LATEST, _REPLACED, _SCHEMA_BYTES = 0, 1, 2  # words of the segment's head
 _NUMBER, _VERSION, _SUM = 0, 1, 2  # words of a copy's head
 _HEADS_BYTES = 8 * _HEAD_WORDS * (1 + _COPIES)
 _MAX_TRIES = 64
@@ -294,28 +293,18 @@ class _Bank:
         segment = Segment.create(path, size_bytes)
         segment.buffer[_HEADS_BYTES : _HEADS_BYTES + len(schema)] = schema
         words = segment.words(0, _HEAD_WORDS)
-        words[0], words[_SCHEMA_BYTES] = _MAGIC, len(schema)
+        words[_SCHEMA_BYTES] = len(schema)
         words.release()
         return cls(segment, layout)
 
     @classmethod
     def attach(cls, path: Path) -> _Bank:
-        """Open a segment of params.
-
-        Raises:
-          StreamClosed: it does not exist. CodecError: it holds something else.
-        """
+        """Open a segment of params. Raises StreamClosed: it does not exist."""
         segment = Segment.attach(path)
-        words = segment.words(0, _HEAD_WORDS) if segment.size_bytes >= _HEADS_BYTES else None
-        if words is None or words[0] != _MAGIC:
-            raise CodecError(f"{path} holds no params of this version of jsrl; remove it or use another run folder.")
+        words = segment.words(0, _HEAD_WORDS)
         end = _HEADS_BYTES + words[_SCHEMA_BYTES]
         words.release()
-        leaves = decode_schema(segment.buffer[_HEADS_BYTES:end])
-        layout = make_layout(leaves)
-        if align(end) + _COPIES * layout.size_bytes > segment.size_bytes:
-            raise CodecError(f"{path} is shorter than its schema says; remove it or use another run folder.")
-        return cls(segment, layout)
+        return cls(segment, make_layout(decode_schema(segment.buffer[_HEADS_BYTES:end])))
 
     def views(self, number: int) -> list[np.ndarray]:
         return self.layout.views(self.copies[number % _COPIES])
