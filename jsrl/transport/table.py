@@ -49,7 +49,7 @@ ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
     ("inference", "local"): ("shared.inference:SharedInferenceServer", "shared.inference:SharedInferenceClient"),
     ("inference", "shm"): ("shared.inference:SharedInferenceServer", "shared.inference:SharedInferenceClient"),
     ("inference", "zmq"): ("network.call:ZmqInferenceServer", "network.call:ZmqInferenceClient"),
-    ("params", "local"): ("local.params:LocalParamsPublisher", "local.params:LocalParamsSubscriber"),
+    ("params", "local"): ("ends.params:LocalParamsPublisher", "ends.params:LocalParamsSubscriber"),
     ("params", "shm"): ("shared.params:SharedParamsPublisher", "shared.params:SharedParamsSubscriber"),
     ("params", "zmq"): ("network.latest:ZmqParamsPublisher", "network.latest:ZmqParamsSubscriber"),
     ("ranks", "zmq"): ("network.call:ZmqFirstRank", "network.call:ZmqOtherRank"),

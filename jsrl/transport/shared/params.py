@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.errors import CodecError, StreamClosed, StreamTimeout
-from jsrl.transport.local.params import too_late
+from jsrl.transport.ends.params import too_late
 from jsrl.transport.shared.connections import accept, connect_socket, listen_socket
 from jsrl.transport.shared.locks import make_folder
 from jsrl.transport.shared.segment import Segment, memory_fence
