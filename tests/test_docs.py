@@ -166,6 +166,7 @@ def known_options() -> dict[str, Option]:
     for experiment in (
         "ppo",
         "impala",
+        "pqn",
         "sac",
         "td3",
         "dqn",
@@ -269,7 +270,7 @@ def test_algorithm_pages_name_every_config() -> None:
     names = [one for one in jsrl.__all__ if hasattr(getattr(jsrl, one), "factory")]
     overview = (ROOT / "docs" / "algorithms" / "index.md").read_text()
     pages = "".join((ROOT / "docs" / "algorithms" / f"{name}.md").read_text() for name in ALGORITHMS)
-    assert len(names) == 14 and [one for one in names if f"`{one}`" not in overview or f"{one}" not in pages] == []
+    assert len(names) == 15 and [one for one in names if f"`{one}`" not in overview or f"{one}" not in pages] == []
 
 
 @pytest.mark.nightly

@@ -40,7 +40,7 @@ def tuned(algorithm: str, env_id: str) -> Experiment:
     """Return the experiment that `jsrl run ALGORITHM --env.id ENV_ID` takes: tuned settings for this environment.
 
     Args:
-      algorithm: ppo, sac, td3 or dqn.
+      algorithm: ppo, sac, td3, dqn or pqn.
 
     Raises:
       ConfigError: there are no such settings; with those that there are.

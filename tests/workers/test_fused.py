@@ -16,7 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jsrl import DQNConfig, EnvConfig, EvaluatorConfig, Experiment, NetworkConfig, PPOConfig, SACConfig, make_env, run
+from jsrl import (
+    DQNConfig,
+    EnvConfig,
+    EvaluatorConfig,
+    Experiment,
+    NetworkConfig,
+    PPOConfig,
+    PQNConfig,
+    SACConfig,
+    make_env,
+    run,
+)
 from jsrl.agents.base import ActOutput, Agent
 from jsrl.cli.replay_update import replay_update
 from jsrl.errors import ConfigError, EnvironmentFault, NonFiniteUpdate, WorkerDied
@@ -69,6 +80,7 @@ AGENTS: dict[str, Any] = {
     "recurrent ppo": dataclasses.replace(PPO, network=NetworkConfig(hidden=(16,), core="gru")),
     "dqn": DQNConfig(network=SMALL),
     "sac": SACConfig(network=SMALL),
+    "pqn": PQNConfig(num_minibatches=4, network=NetworkConfig(hidden=(16,), layer_norm=True)),
 }
 
 
