@@ -142,10 +142,10 @@ def check_team(policy: str, trained: Trained, seats: Mapping[str, int], spec: En
     sides = dict.fromkeys(seat.side or seat.name for seat in own)
     if len(sides) > 1 and (spec.zero_sum or len({seat.side for seat in own}) > 1):
         raise ConfigError(
-            f"the policy {policy!r} plays the sides {' and '.join(sides)} of {spec.name!r}, but {type(trained.agent).__name__} "
-            "learns from the mean reward of its seats, in which one side's gain cancels the other's loss; give each side a policy of "
-            "its own, policies={NAME: PolicyConfig(agent, seats=...)}, or use an agent that learns from own rewards, such as "
-            "ppo."
+            f"the policy {policy!r} plays the sides {' and '.join(sides)} of {spec.name!r}, but "
+            f"{type(trained.agent).__name__} learns from the mean reward of its seats, in which one side's gain cancels the "
+            "other's loss; give each side a policy of its own, policies={NAME: PolicyConfig(agent, seats=...)}, or use an "
+            "agent that learns from own rewards, such as ppo."
         )
 
 
