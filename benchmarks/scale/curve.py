@@ -41,7 +41,12 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "benchmarks" / "results" / "scale-curve.json"
 ARMS = ("inline", "served", "rllib")
 ACTORS = tuple(2**power for power in range(10))
-FACTS = {"work": WORK | {"step_s": None}, "cores": os.cpu_count(), "processor": platform.processor(), "rows": []}
+FACTS: dict[str, Any] = {
+    "work": WORK | {"step_s": None},
+    "cores": os.cpu_count(),
+    "processor": platform.processor(),
+    "rows": [],
+}
 MB_EACH = {"inline": 100, "served": 75, "rllib": 400}  # memory of an actor
 
 
