@@ -15,8 +15,8 @@ from jsrl.types import EnvSpec, GameSpec, Seat
 
 def may_need_policies(experiment: Experiment) -> bool:
     """Return whether an experiment has one agent for an environment with seats, which may differ."""
-    scheme = str(experiment.env.id).partition(":")[0]
-    return experiment.agent is not None and not experiment.policies and scheme in SUITES
+    seated = str(experiment.env.id).partition(":")[0] in SUITES or experiment.env.in_jax
+    return experiment.agent is not None and not experiment.policies and seated
 
 
 def divided(
