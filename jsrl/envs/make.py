@@ -125,8 +125,8 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
     scheme = config.id.partition(":")[0]
     if scheme.lower() in OTHER_JAX_SUITES:
         raise ConfigError(
-            f"{config.id!r}: of the suites in JAX {', '.join(JAX_SUITES)} have adapters; write this environment's functions as a "
-            "jsrl.extend.JaxEnv of about 30 lines (docs/environments.md), with env.backend=jax"
+            f"{config.id!r}: of the suites in JAX, {', '.join(JAX_SUITES)} have adapters; write this environment's functions "
+            "as a jsrl.extend.JaxEnv of about 30 lines (docs/environments.md), with env.backend=jax"
         )
     if scheme == "probe":
         _refuse_wrappers(config)
