@@ -144,7 +144,7 @@ def ns_per_call(folder: Path) -> dict[str, float]:
         "metrics.count": timed(lambda: meter.count("episodes")),
         "metrics.mean": timed(lambda: meter.mean("batch_rows_mean", 16)),
         "metrics.spread": timed(lambda: meter.spread("policy_lag", [1, 1])),
-        "deadlines.entering": timed(lambda: control.entering(text, 60.0)),
+        "deadlines.entering": timed(lambda: control.entering(text, 1)),
         "deadlines.left": timed(control.left),
         "ledger.arrive": timed(kept.arrive) - timed(plain.arrive),  # the page alone
         "ledger.finish": timed(lambda: kept.finish("consumed")) - timed(lambda: plain.finish("consumed")),

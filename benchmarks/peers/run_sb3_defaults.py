@@ -10,6 +10,7 @@ benchmarks/zoo.py runs jsrl's.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import platform
@@ -23,6 +24,8 @@ import torch
 from scoring import RESULTS, TASKS, fill
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 ZOO = json.loads(Path(__file__).with_name("zoo_settings.json").read_text())
 EPISODES = 100
@@ -37,15 +40,24 @@ def make(task: str) -> gymnasium.Env:
     )
 
 
-def train(algorithm: str, task: str, seed: int, env_steps: int, options: dict) -> dict:
-    """Train and score one policy."""
+def train(algorithm: str, task: str, seed: int, options: dict) -> dict:
+    """Train and score one policy; options: of the algorithm, and what the zoo adds (env_steps, n_envs, normalize, linear)."""
     started, cpu = time.monotonic(), time.process_time()
-    model = getattr(stable_baselines3, algorithm.upper())("MlpPolicy", make(task), seed=seed, device="cpu", **options)
+    own = dict(options)
+    env_steps, n_envs, normalize = (own.pop(*key) for key in (("env_steps",), ("n_envs", 1), ("normalize", False)))
+    for name in own.pop("linear", ()):  # to 0 at the end
+        own[name] = LinearSchedule(own[name], 0.0, 1.0)
+    envs = DummyVecEnv([functools.partial(make, task)] * n_envs)
+    envs = VecNormalize(envs, gamma=own.get("gamma", 0.99)) if normalize else envs
+    model = getattr(stable_baselines3, algorithm.upper())("MlpPolicy", envs, seed=seed, device="cpu", **own)
     model.learn(env_steps)
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu
-    envs = make(task)
-    envs.reset(seed=10_000 + seed)
-    returns, _ = evaluate_policy(model, envs, n_eval_episodes=EPISODES, return_episode_rewards=True)
+    tests: VecEnv = DummyVecEnv([functools.partial(make, task)])
+    tests.seed(10_000 + seed)
+    if isinstance(envs, VecNormalize):
+        tests = VecNormalize(tests, training=False, norm_reward=False)
+        tests.obs_rms = envs.obs_rms
+    returns, _ = evaluate_policy(model, tests, n_eval_episodes=EPISODES, return_episode_rewards=True)
     return {
         "task": task, "seed": seed, "env_steps": int(model.num_timesteps), "return_mean": float(np.mean(returns)),
         "return_sd": float(np.std(returns, ddof=1)), "episodes": EPISODES, "seconds": seconds, "cpu_seconds": cpu_seconds,
@@ -72,8 +84,7 @@ def main() -> None:
     }  # fmt: skip
 
     def one(task: str, seed: int) -> dict:
-        options = dict(tasks[task])
-        return train(args.algorithm, task, seed, options.pop("env_steps"), options)
+        return train(args.algorithm, task, seed, tasks[task])
 
     fill(out, itertools.product(args.tasks or tasks, args.seeds), one, about=about)
 

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.command_line import check_needs
-from jsrl.cli.experiments import listing, load, summaries, take_name, use_working_directory
-from jsrl.cli.main import LOADING, Parser, show_error, shown, user_path
+from jsrl.cli.command_line import check_needs, last_texts, take_name
+from jsrl.cli.experiments import listing, load, summaries, use_working_directory
+from jsrl.cli.main import LOADING, show_error, shown, user_path
 from jsrl.errors import ConfigError, JsrlError, RecordingError, SpecMismatch, users_traceback
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
@@ -32,13 +32,10 @@ USAGE = "usage: jsrl run NAME [--option value ...]"
 
 def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
     """Return (the run of --resume, the folder of all runs); None: there is no --resume."""
-    parser = Parser(prog="jsrl run", add_help=False, allow_abbrev=False)
-    parser.add_argument("--resume", nargs="?", const="")
-    parser.add_argument("--runs-dir", "--runs_dir", nargs="?", default="runs")
-    found, _ = parser.parse_known_args(arguments)
-    if found.resume == "":
+    texts = last_texts(arguments)
+    if texts.get("resume") == "":
         raise ConfigError("--resume needs a run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run.")
-    return None if found.resume is None else (found.resume, found.runs_dir or "runs")
+    return (texts["resume"], texts.get("runs-dir") or "runs") if "resume" in texts else None
 
 
 def resumed(arguments: Sequence[str]) -> Experiment | None:
@@ -197,7 +194,7 @@ def settled_args(asked: cli.CommandLine) -> list[str]:
     from jsrl.graph.plan import decided, make_plan
 
     experiment = fastest(asked)
-    make_plan(decided(experiment)[0], "(not run)", SHM / "jsrl", graph=asked.run.graph)
+    make_plan(decided(experiment)[0], "(not run)", SHM / "jsrl", edit=asked.run.graph)
     return [*cli.spelled(experiment, asked.experiment), "--profile", "none"]
 
 
@@ -235,7 +232,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
         layouts.append(layout := lay_out(needs, read_hosts(hosts_file)))
         return layout.hosts_of_workers
 
-    plan = make_plan(experiment, "(not run)", SHM / "jsrl", graph=graph, place=place)
+    plan = make_plan(experiment, "(not run)", SHM / "jsrl", edit=graph, place=place)
     print(describe(plan, accelerators(), *layouts))
     if plan_file is not None:
         try:

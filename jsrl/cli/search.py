@@ -26,9 +26,9 @@ from jsrl.cli.slurm import need_sbatch, submitted
 from jsrl.cluster.engines.slurm import SlurmSearch, search_script
 from jsrl.errors import ConfigError, TrialsFailed, counted
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import Option, SlurmOptions, options_of
+from jsrl.experiment.options import SlurmOptions
 from jsrl.extras import require_extra
-from jsrl.fields import option, suggesting
+from jsrl.fields import Option, option, options_of, suggesting
 from jsrl.services.metrics.display_state import clock
 from jsrl.services.runs.files import write_json
 from jsrl.tools.tuning.child import Lines

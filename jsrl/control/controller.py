@@ -105,7 +105,8 @@ class Controller:
             try:
                 self._work()
             except KeyboardInterrupt:
-                self._session.end("interrupted")
+                lives, rules = self._supervision.lives.values(), self._supervision.rules
+                self._session.cut(life.worker for life in lives if rules[life.worker].must_finish and not life.left)
             except BaseException as error:
                 if not isinstance(error, WorkerDied | RunDeleted):  # it has a report already, or no folder for one
                     report = self._watchdog.write("controller", repr(error), self._watchdog.look())
@@ -239,8 +240,10 @@ class Controller:
         """Look at all processes."""
         for worker in self._workers.values():
             self._look_at(worker)
-        away = [name for name, worker in self._workers.items() if getattr(worker.handle, "is_away", False)]
-        self._tell(Observed(frozenset(away)))
+        handles = {name: worker.handle for name, worker in self._workers.items()}
+        away = frozenset(name for name, handle in handles.items() if getattr(handle, "is_away", False))
+        unheard = frozenset(name for name, handle in handles.items() if not getattr(handle, "is_heard", True))
+        self._tell(Observed(away, unheard))
 
     def _look_at(self, worker: SupervisedWorker) -> None:
         if worker.life.exit is None and (ended := worker.handle.exit) is not None:

@@ -33,10 +33,9 @@ from jsrl.control.start_points import (
 from jsrl.envs.spaces import spec_notes
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import with_changes
+from jsrl.experiment.numbers import with_changes
 from jsrl.experiment.policies import all_opponents
-from jsrl.experiment.settings import AUTO
-from jsrl.fields import decoding
+from jsrl.fields import AUTO, decoding
 from jsrl.graph.devices import check_devices, set_flags_here
 from jsrl.graph.graph_file import (
     FILE,
@@ -53,8 +52,8 @@ from jsrl.graph.machine import accelerators, threads_obstacle
 from jsrl.graph.plan import Plan, decided, make_plan
 from jsrl.interrupts import Stopped, remembered
 from jsrl.linux import FORKS
-from jsrl.references.importing import CAPTURED, import_target, importable_target, init_fields
-from jsrl.references.reference import from_json, to_json
+from jsrl.references.importing import CAPTURED, import_target, importable_target
+from jsrl.references.reference import from_json, init_fields, to_json
 from jsrl.services.metrics.display import Display, make_display
 from jsrl.services.metrics.phases import TRACES
 from jsrl.services.runs.process import ProcessIdentity
@@ -140,7 +139,9 @@ def run(
         try:
             result = train(plan, session, launcher)
         finally:
-            summary = part_of_run("report")(folder, functools.partial(screen.message, level="warning"))
+            summary = ""
+            with contextlib.suppress(KeyboardInterrupt):  # it ends the report; the run has ended already
+                summary = part_of_run("report")(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
 
 

@@ -49,7 +49,7 @@ class SerialReporter:
     def event(self, name: str, text: str = "", **facts: Any) -> None:
         self._forward(self._session.event(Event(self._worker, 0, name, text, facts)))
 
-    def entering(self, activity: object, deadline_s: float | None = None) -> None:
+    def entering(self, activity: object, steps: float | None = None) -> None:
         """Show a long update; there is no time limit, as a hang of a single process can be seen directly."""
         if self._display is not None:
             self._display.begin(self._worker, str(activity))
@@ -111,6 +111,7 @@ class SerialRun:
         self._plan, self._session = plan, session
         self._workers: dict[str, Any] = {}
         self._learners = [name for name, kind in plan.kinds.items() if kind.lifecycle.must_finish]
+        self._unsaved = set(self._learners)  # their final snapshot is not written yet
         self._display = UpdateDisplay(session)
         self._reports: list[str] = []
 
@@ -132,7 +133,7 @@ class SerialRun:
                 self._close()
             except KeyboardInterrupt:
                 signals.ignore()
-                self._session.end("interrupted")
+                self._session.cut(self._unsaved)
                 self._drop_pending()
                 self._abandon()
             except BaseException as error:
@@ -253,6 +254,7 @@ class SerialRun:
         for name in list(self._workers):
             if name not in self._when_due:
                 session.facts(name, self._guarded(name, CLOSE) or {})
+                self._unsaved.discard(name)
         for name in self._when_due:
             if name in finals:
                 self._guarded(name, functools.partial(self._finish, finals[name]))

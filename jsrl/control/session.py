@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +20,6 @@ from jsrl.control.status_writer import RatedPlayers, Stages, StatusWriter, frame
 from jsrl.envs.config import split_metric
 from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
 from jsrl.intervals import score_name, score_of
 from jsrl.services.metrics.display import Display
@@ -28,7 +27,7 @@ from jsrl.services.metrics.display_state import DisplayState
 from jsrl.services.metrics.metrics import MetricsHub
 from jsrl.services.runs.control_bodies import FINAL, Event, ForwardedCommand, Report
 from jsrl.services.runs.door import printable
-from jsrl.services.runs.files import json_ready, write_atomic
+from jsrl.services.runs.files import plain_options, write_atomic
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.runs.state import RESULT, WorkerSummary, is_whole
 from jsrl.transport.ledger.legs import SAMPLES, read_legs
@@ -251,6 +250,12 @@ class Session:
         """Record why the run ends; the first reason stays."""
         self.run.end(reason, self.now())
 
+    def cut(self, unsaved: Iterable[str]) -> None:
+        """End at once. `unsaved`: learners that have not written their final snapshot; after training its loss is told."""
+        self.end("interrupted")
+        if self.run.reason != "interrupted":
+            self.run.unsaved |= dict.fromkeys(unsaved, "it was interrupted before it had written its final snapshot")
+
     def fail(self, error: BaseException) -> None:
         self.run.reason, self.run.finished_s = "failed", self.run.finished_s or self.now()
         result = self.result(printable(f"{type(error).__name__}: {error}"))
@@ -338,8 +343,7 @@ class Session:
 
     def begin(self) -> None:
         """Tell hooks and sinks that the run starts."""
-        options = {option.name: plain(option.default) for option in options_of(self.experiment).values()}
-        config = {"run": self.folder.name, "folder": str(self.folder.path), "options": options}
+        config = {"run": self.folder.name, "folder": str(self.folder.path), "options": plain_options(self.experiment)}
         self.show(now=True)
         self.hub.sinks.start(config | {"end_s": self.experiment.deadlines.sinks_s})
         self.hooks.start(LiveRun(self.run, self.folder, self.experiment))
@@ -436,14 +440,6 @@ class Session:
         self.hub.close()
         self.show(now=True)
         self.display.close()
-
-
-def plain(value: Any) -> Any:
-    """Return an option's value as JSON, or as text."""
-    try:
-        return json_ready(value)
-    except TypeError:
-        return str(value)
 
 
 def summary_of(result: Result | None) -> dict[str, Any]:

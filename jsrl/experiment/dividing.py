@@ -9,7 +9,7 @@ from collections.abc import Collection
 from jsrl.envs.config import SUITES
 from jsrl.experiment.experiment import Experiment
 from jsrl.experiment.policies import PolicyConfig
-from jsrl.experiment.settings import AUTO
+from jsrl.fields import AUTO
 from jsrl.types import EnvSpec, GameSpec, Seat
 
 

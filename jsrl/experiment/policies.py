@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError
-from jsrl.experiment.settings import AUTO, ReplayConfig, decided_replay
-from jsrl.fields import Range, option, suggesting
+from jsrl.experiment.settings import ReplayConfig, Trained
+from jsrl.fields import AUTO, Range, option, suggesting
 from jsrl.types import EnvSpec, GameSpec
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @suggesting
 @dataclass(frozen=True)
-class PolicyConfig:
+class PolicyConfig(Trained):
     """One of several policies that are trained in the same environments."""
 
     # fmt: off
-    agent: Any = option(help="A config such as PPOConfig, or an AgentReference.")
+    agent: Any = option(help="A config such as PPOConfig, or an AgentReference.", has_options=True)
     seats: str | tuple[str, ...] = option("*", "Its seats: names or patterns such as seeker_*.")
     seed: Seed | None = option(None, "Seed of its initial params, acting and updates; None: derived from the "
         "experiment's, different for each policy.")
@@ -38,13 +38,8 @@ class PolicyConfig:
     stop_at_return: float | None = option(None, "The score that is the goal of this policy; None: the run's "
         "stop_at_return. The run stops when all goals are reached.")
     replay: ReplayConfig | Literal["auto"] | None = option(AUTO, "Its replay; auto: what its agent usually has, none: "
-        "fresh trajectories.")
+        "fresh trajectories.", decided="buffer")
     # fmt: on
-
-    @property
-    def buffer(self) -> ReplayConfig | None:
-        """Return its replay with `auto` decided; None: it has none."""
-        return decided_replay(self.replay, self.agent)
 
     @property
     def patterns(self) -> tuple[str, ...]:

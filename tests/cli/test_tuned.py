@@ -18,7 +18,7 @@ from jsrl.types import Continuous
 def test_every_row_is_an_experiment_of_a_known_environment(row) -> None:
     experiment = applied(row, load(row.algorithm))
     assert experiment.env.id == row.env and experiment.name == row.algorithm
-    assert row.env.startswith("ALE/") or row.env in gymnasium.registry
+    assert row.env.startswith(("ALE/", "gymnax:")) or row.env in gymnasium.registry
     before = load(row.algorithm)
     assert (experiment.agent, experiment.total_env_steps) != (before.agent, before.total_env_steps)
 

@@ -193,6 +193,15 @@ def test_an_interrupted_run_waits_less_and_does_not_fail_without_its_last_snapsh
     assert not run.supervision.failed and 61.0 < run.now < 63.0
 
 
+def test_an_interrupt_after_training_does_not_excuse_a_learner_without_its_last_snapshot() -> None:
+    run = Run()
+    run.stay = {"learner"}
+    run.end(LEVELS, TASKS)
+    run.tell(Interrupted())
+    run.run(90.0)
+    assert run.supervision.failed
+
+
 # -- files of a learner on another host -------------------------------------------------------------------------------
 
 

@@ -97,7 +97,7 @@ def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(
 ) -> None:
     run, _ = serial_run(Scripted("learner"), Scripted("watch"))
     ended = list[str]()
-    run._session.fail = run._session.end = ended.append
+    run._session.fail, run._session.cut = ended.append, lambda unsaved: ended.append("interrupted")
     run._session.result = lambda: "result"
     run._plan.jobs, run._plan.memory_folder = [SimpleNamespace(name="learner"), SimpleNamespace(name="watch")], tmp_path
 
@@ -184,7 +184,7 @@ def test_running_update_of_a_serial_run_is_shown() -> None:
         reporter.left()
         number = len(calls)
         other = SerialReporter("actor-0", session, list)  # type: ignore[arg-type]
-        other.entering("a step", 60.0)
+        other.entering("a step", 1)
         other.left()
     assert {call[:2] for call in calls[:-1]} == {("learner", "an update")} and all(call[2] >= 0 for call in calls)
     assert calls[-1] == ("learner", "", 0.0) and len(calls) == number

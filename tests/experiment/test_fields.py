@@ -29,8 +29,7 @@ from jsrl.experiment import (
     SupervisionConfig,
     VideoConfig,
 )
-from jsrl.experiment.options import options_of
-from jsrl.fields import decoding
+from jsrl.fields import decoding, options_of
 from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
 

@@ -9,10 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from jsrl.cli.run import main
+from jsrl.control.controller import Controller
+from jsrl.control.result import is_finished
+from jsrl.control.supervision import Send
+from jsrl.tools.report import report
+from jsrl.workers.learner.worker import Learner
 from tests.marks import nightly
 from tests.system.launched import FOREVER, WORLD, Launched, assert_balanced
 
@@ -137,3 +144,36 @@ def test_run_works_in_a_thread(tmp_path: Path) -> None:
     code = THREAD.format(world=str(WORLD), runs=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert "ENDED total_env_steps" in ended.stdout, ended.stdout + ended.stderr
+
+
+SHORT = ["ppo_cartpole", "--total-env-steps", "4096", "--stop-at-return", "none", "--display", "plain"]
+FEW = ["--evaluator.episodes", "2", "--evaluator.final-episodes", "2"]
+
+
+@pytest.mark.parametrize("placement", [pytest.param("inline", marks=pytest.mark.nightly), "serial"])
+def test_an_end_at_once_before_the_final_snapshot_is_told(placement: str, monkeypatch, tmp_path: Path, capsys) -> None:
+    """A second Ctrl-C after training, while the learner still has its params to save."""
+    execute = Controller._execute
+
+    def interrupted(controller: Controller, action: Any) -> None:
+        if isinstance(action, Send) and (action.worker, action.command) == ("learner", "stop"):
+            raise KeyboardInterrupt
+        execute(controller, action)
+
+    monkeypatch.setattr(Controller, "_execute", interrupted)
+    monkeypatch.setattr(Learner, "close", lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
+    where = ["--placement", placement, "--runs-dir", str(tmp_path), "--run-name", "cut"]
+    assert main([*SHORT, *FEW, *where]) == 1
+    folder = tmp_path / "ppo_cartpole" / "cut"
+    result = json.loads((folder / "result.json").read_text())
+    assert result["ended"] == "total_env_steps" and result["unsaved"].startswith("learner: it was interrupted before")
+    assert not is_finished(folder) and "the last params are lost" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_the_report_is_written_leaves_the_result(monkeypatch, tmp_path: Path, capsys) -> None:
+    def interrupted(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "leave_report", interrupted)
+    assert main([*SHORT, *FEW, "--placement", "serial", "--runs-dir", str(tmp_path)]) == 0
+    assert "reached total_env_steps" in capsys.readouterr().out

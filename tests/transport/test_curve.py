@@ -281,6 +281,30 @@ def test_tcp_needs_keys(transport: str, host: str) -> None:
         TRANSPORTS[transport](f"tcp://{host}:0", None)
 
 
+def test_an_unanswered_connect_is_tried_again(monkeypatch) -> None:
+    """A host that was cut off returns seconds after its network: the kernel would try again after up to a minute."""
+    monkeypatch.setattr(curve, "_CONNECT_MS", 200)
+    with socket.socket() as full, socket.socket() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting.connect(full.getsockname())  # nobody accepts it, so the kernel answers no other connection
+        end = link.ConnectingLink(f"tcp://127.0.0.1:{full.getsockname()[1]}", None, None)
+        ports: set[int] = set()
+
+        def was_repeated() -> bool:
+            mine = psutil.Process().net_connections("tcp")
+            ports.update(
+                c.laddr.port for c in mine if c.status == psutil.CONN_SYN_SENT and c.raddr == full.getsockname()
+            )
+            return len(ports) > 1
+
+        until_s = time.monotonic() + 60.0  # the kernel gives up after 127 s, and ZeroMQ would try again then
+        with contextlib.closing(end):
+            while not was_repeated():
+                assert time.monotonic() < until_s
+                time.sleep(0.02)
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
 def test_control_connection_needs_keys(host: str) -> None:
     with pytest.raises(ConfigError, match="reached by other users and hosts"):

@@ -166,9 +166,9 @@ def test_a_team_whose_seats_returns_cancel_is_warned(tmp_path, monkeypatch, join
 
 def test_environments_of_the_evaluator_share_the_time_to_make_them(tmp_path, monkeypatch):
     limits = []
-    monkeypatch.setattr(EventRecorder, "entering", lambda heard, call, deadline_s: limits.append(deadline_s))
-    EvaluatorRig(tmp_path, num_envs=4, step_deadline_s=2.0)
-    assert limits == [8.0]
+    monkeypatch.setattr(EventRecorder, "entering", lambda heard, call, steps: limits.append(steps))
+    EvaluatorRig(tmp_path, num_envs=4)
+    assert limits == [4]
 
 
 def test_the_evaluator_lowers_its_priority_unless_it_shares_its_process(tmp_path, monkeypatch):
@@ -183,7 +183,7 @@ def test_the_evaluator_lowers_its_priority_unless_it_shares_its_process(tmp_path
 def test_calls_of_the_evaluators_environment_name_the_slot(tmp_path, monkeypatch):
     rig, calls = EvaluatorRig(tmp_path), []
     monkeypatch.setattr(Uneven, "where", lambda env: f"slot {env.clock}", raising=False)
-    monkeypatch.setattr(rig.heard, "entering", lambda call, deadline_s: calls.append(call))
+    monkeypatch.setattr(rig.heard, "entering", lambda call, steps: calls.append(call))
     rig.params.publish(5)
     rig.play()
     assert calls and str(calls[-1]).endswith(f"(slot {rig.envs[0].clock})")

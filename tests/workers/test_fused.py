@@ -16,7 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jsrl import DQNConfig, EnvConfig, EvaluatorConfig, Experiment, NetworkConfig, PPOConfig, SACConfig, run
+from jsrl import (
+    DQNConfig,
+    EnvConfig,
+    EvaluatorConfig,
+    Experiment,
+    NetworkConfig,
+    PPOConfig,
+    PQNConfig,
+    SACConfig,
+    run,
+)
 from jsrl.cli.replay_update import replay_update
 from jsrl.errors import ConfigError, EnvironmentFault, NonFiniteUpdate, WorkerDied
 from jsrl.experiment import LearnerConfig, ReplayConfig
@@ -68,6 +78,7 @@ AGENTS: dict[str, Any] = {
     "dqn": DQNConfig(network=SMALL),
     "sac": SACConfig(network=SMALL),
     "seats": PPO,
+    "pqn": PQNConfig(num_minibatches=4, network=NetworkConfig(hidden=(16,), layer_norm=True)),
 }
 
 

@@ -238,7 +238,7 @@ def make_one(config: EnvConfig, factory: Any = None) -> JaxEnv:
 
 def make_single(config: EnvConfig, factory: Any = None) -> JaxEnv:
     """Return one environment without seats, or with all of them for one policy; see make_one."""
-    env = make_one(config, factory)
+    env: Any = make_one(config, factory)
     return AllSeats(env) if isinstance(env.spec, GameSpec) else env
 
 

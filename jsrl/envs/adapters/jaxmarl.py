@@ -58,7 +58,7 @@ class JaxMARL:
         observation, state = self._env.reset(key)
         return state, self._seen(state, observation)
 
-    def step(self, key: Array, state: Tree, action: dict[str, Array]) -> JaxStep:
+    def step(self, key: Array, state: Any, action: dict[str, Array]) -> JaxStep:
         observation, state, reward, over, info = self._env.step_env(key, state, action)
         shaped = info["shaped_reward"] if self._shaping else dict.fromkeys(action, 0.0)
         reward = {agent: reward[agent] + self._shaping * shaped[agent] for agent in action}

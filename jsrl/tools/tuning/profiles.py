@@ -19,7 +19,7 @@ import msgspec
 import jsrl
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import options_of
+from jsrl.fields import options_of
 from jsrl.references.reference import to_json
 from jsrl.services.runs.files import read_json, write_json
 from jsrl.services.runs.provenance import hardware_facts

@@ -39,6 +39,7 @@ _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ sends its queries, in the socket
 _DOMAIN = b"jsrl"
 _OVERHEAD_BYTES = 64  # added to a message by CURVE, at least 33
 _HANDSHAKE_MS = 10_000  # a connection that takes longer for the handshake is closed
+_CONNECT_MS = 2_000  # without an answer, a new attempt; the kernel repeats its own after 1, 2, 4 ... 64 s
 _POLL_S = 1  # between checks of admitted keys
 _PATIENCE, _PATIENCE_S = 4, 1.5  # failed handshakes before the connection counts as refused
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -70,6 +71,7 @@ def connect(socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> Conne
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
     connection = ConnectionWatch(socket, endpoint, keys)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
     socket.connect(endpoint)
     return connection
 

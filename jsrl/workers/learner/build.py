@@ -125,7 +125,9 @@ def settings_of(job: Job, start: LearnerStart) -> LearnerSettings:
 def with_total(job: Job) -> Any:
     """Return the experiment of a job, whose agent knows the updates of the whole run, earlier starts included."""
     e = job.experiment
-    if getattr(e.agent, "total_updates", None) != e.total_updates:
+    if (
+        getattr(e.agent, "total_updates", None) != e.total_updates
+    ):  # the user's own number; else the plan has filled it in
         return e
     return dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
 

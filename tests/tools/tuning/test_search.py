@@ -21,7 +21,7 @@ from jsrl.cli.main import main
 from jsrl.cli.option_help import help_of
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, TrialsFailed
-from jsrl.experiment.options import options_of
+from jsrl.fields import options_of
 from jsrl.services.runs.files import file_lock
 from jsrl.services.runs.limits import RUNS_AT_ONCE
 from jsrl.tools.report.charts import Axis
