@@ -56,25 +56,32 @@ class JaxEnv(Protocol):
 
 
 class Compiled:
+    """An environment with its functions for many, which are compiled once for each number of them."""
+
+    def __init__(self, env: JaxEnv) -> None:
+        self.spec = env.spec
+        self.reset = jax.jit(partial(reset_all, env), static_argnums=0)
+        self.step = jax.jit(partial(step_all, env), donate_argnums=2)
+
+
+class Envs:
     """B equal environments, each with its own state and keys, on the CPU; `fault` makes the error of one that raised."""
 
     def __init__(
-        self, env: JaxEnv, num_envs: int, seed: int, fault: Callable[[int, str, str], EnvironmentFault]
+        self, functions: Compiled, num_envs: int, seed: int, fault: Callable[[int, str, str], EnvironmentFault]
     ) -> None:
-        self._key, self._calls, self._fault = jax.random.key(seed), 0, fault
-        self._key = jax.device_put(self._key, jax.local_devices(backend="cpu")[0])
-        self._reset = jax.jit(partial(reset_all, env, num_envs))
-        self._step = jax.jit(partial(step_all, env), donate_argnums=2)
+        self._functions, self._num_envs, self._calls, self._fault = functions, num_envs, 0, fault
+        self._key = jax.device_put(jax.random.key(seed), jax.local_devices(backend="cpu")[0])
         self._state: Tree = None
 
     def reset(self) -> Tree:
         """Return the observations at the start of all episodes."""
-        self._state, observation = self._call("reset", self._reset)
+        self._state, observation = self._call("reset", partial(self._functions.reset, self._num_envs))
         return observation
 
     def step(self, action: Tree, first: np.ndarray) -> JaxStep:
         """Step all; `first`: see step_all."""
-        stepped = self._call("step", self._step, self._state, action, first)
+        stepped = self._call("step", self._functions.step, self._state, action, first)
         self._state = stepped.state
         return stepped
 
@@ -94,14 +101,14 @@ class JaxVector:
     """A vector of B equal environments."""
 
     def __init__(
-        self, env: JaxEnv, config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0
+        self, functions: Compiled, config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0
     ) -> None:
-        assert isinstance(env.spec, EnvSpec)
-        self.spec, self.num_envs = replace(env.spec, name=str(config.id)), num_envs
+        assert isinstance(functions.spec, EnvSpec)
+        self.spec, self.num_envs = replace(functions.spec, name=str(config.id)), num_envs
         self._most, own_seed = config.max_episode_steps, vector_seed(seed, group)
         self._rows = Rows(config, num_envs, [own_seed] * num_envs)
         self._rows.watch_masks(self.spec)
-        self._envs = Compiled(env, num_envs, own_seed, self._rows.fault)
+        self._envs = Envs(functions, num_envs, own_seed, self._rows.fault)
 
     def reset(self) -> EnvStep:
         return self._rows.opened(_as_numpy(self.spec, self._envs.reset()))
@@ -123,16 +130,16 @@ class JaxGame(VectorisedGame):
 
     def __init__(
         self,
-        env: JaxEnv,
+        functions: Compiled,
         config: EnvConfig,
         num_envs: int,
         seed: int | tuple[int, ...],
         group: int = 0,
         groups: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        assert isinstance(env.spec, GameSpec)
-        super().__init__(replace(env.spec, name=str(config.id)), config, num_envs, seed, group, groups)
-        self._envs = Compiled(env, num_envs, vector_seed(seed, group), self._rows.fault)
+        assert isinstance(functions.spec, GameSpec)
+        super().__init__(replace(functions.spec, name=str(config.id)), config, num_envs, seed, group, groups)
+        self._envs = Envs(functions, num_envs, vector_seed(seed, group), self._rows.fault)
 
     def reset(self) -> GameStep:
         return self._rows.opened(self._seen(self._envs.reset()))
@@ -158,7 +165,7 @@ class AllSeats:
     def __init__(self, env: JaxEnv) -> None:
         assert isinstance(env.spec, GameSpec)
         self._env, self._names = env, env.spec.names
-        self.spec = env.spec.view(self._names)
+        self.spec: EnvSpec | GameSpec = env.spec.view(self._names)
         self.envs_per_reset = getattr(env, "envs_per_reset", 1)
 
     def reset(self, key: Array) -> tuple[Tree, Tree]:
@@ -238,7 +245,7 @@ def make_one(config: EnvConfig, factory: Any = None) -> JaxEnv:
 
 def make_single(config: EnvConfig, factory: Any = None) -> JaxEnv:
     """Return one environment without seats, or with all of them for one policy; see make_one."""
-    env: Any = make_one(config, factory)
+    env = make_one(config, factory)
     return AllSeats(env) if isinstance(env.spec, GameSpec) else env
 
 
@@ -250,8 +257,16 @@ def make_jax(
     groups: Mapping[str, tuple[str, ...]] | None = None,
     factory: Any = None,
 ) -> JaxVector | JaxGame:
-    """Return a vector of equal environments, see make_one."""
-    env = make_one(config, factory)
-    if isinstance(env.spec, GameSpec):
-        return JaxGame(env, config, num_envs, seed, group, groups)
-    return JaxVector(env, config, num_envs, seed, group)
+    """Return a vector of equal environments, see make_one. Vectors of the same config share what is compiled."""
+    key = repr((config, factory))
+    if key not in _latest:
+        made = Compiled(make_one(config, factory))
+        _latest.clear()
+        _latest[key] = made
+    functions = _latest[key]
+    if isinstance(functions.spec, GameSpec):
+        return JaxGame(functions, config, num_envs, seed, group, groups)
+    return JaxVector(functions, config, num_envs, seed, group)
+
+
+_latest: dict[str, Compiled] = {}  # of the last config only: groups of an actor, and the vectors of check_env
