@@ -31,7 +31,7 @@ def check(experiment: Experiment) -> None:
             "policies={NAME: PolicyConfig(agent, seats=...)}. To train policies on environments of their own, see "
             "Two policies in docs/dataflow.md."
         )
-    check_policies(e.policies, e.agent, e.seed)
+    check_policies(e)
     _check_learns_from(e)
     if e.stop_at_return is not None and not e.evaluator.enabled:
         raise ConfigError(

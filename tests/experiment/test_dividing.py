@@ -12,8 +12,9 @@ from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.experiment.dividing import alike_seats, divided, may_need_policies
+from jsrl.experiment.dividing import alike_seats, divided
 from jsrl.experiment.policies import find_seats
+from jsrl.graph.plan import may_need_policies
 from jsrl.graph.policies import taken_names
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat
