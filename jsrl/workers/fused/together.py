@@ -190,7 +190,7 @@ class Member(FusedUpdate):
     def place(self, saved: AgentState) -> Any:
         return self._together.begin(self._number, super().place(saved))
 
-    def compile(self, state: Any, batch: Any, key: Array) -> None:
+    def compile(self, state: Any, batch: Any) -> None:
         self._together.compile()
 
     def _call(self, state: Any, batch: Any) -> tuple[Any, Made]:
