@@ -76,6 +76,7 @@ def test_each_member_has_the_bits_of_its_seed_alone(name: str, tmp_path: Path) -
         assert_equal(members[number]._state, alone._state)
 
 
+@pytest.mark.slow
 def test_members_end_and_resume_each_for_itself(tmp_path: Path) -> None:
     experiments = of_seeds(experiment(updates=6), 3, 0)
     whole = together(experiments, tmp_path / "whole")
@@ -96,6 +97,7 @@ def test_members_end_and_resume_each_for_itself(tmp_path: Path) -> None:
         assert_equal(one._state, other._state)
 
 
+@pytest.mark.slow
 def test_a_member_that_is_not_finite_does_not_end_the_others(tmp_path: Path) -> None:
     bad, good = experiment(BAD, updates=9), experiment(dataclasses.replace(BAD, learning_rate=1e-3), updates=9)
     members = together([bad, good], tmp_path)
@@ -120,6 +122,7 @@ def test_vectorised_members_are_as_alone_up_to_rounding(tmp_path: Path) -> None:
         assert_equal(members[number]._state, alone._state, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_numbers_of_the_agent_are_arrays(tmp_path: Path) -> None:
     agents = [PPO, dataclasses.replace(PPO, learning_rate=3e-3, gamma=0.9)]
     assert sorted(varied_numbers(agents)) == ["gamma", "learning_rate"]
