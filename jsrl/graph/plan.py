@@ -246,8 +246,8 @@ def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
 
 def may_need_policies(experiment: Experiment) -> bool:
     """Return whether an experiment has one agent for an environment with seats, which may differ."""
-    scheme = str(experiment.env.id).partition(":")[0]
-    return experiment.agent is not None and not experiment.policies and scheme in SUITES
+    seated = experiment.env.in_jax or str(experiment.env.id).partition(":")[0] in SUITES
+    return experiment.agent is not None and not experiment.policies and seated
 
 
 def decided(experiment: Experiment) -> tuple[Experiment, str | None]:

@@ -67,6 +67,7 @@ def test_equal_seats_share_a_policy_and_different_seats_do_not():
     spread = EnvConfig("particle:simple_spread_v3")
     assert divided(dataclasses.replace(TAGGED, env=spread), make_spec(spread))[1] is None
     assert not may_need_policies(dataclasses.replace(TAGGED, env=EnvConfig()))
+    assert may_need_policies(dataclasses.replace(TAGGED, env=EnvConfig("jaxmarl:MPE_simple_tag_v3")))
     assert not may_need_policies(made)
 
 
