@@ -43,10 +43,10 @@ OWN = "transport"  # the scheme of a user's transport
 _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 # (stream type, scheme) -> what makes the ends that bind and connect, below jsrl.transport; imported at the first use.
 ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
-    ("samples", "local"): ("local.samples:LocalSampleConsumer", "local.samples:connect_local"),
+    ("samples", "local"): ("shared.samples:SharedSampleConsumer", "shared.samples:SharedSampleProducer"),
     ("samples", "shm"): ("shared.samples:SharedSampleConsumer", "shared.samples:SharedSampleProducer"),
     ("samples", "zmq"): ("network.reliable:ZmqSampleConsumer", "network.reliable:ZmqSampleProducer"),
-    ("inference", "local"): ("local.inference:LocalInferenceServer", "local.inference:connect_local"),
+    ("inference", "local"): ("shared.inference:SharedInferenceServer", "shared.inference:SharedInferenceClient"),
     ("inference", "shm"): ("shared.inference:SharedInferenceServer", "shared.inference:SharedInferenceClient"),
     ("inference", "zmq"): ("network.call:ZmqInferenceServer", "network.call:ZmqInferenceClient"),
     ("params", "local"): ("local.params:LocalParamsPublisher", "local.params:LocalParamsSubscriber"),

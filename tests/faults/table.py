@@ -235,9 +235,9 @@ FAULTS = (
     ),
     Fault(
         "a producer that waits for room is not woken",
-        "        return bool(self._words[_WAITING])\n",
-        "        return False\n",
-        (f"{SAMPLES}::test_waiting_producer_is_woken_by_the_doorbell",),
+        "                peer.freed.append(block)\n                self._give_back(peer)\n",
+        "                peer.freed.append(block)\n",
+        (f"{SAMPLES}::test_room_made_while_a_producer_waits_wakes_it[shm]",),
     ),
     Fault(
         "closing counts one of many trajectories in flight",
@@ -250,8 +250,8 @@ FAULTS = (
     ),
     Fault(
         "commits are read one place off",
-        "            start = _COMMIT_WORDS * (index % self.num_blocks)\n",
-        "            start = _COMMIT_WORDS * ((index + 1) % self.num_blocks)\n",
+        "            self.queue.add(peer.blocks[commit.block],",
+        "            self.queue.add(peer.blocks[commit.block - 1],",
         (f"{SAMPLES}::test_trajectories_arrive_as_they_were_written[shm]",),
     ),
     Fault(
@@ -292,8 +292,8 @@ FAULTS = (
     ),
     Fault(
         "new params ring nobody's bell",
-        "            bell.ring()\n            if sweep",
-        "            if sweep",
+        "        self._wake_readers()\n",
+        "",
         (f"{PARAMS}::test_publish_wakes_a_waiting_reader",),
     ),
     Fault(
@@ -383,8 +383,8 @@ FAULTS = (
     ),
     Fault(
         "every update draws with the same key",
-        "        key = jax.random.fold_in(self._settings.key, self.number)\n",
-        "        key = jax.random.fold_in(self._settings.key, 0)\n",
+        "agent.update(state, batch, jax.random.fold_in(key, number), axis_name=axis_name)",
+        "agent.update(state, batch, jax.random.fold_in(key, 0), axis_name=axis_name)",
         ("tests/workers/test_evaluator_and_learner.py::test_every_update_has_its_own_key",),
     ),
     Fault(

@@ -47,15 +47,11 @@ class ConnectedClient(Protocol):
         """Send a refusal instead of a reply; return False if the client is gone."""
         ...
 
-    def disconnect(self, reason: str) -> None:
-        """Tell the client that the connection ends, and free its memory."""
-        ...
-
 
 class ServerEnd:
     """The part of an InferenceServer that all transports share: admission, fencing, queueing, departures.
 
-    A transport implements `_gather` (process arrivals) and `_shut`, and sets `waitable`.
+    A transport implements `_gather` (process arrivals), `_disconnect` and `_shut`, and sets `waitable`.
     """
 
     address: str
@@ -71,6 +67,10 @@ class ServerEnd:
 
     def _gather(self, max_wait_s: float) -> None:
         """Process everything that has arrived; wait up to `max_wait_s` for the first event."""
+        raise NotImplementedError
+
+    def _disconnect(self, peer: Any, reason: str) -> None:
+        """Tell a client that the connection ends, and free its memory."""
         raise NotImplementedError
 
     def _shut(self) -> None:
@@ -132,7 +132,7 @@ class ServerEnd:
             return
         self._closed = True
         for peer in list(self._peers.values()):
-            peer.disconnect("the server closed")
+            self._disconnect(peer, "the server closed")
         self._peers.clear()
         self._ready.clear()
         self._shut()
@@ -153,7 +153,7 @@ class ServerEnd:
         self._admission.leave(peer.client)
         self._departed.append(peer.client)
         self._ready = deque(request for request in self._ready if request.client != peer.client)
-        peer.disconnect(reason)
+        self._disconnect(peer, reason)
 
 
 class ClientEnd:

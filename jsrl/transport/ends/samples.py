@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -231,7 +231,7 @@ class ConsumerEnd:
         self.layout = make_layout(self.leaves)
         self.queue = SampleQueue(ledger)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
+        self.hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
         self._leg, self._session = leg, new_session()
 
     @property
@@ -245,10 +245,10 @@ class ConsumerEnd:
     def pending(self) -> int:
         return len(self.queue)
 
-    def _count(self, producer: ProducerId, blocks: int, transport: int, ring: Path | None = None) -> LegPage:
+    def _count(self, producer: ProducerId, blocks: int, transport: int, place: Path | None = None) -> LegPage:
         """Count a new connection; return its page."""
         self.queue.ledger.join()
-        return LegPage.create(self._leg, producer, self._session, blocks=blocks, transport=transport, ring=ring)
+        return LegPage.create(self._leg, producer, self._session, blocks=blocks, transport=transport, place=place)
 
 
 def check_groups(num_groups: int) -> int:
@@ -265,17 +265,6 @@ def check_blocks(blocks_per_producer: int | None) -> int | None:
     if blocks_per_producer is not None and not 1 <= blocks_per_producer <= 1 << 20:
         raise ConfigError(f"blocks_per_producer {blocks_per_producer}, expected 1 to {1 << 20}, or None.")
     return blocks_per_producer
-
-
-def wait_until(ready: Callable[[], bool], wait: Callable[[float], Any], timeout_s: float, slice_s: float) -> bool:
-    """Call `wait` in slices until `ready`; return whether it became ready in time."""
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        remaining_s = deadline - time.monotonic()
-        if remaining_s <= 0:
-            return False
-        wait(min(remaining_s, slice_s))
-    return True
 
 
 def reserve_all(ends: Sequence[SampleProducer], timeout_s: float) -> BroadcastBlock:

@@ -6,10 +6,10 @@ welcomes the producer: a file in the leg's folder. A producer on the same host m
 | words (int64) | written by | |
 |---|---|---|
 | 0 magic, 1 format, 2 incarnation of the consumer, 3 blocks, 4 transport | consumer, once | |
-| 8 attached, 9 started, 10 committed | producer | commits started, and commits finished |
-| 11 left | producer, or the process that removes the ring | commits that no consumer will ever take; -1: not counted |
+| 8 attached, 9 started, 10 committed | producer | commits started, by the stream's own count, and finished |
+| 11 left | producer, or who finds the consumer dead | commits that no consumer will ever take; -1: not counted |
 | 16 received, 17 counted, 18 has_left | consumer | received; commits by the producer's last message (-1: none); has ended |
-| from byte 256: path | consumer, once | of the ring in shared memory |
+| from byte 256: path | consumer, once | of its socket on this host |
 
 Every change is one 8-byte store. A producer killed between `started` and `committed` leaves one trajectory that may or may
 not be committed, and the page shows it.
@@ -42,7 +42,7 @@ class Connection(NamedTuple):
     """The counts of one connection; see the table of the page.
 
     Attributes:
-      ring: commits in the shared-memory ring; -1: it is gone, or never existed.
+      here: the stream is within this host: what was started and not received is in its connection.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Connection(NamedTuple):
     received: int = 0
     counted: int = -1
     has_left: bool = True
-    ring: int = -1
+    here: bool = False
 
 
 class LegPage:
@@ -79,7 +79,7 @@ class LegPage:
         *,
         blocks: int,
         transport: int,
-        ring: Path | None = None,
+        place: Path | None = None,
     ) -> LegPage:
         """Make the page in a leg's folder; in memory only if there is no folder, or it cannot be written."""
         content = bytearray(_PAGE_BYTES)
@@ -92,7 +92,7 @@ class LegPage:
             transport,
         )
         words[_LEFT] = words[_COUNTED] = -1
-        name = os.fsencode(ring or "")
+        name = os.fsencode(place or "")
         if len(name) <= _PAGE_BYTES - _PATH_AT:
             content[_PATH_AT : _PATH_AT + len(name)] = name
         try:
@@ -122,18 +122,16 @@ class LegPage:
         """Record that this producer counts its commits here."""
         self._words[_ATTACHED] = 1
 
-    def begin(self) -> None:
-        self._words[_STARTED] = self._words[_COMMITTED] + 1
+    def begin(self, number: int) -> None:
+        """Record that the commit with this number begins, from 1 on, by the stream's own count."""
+        self._words[_STARTED] = number
 
     def commit(self) -> None:
         self._words[_COMMITTED] += 1
 
-    def leave(self, committed: int) -> None:
-        """Record how many commits no consumer will take: `committed` by the stream's own count, minus those taken.
-
-        Call it only when the consumer is dead, or reads no more.
-        """
-        self._words[_LEFT] = max(0, committed - self._words[_RECEIVED])
+    def leave(self) -> None:
+        """Record how many commits no consumer will take; call it only when the consumer is dead, or reads no more."""
+        self._words[_LEFT] = max(0, self._words[_STARTED] - self._words[_RECEIVED])
 
     # -- the consumer's end
 
@@ -172,16 +170,16 @@ def pages_in(folder: Path) -> Iterator[Path]:
     return folder.glob(f"*{_SUFFIX}")
 
 
-def count_rings(folder: Path) -> None:
-    """Record how many commits are left in rings that are about to be removed, because no reader will take them.
+def count_unread(folder: Path) -> None:
+    """Record how many commits no reader will take: all consumers of the leg on this host are dead.
 
-    A producer that is alive counts once more when it closes. Unreadable pages are left to `read_connections`.
+    Unreadable pages are left to `read_connections`.
     """
     for path in pages_in(folder):
         with contextlib.suppress(OSError, StreamError):
             connection = _read(path)
-            if connection.ring >= 0 and connection.left < 0 and not connection.has_left:
-                LegPage(_map(_open(path))).leave(connection.ring)
+            if connection.here and connection.left < 0 and not connection.has_left:
+                LegPage(_map(_open(path))).leave()
 
 
 def _read(path: Path) -> Connection:
@@ -196,7 +194,7 @@ def _read(path: Path) -> Connection:
             f"{path} is not a page of a connection ({len(page)} bytes, expected {_PAGE_BYTES}); delete the folder "
             f"{path.parent} to continue without its counts."
         )
-    ring = os.fsdecode(page[_PATH_AT:].rstrip(b"\0"))
+    place = os.fsdecode(page[_PATH_AT:].rstrip(b"\0"))
     return Connection(
         name=re.sub(r"\.[0-9a-f]{12}$", "", name),
         transport=words[_TRANSPORT],
@@ -208,14 +206,8 @@ def _read(path: Path) -> Connection:
         received=words[_RECEIVED],
         counted=words[_COUNTED],
         has_left=bool(words[_HAS_LEFT]),
-        ring=_commits_in(Path(ring), words[_SESSION]) if ring else -1,
+        here=words[_TRANSPORT] == LOCAL or (bool(place) and Path(place).exists()),
     )
-
-
-def _commits_in(path: Path, session: int) -> int:
-    from jsrl.transport.shared.pages import read_commits
-
-    return read_commits(path, session)
 
 
 def _new_file(path: Path, content: bytes) -> mmap.mmap:

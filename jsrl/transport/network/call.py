@@ -142,9 +142,6 @@ class _Client:
         """Return whether the connection may still exist; pings may be lost."""
         return self._link.send(self.route, Ping(), may_drop=True)
 
-    def disconnect(self, reason: str) -> None:
-        self._link.send(self.route, refusal(StreamClosed(f"{reason}.")))
-
 
 class ZmqInferenceServer(ServerEnd):
     """The server end of `tcp://HOST:PORT` and `ipc://PATH`."""
@@ -217,9 +214,9 @@ class ZmqInferenceServer(ServerEnd):
             self._admit(peer)
             self._clients[route] = peer
 
-    def _drop(self, peer: Any, reason: str) -> None:
+    def _disconnect(self, peer: Any, reason: str) -> None:
         self._clients.pop(peer.route, None)
-        super()._drop(peer, reason)
+        self._link.send(peer.route, refusal(StreamClosed(f"{reason}.")))
 
     def _shut(self) -> None:
         self._clients.clear()

@@ -5,27 +5,29 @@ reader copies the latest and checks its number again: if the writer reused that 
 copy), the number differs and the reader starts over. It also checks a sum over all words.
 
 A new incarnation of the learner replaces the old one's file and marks the old one; readers follow at their next
-check. A waiting reader puts a doorbell into the folder `NAME.bells`; every publish rings all of them.
+check. A waiting reader connects to the writer's socket, over which every publish wakes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from jsrl.errors import CodecError, ConfigError, StreamClosed
+from jsrl.errors import CodecError, StreamClosed, StreamTimeout
 from jsrl.transport.local.params import too_late
-from jsrl.transport.shared.doorbell import Doorbell
-from jsrl.transport.shared.locks import is_locked, make_folder, try_lock
+from jsrl.transport.shared.connections import accept, connect_socket, listen_socket
+from jsrl.transport.shared.locks import make_folder
 from jsrl.transport.shared.segment import Segment, memory_fence
 from jsrl.transport.wire.schema import (
     Layout,
     align,
+    aligned_zeros,
     compare_schemas,
     decode_schema,
     encode_schema,
@@ -41,16 +43,11 @@ _LATEST, _REPLACED, _SCHEMA_BYTES, _CHECKED = 1, 2, 3, 4  # words of the segment
 _NUMBER, _VERSION, _SUM = 0, 1, 2  # words of a copy's head
 _HEADS_BYTES = 8 * _HEAD_WORDS * (1 + _COPIES)
 _MAX_TRIES = 64
-_POLL_S = 0.2  # how often a waiting reader checks without a ring, in case a new writer does not know its bell yet
-_SWEEP_EVERY = 256  # publishes between searches for doorbells of dead readers
+_POLL_S = 0.2  # how often a waiting reader checks unasked, and connects to a new writer
 
 
 def _policy_path(path: Path, policy: int) -> Path:
     return path.with_name(f"{path.name}.policy-{policy}")
-
-
-def _bells_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.bells")
 
 
 class SharedParamsPublisher:
@@ -62,8 +59,8 @@ class SharedParamsPublisher:
         self._checksum = checksum
         make_folder(self._path.parent)
         self._banks: dict[int, tuple[_Bank, list[list[np.ndarray]]]] = {}
-        self._bells: dict[str, Doorbell] = {}
-        self._published = 0
+        self._listener = listen_socket(self._path)
+        self._readers: list[socket.socket] = []  # of those that have waited
         self._closed = False
 
     def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
@@ -76,8 +73,7 @@ class SharedParamsPublisher:
             bank, views = found
             self._check(bank, values, policy)
             self._write(bank, views, version, values)
-        self._published += 1
-        self._ring()
+        self._wake_readers()
 
     def _start(self, policy: int, version: int, values: list[np.ndarray]) -> None:
         final = _policy_path(self._path, policy)
@@ -124,32 +120,20 @@ class SharedParamsPublisher:
         memory_fence()
         words[_LATEST] = number
 
-    def _ring(self) -> None:
-        try:
-            names = os.listdir(_bells_path(self._path))
-        except FileNotFoundError:
-            return
-        sweep = self._published % _SWEEP_EVERY == 0
-        for name in names:
-            bell = self._bells.get(name)
-            if bell is None:
-                try:
-                    bell = self._bells[name] = Doorbell.attach(_bells_path(self._path) / name)
-                except (StreamClosed, ConfigError):
-                    continue  # removed since the listing, or not a doorbell
-            bell.ring()
-            if sweep and not is_locked(bell.fileno()):
-                bell.unlink()
-        if len(self._bells) > len(names):
-            for name in set(self._bells).difference(names):
-                self._bells.pop(name).close()
+    def _wake_readers(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._readers.append(accept(self._listener))
+        self._readers = [reader for reader in self._readers if _wake(reader)]
 
     def close(self) -> None:
         """Close; the last params stay readable until `unlink` or the end of the run. May be called twice."""
+        if not self._closed:
+            self._path.unlink(missing_ok=True)
         self._closed = True
-        for bell in self._bells.values():
-            bell.close()
-        self._bells.clear()
+        for connection in (self._listener, *self._readers):
+            connection.close()
+        self._readers.clear()
         for bank, views in self._banks.values():
             views.clear()
             bank.close()
@@ -159,11 +143,18 @@ class SharedParamsPublisher:
         """Remove the params of every policy from the folder; readers that have opened them keep the last ones."""
         for path in self._path.parent.glob(f"{self._path.name}.policy-*"):
             path.unlink(missing_ok=True)
-        bells = _bells_path(self._path)
-        if bells.is_dir():
-            for path in bells.iterdir():
-                path.unlink(missing_ok=True)
-            bells.rmdir()
+
+
+def _wake(reader: socket.socket) -> bool:
+    """Wake a reader; return whether it is still there."""
+    try:
+        reader.send(b"new", socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True  # it has not read earlier ones
+    except OSError:
+        reader.close()
+        return False
+    return True
 
 
 class _Source:
@@ -184,7 +175,7 @@ class SharedParamsSubscriber:
         self._path = Path(path)
         self.address = f"shm:{self._path}"
         self._sources: dict[int, _Source] = {}
-        self._bell: Doorbell | None = None
+        self._writer: socket.socket | None = None  # once this end has waited
         self._closed = False
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
@@ -222,7 +213,7 @@ class SharedParamsSubscriber:
                 continue
             version, expected_sum = words[head + _VERSION], words[head + _SUM]
             memory_fence()
-            fresh: Any = _aligned(bank.layout.size_bytes)
+            fresh = aligned_zeros(bank.layout.size_bytes)
             fresh[...] = bank.copies[number % _COPIES]
             memory_fence()
             if words[head + _NUMBER] != number:
@@ -241,15 +232,15 @@ class SharedParamsSubscriber:
         if version is not None and version_updates(version) >= min_updates:
             return
         deadline = time.monotonic() + timeout_s
-        bell = self._own_doorbell()
         while True:
+            self._connect()
             version = self._version(policy)
             if version is not None and version_updates(version) >= min_updates:
                 return
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise too_late(self.address, policy, min_updates, timeout_s, version)
-            bell.wait(min(left_s, _POLL_S))
+            self._rest(min(left_s, _POLL_S))
 
     def _version(self, policy: int) -> int | None:
         source = self._sources.get(policy)
@@ -257,30 +248,38 @@ class SharedParamsSubscriber:
             source = self._follow(policy)
         return None if source is None else source.bank.latest_version()
 
-    def _own_doorbell(self) -> Doorbell:
-        if self._bell is None:
-            make_folder(self._path.parent)
-            bells = make_folder(_bells_path(self._path))
-            self._bell = Doorbell.create(bells / secrets.token_hex(8))
-            try_lock(self._bell.fileno())
-        return self._bell
+    def _connect(self) -> None:
+        """Connect to the writer, if there is one."""
+        if self._writer is None:
+            with contextlib.suppress(StreamTimeout):
+                self._writer = connect_socket(self._path, 0.0, lambda: None)
+
+    def _rest(self, timeout_s: float) -> None:
+        """Wait until something was published, or the writer has ended."""
+        if self._writer is None:
+            time.sleep(timeout_s)
+            return
+        self._writer.settimeout(timeout_s)
+        try:
+            if self._writer.recv(16):
+                return
+        except TimeoutError:
+            return
+        except OSError:
+            pass
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def close(self) -> None:
         self._closed = True
         for source in self._sources.values():
             source.bank.close()
         self._sources.clear()
-        if self._bell is not None:
-            self._bell.unlink()
-            self._bell.close()
-            self._bell = None
-
-
-def _aligned(size_bytes: int) -> np.ndarray:
-    """Return new memory that starts at a cache line."""
-    room = np.empty(size_bytes + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    return room[start : start + size_bytes]
+        self._hang_up()
 
 
 def _copy_head(number: int) -> int:
