@@ -241,8 +241,8 @@ FAULTS = (
     ),
     Fault(
         "closing counts one of many trajectories in flight",
-        'self.ledger.finish("closed", held)',
-        'self.ledger.finish("closed", 1)',
+        'self._ledger.finish("closed", held)',
+        'self._ledger.finish("closed", 1)',
         (
             f"{SAMPLES}::test_closing_drops_what_is_in_flight[local]",
             f"{SAMPLES}::test_closing_drops_what_is_in_flight[shm]",
@@ -250,8 +250,8 @@ FAULTS = (
     ),
     Fault(
         "commits are read one place off",
-        "            self.queue.add(peer.blocks[commit.block],",
-        "            self.queue.add(peer.blocks[commit.block - 1],",
+        "            self._add(peer.blocks[commit.block],",
+        "            self._add(peer.blocks[commit.block - 1],",
         (f"{SAMPLES}::test_trajectories_arrive_as_they_were_written[shm]",),
     ),
     Fault(

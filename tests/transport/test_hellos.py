@@ -18,9 +18,7 @@ from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed
 from jsrl.transport.base import ProducerId
 from jsrl.transport.door import hello
 from jsrl.transport.door.hello import (
-    MAX_NAMES,
-    Admission,
-    HelloChecker,
+    Door,
     HelloMessage,
     JoinRules,
     Refused,
@@ -161,16 +159,9 @@ def test_oversized_hello_within_a_host_is_not_decoded(tmp_path: Path) -> None:
     consumer.close()
 
 
-def test_open_stream_limits_the_number_of_names() -> None:
-    known = {f"w{i}" for i in range(MAX_NAMES)}
-    JoinRules().check(ProducerId("w0", 1), known)
-    with pytest.raises(StreamClosed, match=f"its limit of {MAX_NAMES} names"):
-        JoinRules().check(ProducerId("another", 0), known)
-
-
 def test_incarnations_only_rise_and_a_client_that_left_may_return() -> None:
     first, second = ProducerId("actor-0", 3), ProducerId("actor-0", 4)
-    admission = Admission(ACTORS)
+    admission = Door("the consumer", (), ACTORS)
     admission.admit(first)
     with pytest.raises(StreamClosed, match="incarnation 3, has joined before: start the worker again with a higher"):
         admission.admit(first)
@@ -195,13 +186,13 @@ def test_malformed_groups_are_refused(given: Any) -> None:
         message, _ = unpack(
             pack(HelloMessage("actor-0", 0, given, msgspec.Raw(encode_schema(schema)))), HELLOS, 1 << 20
         )
-        HelloChecker("the consumer", schema, ACTORS).read(message)
+        Door("the consumer", schema, ACTORS).read(message)
 
 
 def test_hello_fields_are_checked_before_the_schema(tmp_path: Path) -> None:
     """A hello of an unauthorised client costs nothing, with any schema."""
     consumer: Any = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, join_rules=ACTORS)
     with pytest.raises(StreamClosed, match="stranger cannot join"):
-        consumer.hello_checker.read(HelloMessage("stranger", 0, [(0, 1)], msgspec.Raw(b"no schema")))
+        consumer.door.read(HelloMessage("stranger", 0, [(0, 1)], msgspec.Raw(b"no schema")))
     assert os.listdir(tmp_path) == ["s"]
     consumer.close()

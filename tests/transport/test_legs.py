@@ -284,7 +284,7 @@ def test_new_consumer_counts_what_the_old_one_did_not_read(tmp_path: Path, other
 
 def kill(consumer: Any) -> None:
     """Do what the end of its process does."""
-    consumer.queue.closed = True
+    consumer._closed = True
     consumer._connections.wake()
     consumer._thread.join()
     for peer in consumer._peers.values():

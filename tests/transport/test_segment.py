@@ -43,7 +43,7 @@ def test_a_segment_is_private_aligned_and_shared(tmp_path):
     assert layout.offsets == (0, 0, 64) and layout.size_bytes == 128
     segment = Segment.create(folder / "s", 4096)
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700 and stat.S_IMODE(os.stat(folder / "s").st_mode) == 0o600
-    tree = segment.tree(layout, SCHEMA, 64)
+    tree = layout.tree(SCHEMA, segment.buffer, 64)
     assert not tree["image"].any()
     code = (
         "import sys; from jsrl.transport.shared.segment import Segment\n"
@@ -53,14 +53,14 @@ def test_a_segment_is_private_aligned_and_shared(tmp_path):
         assert child.wait() == 0
     assert tree["image"].ravel()[:2].tolist() == [2, 1] and np.isnan(tree["x"][0])
     assert (folder / "s").exists()  # an attaching process that exits removes nothing
-    frozen = segment.views(layout, 64, writeable=False)
+    frozen = layout.views(segment.buffer, 64, writeable=False)
     with pytest.raises(ValueError):
         frozen[1][:] = 1
     segment.unlink()
     segment.close()
     assert tree["image"].ravel()[0] == 2  # views outlive the close
     with pytest.raises(StreamClosed):
-        segment.views(layout)
+        layout.views(segment.buffer)
     with pytest.raises(StreamClosed, match="no segment"):
         Segment.attach(folder / "s")
 

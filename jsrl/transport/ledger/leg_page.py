@@ -97,7 +97,7 @@ class LegPage:
             content[_PATH_AT : _PATH_AT + len(name)] = name
         try:
             if folder is not None:
-                return cls(_new_file(page_path(folder, producer, session), bytes(content)))
+                return cls(new_page(page_path(folder, producer, session), bytes(content)))
         except OSError:
             pass  # the ledger counts connections, so a missing page is noticed
         page = mmap.mmap(-1, _PAGE_BYTES)
@@ -210,17 +210,38 @@ def _read(path: Path) -> Connection:
     )
 
 
-def _new_file(path: Path, content: bytes) -> mmap.mmap:
+def new_page(path: Path, content: bytes, *, durable: bool = False) -> mmap.mmap:
+    """Write a page to a new file, put it in the place of an old one, and return it mapped.
+
+    Args:
+      durable: it is on disk then.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")  # readers of `path` find a whole page, and hosts send no hidden ones
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    draft = path.with_name(
+        f".{path.name}.{os.getpid()}.draft"
+    )  # readers find a whole page, and hosts send no hidden ones
+    try:
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        page = write_page(descriptor, content, durable=durable)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    return page
+
+
+def write_page(descriptor: int, content: bytes, *, durable: bool) -> mmap.mmap:
+    """Write a page to an open file, which is closed; return it mapped."""
     try:
         os.write(descriptor, content)  # allocates the blocks: a store into a hole on a full disk would be SIGBUS
-        page = mmap.mmap(descriptor, _PAGE_BYTES)
+        if durable:
+            os.fsync(descriptor)
+        return mmap.mmap(descriptor, len(content))
     finally:
         os.close(descriptor)
-    os.rename(draft, path)
-    return page
 
 
 def _open(path: Path) -> int:

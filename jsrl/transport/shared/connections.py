@@ -26,8 +26,8 @@ from jsrl.linux import descriptor_path
 from jsrl.transport.base import remaining
 from jsrl.transport.door.hello import (
     Check,
+    Door,
     Hello,
-    HelloChecker,
     HelloMessage,
     Refused,
     hello_frames,
@@ -54,7 +54,7 @@ class BindingEnd(Protocol):
     """The end of a stream that others connect to."""
 
     stream_type: StreamType
-    hello_checker: HelloChecker
+    door: Door
 
     def admit(self, hello: Hello, connection: socket.socket) -> Any:
         """Answer a hello with `welcome`, and return the peer; raise JsrlError to refuse it."""
@@ -149,8 +149,8 @@ class Connections:
         """Answer the hello of a connection; close it if there is none, or if its sender may not join."""
         try:
             if message := connection.recv(MAX_BYTES):
-                hello, _ = unpack([message], _HELLOS, self._end.hello_checker.header_bytes)
-                self._peers[fd] = self._end.admit(self._end.hello_checker.read(hello), connection)
+                hello, _ = unpack([message], _HELLOS, self._end.door.header_bytes)
+                self._peers[fd] = self._end.admit(self._end.door.read(hello), connection)
                 return
         except JsrlError as error:
             if isinstance(error, SpecMismatch):

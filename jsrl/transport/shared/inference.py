@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed, StreamError
-from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.door.hello import ANYBODY, Check, Hello, HelloChecker, JoinRules, Refused
-from jsrl.transport.ends.area import AreaLayout, ClientArea, ServerArea
-from jsrl.transport.ends.inference import ClientEnd, PolicyNotServed, ServerEnd, unknown_policy
+from jsrl.errors import SpecMismatch, StreamClosed, StreamError
+from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.door.hello import ANYBODY, Check, Hello, JoinRules, Refused
+from jsrl.transport.ends.area import AreaLayout, ClientArea
+from jsrl.transport.ends.inference import ClientEnd, ConnectedClient, PolicyNotServed, ServerEnd
 from jsrl.transport.shared.connections import MAX_BYTES, Connections, address_of, is_path, meet, send, welcome
 from jsrl.transport.shared.segment import Segment
 from jsrl.transport.stream import StreamType
@@ -37,27 +37,22 @@ _WELCOMES = msgspec.msgpack.Decoder(Welcome | Refused)
 _REFUSALS = msgspec.msgpack.Decoder(PolicyNotServed | Refused)
 
 
-class _SharedClient:
+class _SharedClient(ConnectedClient):
     """A connected client."""
 
     def __init__(self, client: ProducerId, connection: socket.socket, segment: Segment, layout: AreaLayout):
-        self.client = client
-        self.connection = connection
-        self.segment = segment
-        self.areas = {g: ServerArea(layout, client, g, segment.buffer) for g in layout.group_sizes}
+        super().__init__(client, layout, segment.buffer)
+        self.connection, self.segment = connection, segment
 
-    def answer(self, request: ClientRequest, reply: Reply) -> bool:
-        wants_core = request.request.wants_core
-        self.areas[request.group].write(reply, wants_core)
+    def _send_answer(self, group: int, has_core: bool) -> bool:
         try:
-            self.connection.send(_REPLY.pack(request.group, wants_core))
+            self.connection.send(_REPLY.pack(group, has_core))
         except OSError:
             return False
         return True
 
-    def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
-        self.areas[request.group].refuse()
-        return send(self.connection, unserved)
+    def _send(self, message: Message) -> bool:
+        return send(self.connection, message)
 
 
 class SharedInferenceServer(ServerEnd):
@@ -66,9 +61,7 @@ class SharedInferenceServer(ServerEnd):
     stream_type: StreamType = "inference"
 
     def __init__(self, place: str, spec: InferenceSpec, join_rules: JoinRules = ANYBODY):
-        self.hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
-        super().__init__(self.hello_checker.admission)
-        self.spec = spec
+        super().__init__(spec, join_rules, _MAX_SEGMENT_BYTES)
         self.address = address_of(place)
         self._connections = Connections(place, self)
         self.waitable = self._connections.epoll if is_path(place) else None
@@ -80,19 +73,12 @@ class SharedInferenceServer(ServerEnd):
         self._complaints.append(error)
 
     def admit(self, hello: Hello, connection: socket.socket) -> _SharedClient:
-        client = hello.sender
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
-        self._admission.check_incarnation(client)
-        layout = AreaLayout(self.spec, hello.groups)
-        if layout.size_bytes > _MAX_SEGMENT_BYTES:
-            raise ConfigError(
-                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {_MAX_SEGMENT_BYTES} are available; use "
-                "smaller groups."
-            )
+        layout = self._layout_of(hello)
         segment = self._connections.memory(layout.size_bytes)
         welcome(connection, Welcome(), segment)
-        peer = _SharedClient(client, connection, segment, layout)
+        peer = _SharedClient(hello.sender, connection, segment, layout)
         self._admit(peer)
         return peer
 
@@ -168,19 +154,8 @@ class SharedInferenceClient(ClientEnd):
     def _other(self, message: bytes) -> StreamError:
         if not message:
             return self._lost("the server is gone (its process ended)")
-        try:
-            answer, _ = unpack([message], _REFUSALS, MAX_BYTES)
-        except CodecError as error:
-            self._lost("the server sent something that is not a reply")
-            return CodecError(f"{self.address} sent {len(message)} bytes that are not a reply: {error}")
-        if isinstance(answer, Refused):
-            return self._lost(answer.text.rstrip("."))
-        area = self._areas.get(answer.group)
-        if area is None or not area.in_flight:
-            self._lost("the server sent something that is not a reply")
-            return CodecError(f"{self.address} refused a request of group {answer.group}, which has sent none.")
-        area.in_flight = False
-        return unknown_policy(self.address, answer)
+        answer, _ = unpack([message], _REFUSALS, MAX_BYTES)
+        return self._lost(answer.text.rstrip(".")) if isinstance(answer, Refused) else self._unserved(answer)
 
     def _lost(self, reason: str) -> StreamClosed:
         self.close()

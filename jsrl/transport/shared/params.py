@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.errors import CodecError, StreamClosed, StreamTimeout
-from jsrl.transport.local.params import too_late
+from jsrl.transport.ends.params import too_late
 from jsrl.transport.shared.connections import accept, connect_socket, listen_socket
 from jsrl.transport.shared.locks import make_folder
 from jsrl.transport.shared.segment import Segment, memory_fence
@@ -36,10 +36,9 @@ from jsrl.transport.wire.schema import (
 )
 from jsrl.types import version_updates
 
-_MAGIC = 0x4A53524C_50520001  # "JSRLPR", layout 1
 _COPIES = 3
 _HEAD_WORDS = 8  # of the segment, and of each copy: one cache line
-_LATEST, _REPLACED, _SCHEMA_BYTES, _CHECKED = 1, 2, 3, 4  # words of the segment's head
+_LATEST, _REPLACED, _SCHEMA_BYTES = 0, 1, 2  # words of the segment's head
 _NUMBER, _VERSION, _SUM = 0, 1, 2  # words of a copy's head
 _HEADS_BYTES = 8 * _HEAD_WORDS * (1 + _COPIES)
 _MAX_TRIES = 64
@@ -53,10 +52,9 @@ def _policy_path(path: Path, policy: int) -> Path:
 class SharedParamsPublisher:
     """The writing end of `shm:FOLDER/NAME`."""
 
-    def __init__(self, path: str | Path, checksum: bool = True):
+    def __init__(self, path: str | Path):
         self._path = Path(path)
         self.address = f"shm:{self._path}"
-        self._checksum = checksum
         make_folder(self._path.parent)
         self._banks: dict[int, tuple[_Bank, list[list[np.ndarray]]]] = {}
         self._listener = listen_socket(self._path)
@@ -79,7 +77,7 @@ class SharedParamsPublisher:
         final = _policy_path(self._path, policy)
         fresh = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
         layout = make_layout(flatten_schema(list(values)))
-        bank = _Bank.create(fresh, layout, self._checksum)
+        bank = _Bank.create(fresh, layout)
         views = [bank.views(number) for number in range(_COPIES)]
         self._write(bank, views, version, values)
         try:
@@ -113,8 +111,7 @@ class SharedParamsPublisher:
         for view, value in zip(views[number % _COPIES], values, strict=True):
             view[...] = value
         words[head + _VERSION] = version
-        if words[_CHECKED]:
-            words[head + _SUM] = _word_sum(bank.copies[number % _COPIES])
+        words[head + _SUM] = _word_sum(bank.copies[number % _COPIES])
         memory_fence()
         words[head + _NUMBER] = number
         memory_fence()
@@ -127,7 +124,7 @@ class SharedParamsPublisher:
         self._readers = [reader for reader in self._readers if _wake(reader)]
 
     def close(self) -> None:
-        """Close; the last params stay readable until `unlink` or the end of the run. May be called twice."""
+        """Close; the last params stay readable until the end of the run. May be called twice."""
         if not self._closed:
             self._path.unlink(missing_ok=True)
         self._closed = True
@@ -138,11 +135,6 @@ class SharedParamsPublisher:
             views.clear()
             bank.close()
         self._banks.clear()
-
-    def unlink(self) -> None:
-        """Remove the params of every policy from the folder; readers that have opened them keep the last ones."""
-        for path in self._path.parent.glob(f"{self._path.name}.policy-*"):
-            path.unlink(missing_ok=True)
 
 
 def _wake(reader: socket.socket) -> bool:
@@ -157,54 +149,43 @@ def _wake(reader: socket.socket) -> bool:
     return True
 
 
-class _Source:
-    """One policy's segment, as a reader has opened it."""
-
-    __slots__ = ("bank", "seen_number", "words")
-
-    def __init__(self, bank: _Bank):
-        self.bank = bank
-        self.words = bank.words
-        self.seen_number = 0
-
-
 class SharedParamsSubscriber:
     """The reading end of `shm:FOLDER/NAME`."""
 
     def __init__(self, path: str | Path):
         self._path = Path(path)
         self.address = f"shm:{self._path}"
-        self._sources: dict[int, _Source] = {}
+        self._banks: dict[int, _Bank] = {}
         self._writer: socket.socket | None = None  # once this end has waited
         self._closed = False
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
         """As ParamsSubscriber; raises CodecError if the params in memory fail their checksum."""
-        source = self._sources.get(policy)
-        if source is None or source.words[_REPLACED]:
-            source = self._follow(policy)
-            if source is None:
+        bank = self._banks.get(policy)
+        if bank is None or bank.words[_REPLACED]:
+            bank = self._follow(policy)
+            if bank is None:
                 return None
-        if source.words[_LATEST] == source.seen_number:
+        if bank.words[_LATEST] == bank.seen_number:
             return None
-        return self._copy(source, policy)
+        return self._copy(bank, policy)
 
-    def _follow(self, policy: int) -> _Source | None:
+    def _follow(self, policy: int) -> _Bank | None:
         """Open the policy's segment if there is one, or a newer one."""
         if self._closed:
             raise StreamClosed(f"the params subscriber {self.address} is closed.")
-        older = self._sources.get(policy)
+        older = self._banks.get(policy)
         try:
-            source = _Source(_Bank.attach(_policy_path(self._path, policy)))
+            bank = _Bank.attach(_policy_path(self._path, policy))
         except StreamClosed:
             return older
-        self._sources[policy] = source
+        self._banks[policy] = bank
         if older is not None:
-            older.bank.close()
-        return source
+            older.close()
+        return bank
 
-    def _copy(self, source: _Source, policy: int) -> tuple[int, list[np.ndarray]] | None:
-        words, bank = source.words, source.bank
+    def _copy(self, bank: _Bank, policy: int) -> tuple[int, list[np.ndarray]] | None:
+        words = bank.words
         for _ in range(_MAX_TRIES):
             number = words[_LATEST]
             memory_fence()
@@ -218,12 +199,12 @@ class SharedParamsSubscriber:
             memory_fence()
             if words[head + _NUMBER] != number:
                 continue
-            if words[_CHECKED] and _word_sum(fresh) != expected_sum:
+            if _word_sum(fresh) != expected_sum:
                 raise CodecError(
                     f"{self.address}: params of policy {policy}, version {version}, fail their checksum: the memory "
                     "was written by another process. Stop the run and look for a second learner in the same run folder."
                 )
-            source.seen_number = number
+            bank.seen_number = number
             return version, bank.layout.views(fresh)
         return None  # the writer is faster than this reader copies: the next poll tries again
 
@@ -243,10 +224,10 @@ class SharedParamsSubscriber:
             self._rest(min(left_s, _POLL_S))
 
     def _version(self, policy: int) -> int | None:
-        source = self._sources.get(policy)
-        if source is None or source.words[_REPLACED]:
-            source = self._follow(policy)
-        return None if source is None else source.bank.latest_version()
+        bank = self._banks.get(policy)
+        if bank is None or bank.words[_REPLACED]:
+            bank = self._follow(policy)
+        return None if bank is None else bank.latest_version()
 
     def _connect(self) -> None:
         """Connect to the writer, if there is one."""
@@ -276,9 +257,9 @@ class SharedParamsSubscriber:
 
     def close(self) -> None:
         self._closed = True
-        for source in self._sources.values():
-            source.bank.close()
-        self._sources.clear()
+        for bank in self._banks.values():
+            bank.close()
+        self._banks.clear()
         self._hang_up()
 
 
@@ -298,6 +279,7 @@ class _Bank:
     def __init__(self, segment: Segment, layout: Layout):
         self.segment = segment
         self.layout = layout
+        self.seen_number = 0  # of the copy that a reader has taken
         self.words = segment.words(0, _HEAD_WORDS * (1 + _COPIES))
         start = align(_HEADS_BYTES + self.words[_SCHEMA_BYTES])
         size = layout.size_bytes
@@ -305,34 +287,24 @@ class _Bank:
         self.copies = [everything[start + k * size : start + (k + 1) * size] for k in range(_COPIES)]
 
     @classmethod
-    def create(cls, path: Path, layout: Layout, checked: bool) -> _Bank:
+    def create(cls, path: Path, layout: Layout) -> _Bank:
         schema = encode_schema(layout.leaves)
         size_bytes = align(_HEADS_BYTES + len(schema)) + _COPIES * layout.size_bytes
         segment = Segment.create(path, size_bytes)
         segment.buffer[_HEADS_BYTES : _HEADS_BYTES + len(schema)] = schema
         words = segment.words(0, _HEAD_WORDS)
-        words[0], words[_SCHEMA_BYTES], words[_CHECKED] = _MAGIC, len(schema), int(checked)
+        words[_SCHEMA_BYTES] = len(schema)
         words.release()
         return cls(segment, layout)
 
     @classmethod
     def attach(cls, path: Path) -> _Bank:
-        """Open a segment of params.
-
-        Raises:
-          StreamClosed: it does not exist. CodecError: it holds something else.
-        """
+        """Open a segment of params. Raises StreamClosed: it does not exist."""
         segment = Segment.attach(path)
-        words = segment.words(0, _HEAD_WORDS) if segment.size_bytes >= _HEADS_BYTES else None
-        if words is None or words[0] != _MAGIC:
-            raise CodecError(f"{path} holds no params of this version of jsrl; remove it or use another run folder.")
+        words = segment.words(0, _HEAD_WORDS)
         end = _HEADS_BYTES + words[_SCHEMA_BYTES]
         words.release()
-        leaves = decode_schema(segment.buffer[_HEADS_BYTES:end])
-        layout = make_layout(leaves)
-        if align(end) + _COPIES * layout.size_bytes > segment.size_bytes:
-            raise CodecError(f"{path} is shorter than its schema says; remove it or use another run folder.")
-        return cls(segment, layout)
+        return cls(segment, make_layout(decode_schema(segment.buffer[_HEADS_BYTES:end])))
 
     def views(self, number: int) -> list[np.ndarray]:
         return self.layout.views(self.copies[number % _COPIES])

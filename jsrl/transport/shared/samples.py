@@ -83,7 +83,7 @@ class SharedSampleConsumer(ConsumerEnd):
 
     def __init__(self, place: str, schema: Tree, **options: Any):
         super().__init__(schema, **options)
-        self.queue.address = address_of(place)
+        self.address = address_of(place)
         self._peers: dict[ProducerId, _Peer] = {}
         self._silent: dict[ProducerId, LegPage] = {}  # pages of producers that have not committed anything yet
         self._connections = Connections(place, self)
@@ -96,26 +96,26 @@ class SharedSampleConsumer(ConsumerEnd):
             self._thread.start()
 
     def _run(self) -> None:
-        while not self.queue.closed:
+        while not self._closed:
             self._connections.serve(-1)
 
     @property
     def ledger(self) -> Ledger:
         self._connections.serve(0.0)
-        return self.queue.ledger
+        return self._ledger
 
     def pending(self) -> int:
         self._connections.serve(0.0)
-        return len(self.queue)
+        return len(self._waiting)
 
     def get(self, timeout_s: float) -> Lease:
-        if (lease := self.queue.take()) is not None:
-            return lease
-        self._connections.serve(0.0)  # what was committed is here then, also without waiting
-        return self.queue.take_within(timeout_s)
+        if (lease := self._take()) is None:
+            self._connections.serve(0.0)  # what was committed is here then, also without waiting
+            return super().get(timeout_s)
+        return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        token = self.queue.finish(lease, outcome)
+        token = self._finish(lease, outcome)
         if token is not None:
             peer, block = token
             with self._lock:
@@ -129,13 +129,13 @@ class SharedSampleConsumer(ConsumerEnd):
 
     def fence(self, producer: ProducerId) -> None:
         with self._lock:
-            self.hello_checker.admission.fence(producer)
+            self.door.fence(producer)
             peer = self._peers.get(producer)
             if peer is not None:
                 self._part(peer, "this incarnation was fenced by the consumer")
 
     def close(self) -> None:
-        if not self.queue.close():  # later arrivals count as dropped
+        if not self._drop_all():  # later arrivals count as dropped
             return
         self._connections.wake()
         if self._thread is not None:
@@ -148,11 +148,11 @@ class SharedSampleConsumer(ConsumerEnd):
     # -- called by the connections
 
     def complain(self, error: SpecMismatch) -> None:
-        self.queue.complain(SpecMismatch(str(error)))
+        self._complain(SpecMismatch(str(error)))
 
     def admit(self, hello: Hello, connection: socket.socket) -> _Peer:
         producer = hello.sender
-        self.hello_checker.admission.check_incarnation(producer)
+        self.door.check_incarnation(producer)
         for older in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
             self._part(older, f"replaced by incarnation {producer.incarnation}")
         num_blocks = choose_blocks(self._blocks_per_producer, len(hello.groups))
@@ -160,9 +160,9 @@ class SharedSampleConsumer(ConsumerEnd):
         if producer not in self._silent:  # else it gave up before the welcome came, and asks again
             place = self._connections.place
             transport, path = (SHARED, Path(place)) if is_path(place) else (LOCAL, None)
-            self._silent[producer] = self._count(producer, num_blocks, transport, path)
+            self._silent[producer] = self._connect(producer, num_blocks, transport, path)
         welcome(connection, Welcome(num_blocks, self._session), segment)
-        self.hello_checker.admission.admit(producer)
+        self.door.admit(producer)
         blocks = _blocks_in(segment, self.layout, self.schema, num_blocks, writeable=False)
         self._peers[producer] = peer = _Peer(producer, connection, segment, blocks, self._silent[producer])
         return peer
@@ -180,14 +180,14 @@ class SharedSampleConsumer(ConsumerEnd):
             except ConnectionResetError:  # it closed before it read everything; its own messages follow
                 continue
             except CodecError as error:
-                self.queue.complain(StreamError(f"{peer.producer.name}: {error}"))
+                self._complain(StreamError(f"{peer.producer.name}: {error}"))
                 break
             origin = None if commit.origin is None else _origin(*commit.origin)
             entry = Entry(peer.producer, commit.group, commit.sequence, origin)
             self._silent.pop(peer.producer, None)
-            self.queue.add(peer.blocks[commit.block], entry, (peer, commit.block), peer.page)
+            self._add(peer.blocks[commit.block], entry, (peer, commit.block), peer.page)
         if peer.producer in self._silent:
-            self.hello_checker.admission.leave(peer.producer)
+            self.door.leave(peer.producer)
         self._forget(peer, "this producer left")
 
     def _part(self, peer: _Peer, reason: str) -> None:
@@ -332,4 +332,4 @@ def _origin(name: str, incarnation: int, sequence: int) -> Origin:
 
 def _blocks_in(segment: Segment, layout: Any, schema: Tree, num_blocks: int, *, writeable: bool) -> list[Trajectory]:
     stride = align(max(layout.size_bytes, 1))
-    return [segment.tree(layout, schema, number * stride, writeable=writeable) for number in range(num_blocks)]
+    return [layout.tree(schema, segment.buffer, number * stride, writeable=writeable) for number in range(num_blocks)]

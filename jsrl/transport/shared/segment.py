@@ -13,12 +13,8 @@ import stat
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from jsrl.errors import ConfigError, StreamClosed
-from jsrl.transport.wire.schema import Layout
 
 _fence_lock = threading.Lock()
 
@@ -113,13 +109,6 @@ class Segment:
     def words(self, offset: int, count: int) -> memoryview:
         """Return `count` int64 words at `offset`; each is read and written atomically."""
         return memoryview(self.buffer)[offset : offset + 8 * count].cast("q")
-
-    def views(self, layout: Layout, offset: int = 0, *, writeable: bool = True) -> list[np.ndarray]:
-        return layout.views(self.buffer, offset, writeable=writeable)
-
-    def tree(self, layout: Layout, schema: Any, offset: int = 0, *, writeable: bool = True) -> Any:
-        """Return the arrays of a layout at `offset`, as a tree shaped like `schema`."""
-        return layout.tree(schema, self.buffer, offset, writeable=writeable)
 
     def close(self) -> None:
         """Close this end. Memory stays mapped until the last array that shows it is gone."""
