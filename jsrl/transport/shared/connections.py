@@ -282,7 +282,7 @@ def _answer(
         while True:
             connection.settimeout(min(max(0.001, remaining(deadline)), _SLICE_S))
             with contextlib.suppress(TimeoutError):
-                answer, descriptors, _, _ = socket.recv_fds(connection, MAX_BYTES, 1)
+                answer, descriptors, _, _ = socket.recv_fds(connection, MAX_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
                 break
             check()
             if remaining(deadline) <= 0:
