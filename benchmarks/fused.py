@@ -3,6 +3,8 @@
 PPO on CartPole, 64 environments x 64 rows, 4 epochs of 4 minibatches, two networks of 64x64 tanh units, on one core: the same
 work in both, evaluations off. Blocks alternate in fresh processes; the first calls of each, which compile, are not counted.
 PYTHON is an interpreter of an environment with rejax 0.1.3 and gymnax below 1.0 (rejax cannot step newer ones).
+
+`--alone ENVS` measures jsrl with another number of environments on this machine's device instead, by wall clock.
 """
 
 from __future__ import annotations
@@ -14,16 +16,21 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
 ENVS, ROWS, EPOCHS, MINIBATCHES = 64, 64, 4, 4
+STEPS = 1 << 20  # of a block of `--alone`
 ONE_CORE = {"PJRT_NPROC": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
 
 
-def ours(trajectories: int, blocks: int) -> list[float]:
-    """Return env steps per CPU-second of each block, of a fused worker in this process."""
+def ours(
+    trajectories: int, blocks: int, envs: int = ENVS, clock: Callable[[], float] = time.process_time
+) -> list[float]:
+    """Return env steps per CPU-second (or another clock's) of each block, of a fused worker in this process."""
     import tempfile
 
     from jsrl import EnvConfig, EvaluatorConfig, Experiment, PPOConfig
@@ -35,7 +42,7 @@ def ours(trajectories: int, blocks: int) -> list[float]:
         PPOConfig(num_epochs=EPOCHS, num_minibatches=MINIBATCHES, learning_rate=5e-4),
         EnvConfig("examples.jax_cartpole:CartPole", backend="jax"),
         placement="fused",
-        num_envs=ENVS,
+        num_envs=envs,
         rollout_length=ROWS,
         total_env_steps=10**9,
         evaluator=EvaluatorConfig(enabled=False),
@@ -46,9 +53,9 @@ def ours(trajectories: int, blocks: int) -> list[float]:
         speeds = []
         for _ in range(blocks + 1):
             worker._source._size = trajectories
-            before, begun_s = worker.env_steps, time.process_time()
+            before, begun_s = worker.env_steps, clock()
             worker.step()
-            speeds.append((worker.env_steps - before) / (time.process_time() - begun_s))
+            speeds.append((worker.env_steps - before) / (clock() - begun_s))
     return speeds[1:]
 
 
@@ -81,12 +88,29 @@ def rejax(trajectories: int, blocks: int) -> list[float]:
     return speeds
 
 
+def alone(envs: int) -> dict[str, Any]:
+    """Return env steps per second of jsrl on the device here."""
+    import jax
+
+    trajectories = max(2, STEPS // (envs * ROWS))
+    speed = statistics.median(ours(trajectories, 5, envs, time.perf_counter))
+    return {"device": jax.local_devices()[0].device_kind, "envs": envs, "rows": ROWS, "env_steps_per_s": round(speed)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rejax", required=True, help="an interpreter that has rejax")
+    compared = parser.add_mutually_exclusive_group(required=True)
+    compared.add_argument("--rejax", help="an interpreter that has rejax")
+    compared.add_argument("--alone", type=int, metavar="ENVS")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--out", type=Path, help="where to write the numbers")
     asked = parser.parse_args()
+    if asked.alone:
+        text = json.dumps(alone(asked.alone))
+        print(text)
+        if asked.out:
+            asked.out.write_text(text + "\n")
+        return
     found: dict[str, list[float]] = {"jsrl": [], "rejax": []}
     for pair in range(asked.pairs):
         for system in sorted(found, reverse=bool(pair % 2)):

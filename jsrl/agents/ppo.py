@@ -60,7 +60,7 @@ class PPOConfig:
     scores_rows: ClassVar[bool] = True
 
     # fmt: off
-    learning_rate: PositiveFinite = option(3e-4, "learning rate of the optimizer.")
+    learning_rate: PositiveFinite = option(3e-4, "learning rate.")
     schedule: Any = option("constant", ac.SCHEDULE_HELP)
     total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     optimizer: Any = option("adam", ac.OPTIMIZER_HELP)

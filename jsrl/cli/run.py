@@ -194,7 +194,7 @@ def settled_args(asked: cli.CommandLine) -> list[str]:
     from jsrl.graph.plan import decided, make_plan
 
     experiment = fastest(asked)
-    make_plan(decided(experiment)[0], "(not run)", SHM / "jsrl", graph=asked.run.graph)
+    make_plan(decided(experiment)[0], "(not run)", SHM / "jsrl", edit=asked.run.graph)
     return [*cli.spelled(experiment, asked.experiment), "--profile", "none"]
 
 
@@ -232,7 +232,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
         layouts.append(layout := lay_out(needs, read_hosts(hosts_file)))
         return layout.hosts_of_workers
 
-    plan = make_plan(experiment, "(not run)", SHM / "jsrl", graph=graph, place=place)
+    plan = make_plan(experiment, "(not run)", SHM / "jsrl", edit=graph, place=place)
     print(describe(plan, accelerators(), *layouts))
     if plan_file is not None:
         try:

@@ -91,7 +91,7 @@ class Plan:
         e = self.experiment
         apart = not self.hosts.are_here(job.name for job in self.jobs)  # streams to other hosts need none
         if not e.where.shares_memory or e.recording is not None or apart:
-            return 3 * self.schemas.params_bytes
+            return 3 * self.schemas.params_bytes  # their segment holds three copies
         return self.stream_bytes + sum(map(self._bytes_beside, self.policies.values()))
 
     def _bytes_beside(self, policy: PolicyPart) -> int:
@@ -118,33 +118,33 @@ def make_plan(
     experiment: Experiment,
     folder: str,
     memory_folder: Path,
-    graph: Edit | None = None,
+    edit: Edit | None = None,
     place: Callable[[Plan], Hosts] = lambda plan: ALONE,
 ) -> Plan:
     """Return the jobs of an experiment.
 
     Args:
       experiment: what to run. folder: the run's. memory_folder: for shared memory and sockets.
-      graph: see jsrl.graph.graph_file.resolve.
+      edit: of its graph; see jsrl.graph.graph_file.resolve.
       place: returns the host of each worker, from the plan in which all are on this one.
     """
-    resolved, changed = resolve(experiment, graph)
-    check(resolved)
-    check_fits(resolved, experiment)
-    policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
+    graph, changed = resolve(experiment, edit)
+    check(graph)
+    check_fits(graph, experiment)
+    policies = {name: _with_values_filled(policy) for name, policy in policies_of(graph, experiment).items()}
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.video.enabled:
         import_target(CHECKS["films"])(experiment.filmed_env)
     spec = find_spec(experiment)
     seats, schemas = _seats_and_schemas(experiment, policies, spec)
     sides = None if experiment.director is None else sides_of(spec, seats)
-    _check_same_rows(resolved, schemas)
-    alone = Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed)
+    _check_same_rows(graph, schemas)
+    alone = Plan(experiment, graph, policies, schemas, (), memory_folder, changed=changed)
     alone = _with_jobs(alone, seats, sides, folder)
     hosts = place(alone)
     if hosts == ALONE:
         return alone
-    graph = with_servers(resolved, hosts.servers) if hosts.servers else resolved
+    graph = with_servers(graph, hosts.servers) if hosts.servers else graph
     return _with_jobs(dataclasses.replace(alone, graph=graph, hosts=hosts), seats, sides, folder)
 
 
@@ -217,7 +217,7 @@ def _seats_and_schemas(
     return seats, schemas
 
 
-def _resolved(policy: PolicyPart) -> PolicyPart:
+def _with_values_filled(policy: PolicyPart) -> PolicyPart:
     """Return a policy with its experiment's values filled into its agent's config."""
     own = policy.experiment
     return dataclasses.replace(

@@ -383,8 +383,8 @@ FAULTS = (
     ),
     Fault(
         "every update draws with the same key",
-        "        key = jax.random.fold_in(self._settings.key, self.number)\n",
-        "        key = jax.random.fold_in(self._settings.key, 0)\n",
+        "agent.update(state, batch, jax.random.fold_in(key, number), axis_name=axis_name)",
+        "agent.update(state, batch, jax.random.fold_in(key, 0), axis_name=axis_name)",
         ("tests/workers/test_evaluator_and_learner.py::test_every_update_has_its_own_key",),
     ),
     Fault(

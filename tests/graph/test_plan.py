@@ -66,7 +66,7 @@ def experiment(**values) -> Experiment:
 
 
 def plan_of(graph=None, **values):
-    return make_plan(experiment(**values), "runs/x", MEMORY, graph=graph)
+    return make_plan(experiment(**values), "runs/x", MEMORY, edit=graph)
 
 
 def agent_with(act=None, core=()):

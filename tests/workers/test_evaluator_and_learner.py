@@ -16,7 +16,6 @@ from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Update, Up
 from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.errors import AgentFault, NonFiniteUpdate
-from jsrl.parallel import data_parallel
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command
 from jsrl.services.snapshots.store import SnapshotStore
@@ -431,12 +430,10 @@ class LearnerRig:
         self.producer = connect_samples(self.consumer.address, SPEC, ProducerId("actor-0", 0), 1, 1.0)
         plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, reuse=reuse, start_updates=start, epoch=epoch)
         steps = total // reuse * T * B
-        settings = LearnerSettings(
-            jax.random.key(0), steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0
-        )
+        settings = LearnerSettings(steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0)
         self.published, self.heard, self.folder = Published(), EventRecorder(), folder
         source = FromStream(Batcher(self.consumer, SPEC, plan), T * B)
-        updater = OwnUpdate(AGENT, data_parallel(change, jax.local_devices()[:1], donate=False))
+        updater = OwnUpdate(AGENT._replace(update=change), jax.local_devices()[:1], jax.random.key(0), donate=False)
         store = SnapshotStore(folder / "state")
         outlet = OpenOutlet(lambda: self.published, store, self.heard, Meter("learner"))
         gates = [FiniteCheck(updater, folder), CountsItself(1)]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.agents.base import ActParams, AgentState, UpdateOutput
+from jsrl.agents.base import ActParams, AgentState
 from jsrl.errors import EnvironmentFault
 from jsrl.parallel import OnEach
 from jsrl.types import Array, Tree
@@ -81,16 +81,16 @@ class FusedUpdate(Updater):
         agent = self._own.saved(state.agent)
         return agent._replace(extra=WithEnvs(agent.extra, jax.device_get(state.envs)))
 
-    def compile(self, state: FusedState, batch: Any, key: Array) -> None:
+    def compile(self, state: FusedState, batch: Any) -> None:
         self._run.compile(state.agent, state.envs, batch)
 
-    def __call__(self, state: FusedState, batch: Any, key: Array) -> tuple[FusedState, UpdateOutput]:
+    def __call__(self, state: FusedState, batch: Any, number: int) -> tuple[FusedState, Any, None]:
         """Play and learn from `batch` trajectories of each group: an int32.
 
         A call ends before an update that is not finite, and the next one returns that update's metrics alone.
         """
         if self._failed is not None:
-            return state, UpdateOutput(self._failed)
+            return state, (self._failed, state.params), None
         agent, envs, made = self._run(state.agent, state.envs, batch)
         self.made = made = jax.device_get(made)
         if not made.episodes.finite:
@@ -100,7 +100,7 @@ class FusedUpdate(Updater):
             )
         state = FusedState(agent, envs)
         self._failed = None if made.good else made.last
-        return state, UpdateOutput(made.metrics if made.good or made.batches else made.last)
+        return state, (made.metrics if made.good or made.batches else made.last, state.params), None
 
     def failed(self, before: FusedState, after: FusedState, batch: Any) -> Failed:
         """Return the failed update: its trajectory is played again, from the state that was kept."""

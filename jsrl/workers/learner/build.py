@@ -20,7 +20,7 @@ from jsrl.transport.ledger.legs import ledger_path, leg_folder
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, named_leaves, spec_of
-from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
+from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.attached.prefetched import Prefetched
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import bind_publisher, bind_reader
@@ -104,7 +104,6 @@ def open_outlet(job: Job, meter: Meter, reporter: Reporter) -> Outlet:
 def settings_of(job: Job, start: LearnerStart) -> LearnerSettings:
     e = job.experiment
     return LearnerSettings(
-        key=stream_key(e.seed, UPDATE_STREAM),
         total_env_steps=e.total_env_steps,
         epoch=start.epoch,
         start_updates=job.start_point.updates,
@@ -125,7 +124,9 @@ def settings_of(job: Job, start: LearnerStart) -> LearnerSettings:
 def with_total(job: Job) -> Any:
     """Return the experiment of a job, whose agent knows the updates of the whole run, earlier starts included."""
     e = job.experiment
-    if getattr(e.agent, "total_updates", None) != e.total_updates:
+    if (
+        getattr(e.agent, "total_updates", None) != e.total_updates
+    ):  # the user's own number; else the plan has filled it in
         return e
     return dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
 
