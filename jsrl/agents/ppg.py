@@ -158,11 +158,8 @@ def ppg(config: PPGConfig, spec: EnvSpec) -> Agent:
         (learned, opt_state), reported = every(number, state.updates, auxiliary, start, kept.reported)
         weights = ac.Weights(learned.policy, learned.value)
         state = pack(parts, weights, state.params.moments, state.opt_state, state.extra, state.updates)
-        return (
-            state,
-            Phase((), rows, learned.head, opt_state, reported),
-            output._replace(metrics=output.metrics | reported),
-        )
+        output = output._replace(metrics=output.metrics | reported)
+        return state, Phase((), rows, learned.head, opt_state, reported), output
 
     return with_extra(policy_phase, begin, update)
 
