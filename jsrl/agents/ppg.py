@@ -120,10 +120,10 @@ def ppg(config: PPGConfig, spec: EnvSpec) -> Agent:
     policy_phase = ppo(config, spec, network)
 
     def begin(own: Tree) -> Phase:
-        weights = jax.eval_shape(network.init, jax.random.key(0))
+        policy, value = jax.eval_shape(network.init, jax.random.key(0))
         zeros = partial(jnp.zeros, dtype=jnp.float32)
-        head = {"kernel": zeros(num_features(network, weights[0], agent_spec)), "bias": zeros(())}
-        opt_state = optimizer.init(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), Weights(*weights, head)))
+        head = {"kernel": zeros(num_features(network, policy, agent_spec)), "bias": zeros(())}
+        opt_state = optimizer.init(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), Weights(policy, value, head)))
         observation = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), agent_spec.observation)
         kept = Rows(observation, zeros(size), RowMasks(zeros(size), zeros(size)))
         reported = {name: zeros(()) for name in ("loss_auxiliary", "kl_clone")}
@@ -192,7 +192,8 @@ def auxiliary_phase(
     Args:
       rows: of N batches, leaves [N, T, C, ...].
     """
-    config, moments = parts.config, state.params.moments
+    config: Any = parts.config
+    moments = state.params.moments
     if axis_name is not None:  # each device reads its share of the columns
         share = rows.target.shape[2] // jax.lax.axis_size(axis_name)
         first = jax.lax.axis_index(axis_name) * share
@@ -226,14 +227,14 @@ def read(parts: Components, weights: Weights, moments: Tree, observation: Tree) 
 
 
 def auxiliary_loss(
-    parts: Components, weights: Weights, moments: Tree, batch: Batch, mean: Means
+    parts: Components, weights: Weights, moments: Tree, batch: Any, mean: Means
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the loss of the auxiliary phase, and metrics.
+    """Return the loss of the auxiliary phase for a `Batch`, and metrics.
 
     mean( (V_head - target)^2 / 2 ) + clone_coef mean( KL(old policy || policy) ) + mean( (V - target)^2 / 2 ); the value
     losses are those of the config.
     """
-    config = parts.config
+    config: Any = parts.config
     outputs, auxiliary, value = read(parts, weights, moments, batch.observation)
 
     def loss_of(value: Array) -> Array:
