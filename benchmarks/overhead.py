@@ -150,7 +150,7 @@ def ns_per_call(folder: Path) -> dict[str, float]:
         "ledger.finish": timed(lambda: kept.finish("consumed")) - timed(lambda: plain.finish("consumed")),
         "ledger.mark": timed(lambda: kept.mark(True)),
         "ledger.hold": timed(lambda: kept.hold(3)),
-        "pages.begin": timed(page.begin),
+        "pages.begin": timed(lambda: page.begin(1)),
         "pages.commit": timed(page.commit),
         "pages.receive": timed(page.receive),
     }

@@ -41,13 +41,13 @@ DEVICES = "import jax; print([[d.platform, d.device_kind] for d in jax.devices()
 LAST_LINES = 30
 GRAPHS = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "command_buffer_thunk=3"}
 XLA = {
-    "no-graphs": {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="},
+    "graphless": {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="},
     "loops": {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"},
     "unrolled": {"XLA_FLAGS": "--xla_gpu_command_buffer_unroll_loops=true"},
     "smallest": {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"},
     "rbg": {"JAX_DEFAULT_PRNG_IMPL": "rbg"},
-    "never-updated": {"XLA_FLAGS": "--xla_gpu_command_buffer_update_mode=NEVER_UPDATE"},  # results may be wrong
-    "updates-logged": GRAPHS,  # prints "Updated command buffer in N us"
+    "frozen": {"XLA_FLAGS": "--xla_gpu_command_buffer_update_mode=NEVER_UPDATE"},  # results may be wrong
+    "logged": GRAPHS,  # prints "Updated command buffer in N us"
 }
 
 

@@ -31,7 +31,7 @@ def check(experiment: Experiment) -> None:
             "policies={NAME: PolicyConfig(agent, seats=...)}. To train policies on environments of their own, see "
             "Two policies in docs/dataflow.md."
         )
-    check_policies(e.policies, e.agent, e.seed)
+    check_policies(e)
     _check_learns_from(e)
     if e.stop_at_return is not None and not e.evaluator.enabled:
         raise ConfigError(
@@ -262,8 +262,8 @@ def _check_fused(e: Experiment) -> None:
     """In a fused program one policy learns from whole batches of its own environments, a group on each device."""
     if not e.env.in_jax:
         raise ConfigError(
-            f"placement fused compiles the environment, and {e.env.id!r} is not in JAX; give a gymnax: id or your own with "
-            "env.backend=jax (jsrl.extend.JaxEnv), or another placement."
+            f"placement fused compiles the environment, and {e.env.id!r} is not in JAX; give one of gymnax:, brax:, "
+            "jaxmarl: or craftax:, or your own with env.backend=jax (jsrl.extend.JaxEnv), or another placement."
         )
     devices = e.learner.num_devices or 1
     others = {

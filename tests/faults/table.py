@@ -235,14 +235,14 @@ FAULTS = (
     ),
     Fault(
         "a producer that waits for room is not woken",
-        "        return bool(self._words[_WAITING])\n",
-        "        return False\n",
-        (f"{SAMPLES}::test_waiting_producer_is_woken_by_the_doorbell",),
+        "                peer.freed.append(block)\n                self._give_back(peer)\n",
+        "                peer.freed.append(block)\n",
+        (f"{SAMPLES}::test_room_made_while_a_producer_waits_wakes_it[shm]",),
     ),
     Fault(
         "closing counts one of many trajectories in flight",
-        'self.ledger.finish("closed", held)',
-        'self.ledger.finish("closed", 1)',
+        'self._ledger.finish("closed", held)',
+        'self._ledger.finish("closed", 1)',
         (
             f"{SAMPLES}::test_closing_drops_what_is_in_flight[local]",
             f"{SAMPLES}::test_closing_drops_what_is_in_flight[shm]",
@@ -250,8 +250,8 @@ FAULTS = (
     ),
     Fault(
         "commits are read one place off",
-        "            start = _COMMIT_WORDS * (index % self.num_blocks)\n",
-        "            start = _COMMIT_WORDS * ((index + 1) % self.num_blocks)\n",
+        "            self._add(peer.blocks[commit.block],",
+        "            self._add(peer.blocks[commit.block - 1],",
         (f"{SAMPLES}::test_trajectories_arrive_as_they_were_written[shm]",),
     ),
     Fault(
@@ -292,8 +292,8 @@ FAULTS = (
     ),
     Fault(
         "new params ring nobody's bell",
-        "            bell.ring()\n            if sweep",
-        "            if sweep",
+        "        self._wake_readers()\n",
+        "",
         (f"{PARAMS}::test_publish_wakes_a_waiting_reader",),
     ),
     Fault(

@@ -209,15 +209,15 @@ def test_a_team_of_opposed_sides_is_refused(agent):
     duel, hiding = make_spec(EnvConfig("matrix:biased_rps")), make_spec(EnvConfig("hide_and_seek:quadrant"))
     told = r"'one' plays the sides player_0 and player_1 of 'matrix:biased_rps', .* give each side a policy"
     with pytest.raises(ConfigError, match=told):
-        check_team("one", TEAM[agent], {"player_0": 0, "player_1": 1}, duel)
+        check_team("one", PolicyConfig(TEAM[agent]), {"player_0": 0, "player_1": 1}, duel)
     with pytest.raises(ConfigError, match="the sides hiders and seekers"):
-        check_team("one", TEAM[agent], dict(zip(hiding.names, range(4), strict=True)), hiding)
-    check_team("one", TEAM[agent], {"player_0": 0}, duel)
-    check_team("hiders", TEAM[agent], {"hider_0": 0, "hider_1": 1}, hiding)
+        check_team("one", PolicyConfig(TEAM[agent]), dict(zip(hiding.names, range(4), strict=True)), hiding)
+    check_team("one", PolicyConfig(TEAM[agent]), {"player_0": 0}, duel)
+    check_team("hiders", PolicyConfig(TEAM[agent]), {"hider_0": 0, "hider_1": 1}, hiding)
     for accepted in (make_spec(EnvConfig("matrix:two_step")), dataclasses.replace(duel, zero_sum=False)):
-        check_team("one", TEAM[agent], {"player_0": 0, "player_1": 1}, accepted)
+        check_team("one", PolicyConfig(TEAM[agent]), {"player_0": 0, "player_1": 1}, accepted)
     for other in (SMALL, MAPPOConfig(), AgentReference("tests:none")):
-        check_team("one", other, {"player_0": 0, "player_1": 1}, duel)
+        check_team("one", PolicyConfig(other), {"player_0": 0, "player_1": 1}, duel)
 
 
 @pytest.mark.slow

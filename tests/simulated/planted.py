@@ -96,6 +96,12 @@ FAULTS = (
         "",
     ),
     Planted(
+        "a rank is called silent while its host is cut off",
+        SUPERVISION,
+        "        return max(self.beat_s, self.unheard_s)\n",
+        "        return self.beat_s\n",
+    ),
+    Planted(
         "only the rank that died restarts",
         SUPERVISION,
         "        ranks = [self.lives[name] for name in self.rules[life.worker].ranks]\n        first",

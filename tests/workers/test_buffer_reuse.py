@@ -23,8 +23,8 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.metrics.phases import Phases
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId, Request
-from jsrl.transport.local.samples import aligned_zeros
 from jsrl.transport.table import bind_samples, connect_samples
+from jsrl.transport.wire.schema import aligned_zeros
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.attached.prefetched import Prefetched

@@ -26,10 +26,8 @@ from jsrl import (
     PPOConfig,
     PQNConfig,
     SACConfig,
-    make_env,
     run,
 )
-from jsrl.agents.base import ActOutput, Agent
 from jsrl.cli.replay_update import replay_update
 from jsrl.errors import ConfigError, EnvironmentFault, NonFiniteUpdate, WorkerDied
 from jsrl.experiment import LearnerConfig, ReplayConfig
@@ -40,10 +38,9 @@ from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.tools.report.evidence import RunSetup, find_bottleneck
 from jsrl.workers.base import NullReporter
 from jsrl.workers.fused.kind import KIND as FUSED
-from jsrl.workers.fused.program import Program
-from jsrl.workers.fused.worker import group_keys
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import build_worker
+from tests.envs.jax_rows import assert_rows_agree
 from tests.fake_devices import fake_devices
 from tests.marks import marked
 
@@ -84,6 +81,7 @@ AGENTS: dict[str, Any] = {
     "ppg": PPGConfig(
         num_minibatches=2, phase_rows=3 * 4 * STEPS, aux_epochs=2, aux_minibatches=2, learning_rate=1e-3, network=SMALL
     ),
+    "seats": PPO,
     "pqn": PQNConfig(num_minibatches=4, network=NetworkConfig(hidden=(16,), layer_norm=True)),
 }
 
@@ -131,6 +129,8 @@ def compilations() -> Iterator[list[str]]:
 @pytest.mark.parametrize("name", marked(AGENTS, slow=AGENTS.keys() - {"ppo", "ppg"}, nightly={"ppg"}))
 def test_it_trains_as_a_serial_run(name: str, tmp_path: Path) -> None:
     e = experiment(AGENTS.get(name, PPO), updates=8 if name == "ppo" else 50)
+    if name == "seats":  # both are played by the policy
+        e = dataclasses.replace(e, env=EnvConfig("tests.envs.test_jax_env:Tug", backend="jax"))
     if name == "two devices":
         e = dataclasses.replace(e, num_groups=2, learner=LearnerConfig(num_devices=2))
     serial = run(dataclasses.replace(e, placement="serial"), runs_dir=tmp_path, display="quiet", name="serial")
@@ -152,47 +152,10 @@ def test_it_trains_as_a_serial_run(name: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
-class Counting:
-    """Acts from a table; its core counts the rows since the reset, and is stored beside each row."""
-
-    def __init__(self, actions: np.ndarray) -> None:
-        self.agent = Agent(lambda key: (), lambda size: jnp.zeros((size, 1), jnp.int32), self.act, lambda: ())
-        self.actions = actions
-
-    def act(self, params, key, observation, is_first, core, *, greedy=False):
-        before = jnp.where(is_first[:, None], 0, core)
-        action = (before[:, 0] + jnp.arange(len(is_first), dtype=jnp.int32)) % 2
-        return ActOutput(action, jnp.zeros(len(is_first)), {"count": before[:, 0]}), before + 1
-
-
 @pytest.mark.parametrize("limit", [3, 1_000])  # most episodes are truncated, or all terminate
 def test_rows_are_those_of_actors(limit: int) -> None:
-    config = EnvConfig(f"{__name__}:Drift", kwargs={"limit": limit}, backend="jax", max_episode_steps=None)
-    env, agent = make_env(config, 3, 5, group=1), Counting(np.zeros(0)).agent
-    extras = {"count": ArraySpec((), "int32")}
-    program = Program(agent, Drift(limit), env.spec, extras, num_rows=STEPS, num_envs=3)
-    envs = program.begin(group_keys(5, 5, 1))
-    step = env.reset()
-    played, ended, total = jax.jit(program.play), 0, 0.0
-    for _ in range(3):
-        envs, rows, episodes = played((), envs)
-        rows = jax.tree.map(np.asarray, rows)
-        assert (rows.core[:, 0] >= 0).all()
-        for t in range(STEPS):
-            np.testing.assert_array_equal(rows.is_first[t], step.is_first)
-            np.testing.assert_allclose(rows.observation[t], step.observation, rtol=1e-6)
-            assert (rows.extras["count"][t][step.is_first] == 0).all()
-            assert (rows.extras["count"][t][~step.is_first] > 0).all()
-            step = env.step(rows.action[t])
-            np.testing.assert_allclose(rows.reward[t], step.reward, rtol=1e-6)
-            np.testing.assert_array_equal(rows.discount[t], step.discount)
-            ended += len(step.episodes)
-            total += sum(episode.return_ for episode in step.episodes)
-        np.testing.assert_allclose(rows.observation[STEPS], step.observation, rtol=1e-6)
-        np.testing.assert_array_equal(rows.is_first[STEPS], step.is_first)
-        ended, total = ended - int(episodes.count), total - float(episodes.return_)
-    assert ended == 0 and abs(total) < 1e-3
-    assert (rows.discount == 0).any() or limit == 3
+    endings = assert_rows_agree(EnvConfig(f"{__name__}:Drift", kwargs={"limit": limit}, backend="jax"))
+    assert any(endings) and all(endings) == (limit > 3)
 
 
 def test_a_resume_continues_every_bit(tmp_path: Path) -> None:

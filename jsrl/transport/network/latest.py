@@ -19,7 +19,7 @@ import numpy as np
 from jsrl.errors import CodecError, StreamClosed, StreamError
 from jsrl.transport.door.hello import Refused, raise_refusal, refusal
 from jsrl.transport.door.keys import ClientKeys, KeyPath
-from jsrl.transport.local.params import LatestStore
+from jsrl.transport.ends.params import LatestStore
 from jsrl.transport.network.link import BindingLink, ConnectingLink
 from jsrl.transport.network.sockets import SILENCE_MS
 from jsrl.transport.network.thread import SocketThread

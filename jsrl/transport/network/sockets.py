@@ -15,7 +15,7 @@ from pathlib import Path
 import zmq
 
 from jsrl.errors import ConfigError
-from jsrl.transport.door.unix_socket import is_alive
+from jsrl.transport.shared.connections import is_alive
 
 SILENCE_MS = 10000
 # The ports at which sockets of this host may listen; without it any.

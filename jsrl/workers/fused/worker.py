@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jsrl.agents.base import MADE, AgentState, UpdateOutput
-from jsrl.envs.adapters.in_jax import make_one
+from jsrl.envs.adapters.in_jax import make_single
 from jsrl.envs.rows import vector_seed
 from jsrl.references.importing import shown_target
 from jsrl.services.metrics.metrics import Meter
@@ -167,7 +167,7 @@ def fused_update(job: Job, own: OwnUpdate) -> FusedUpdate:
     e, devices = job.experiment, devices_for(job.experiment)
     program = Program(
         own.agent,
-        make_one(e.env, e.env.id if callable(e.env.id) else None),
+        make_single(e.env, e.env.id if callable(e.env.id) else None),
         job.schemas.env,
         job.schemas.act.extras,
         num_rows=e.rollout_length,

@@ -21,7 +21,6 @@ from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, named_leaves, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
-from jsrl.workers.attached.prefetched import Prefetched
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import bind_publisher, bind_reader
 from jsrl.workers.jobs import Job, StartPoint, check_params
@@ -36,6 +35,7 @@ from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import snapshot_store
 
 # imported only where a learner has ranks, a director (or keeps its first params), reads a recording, or has replay
+PREFETCHED = "jsrl.workers.attached.prefetched:Prefetched"
 PART = "jsrl.workers.attached.ranks:part_of"
 ONLY_FINITE = "jsrl.workers.attached.ranks:OnlyFinite"
 DIRECTED = "jsrl.workers.attached.directed:director_gate"
@@ -167,7 +167,7 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
 
     join = functools.partial(Batcher, phases=phases, refusals=Refusals(job.name, reporter), ask=ask)
     source = source_of(job)(job, batch_plan(job, devices, start.epoch), start, join)
-    return Prefetched(source, phases) if prefetch else source
+    return import_target(PREFETCHED)(source, phases) if prefetch else source
 
 
 def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source]:
