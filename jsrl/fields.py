@@ -125,6 +125,12 @@ def decoding() -> Iterator[None]:
         _DECODING.reset(before)
 
 
+def filled(config: T, **values: Any) -> T:
+    """Return a config with values that follow from its own; both were checked."""
+    with decoding():
+        return dataclasses.replace(config, **values)  # type: ignore[type-var]
+
+
 def is_decoding() -> bool:
     """Return whether configs are made of values that were checked before."""
     return _DECODING.get()

@@ -35,7 +35,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.numbers import with_changes
 from jsrl.experiment.policies import all_opponents
-from jsrl.fields import AUTO, decoding
+from jsrl.fields import AUTO, decoding, filled
 from jsrl.graph.devices import check_devices, set_flags_here
 from jsrl.graph.graph_file import (
     FILE,
@@ -163,7 +163,7 @@ def with_paths(experiment: Experiment) -> Experiment:
         None if path is None else str(Path(path).expanduser().absolute())
         for path in (experiment.record, experiment.recording)
     )
-    return dataclasses.replace(experiment, record=record, recording=recording)
+    return filled(experiment, record=record, recording=recording)
 
 
 def _given(value: object, resume: str | None, runs_dir: str | os.PathLike[str]) -> Experiment:

@@ -11,7 +11,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment.experiment import Experiment
 from jsrl.experiment.placements import PlacementName
 from jsrl.experiment.settings import Trained
-from jsrl.fields import AUTO
+from jsrl.fields import AUTO, filled
 from jsrl.types import EnvSpec, is_image, own_leaves
 
 ENVS_PER_ACTOR = 8  # with fewer, acting in small batches costs more than another core gains
@@ -64,10 +64,10 @@ def _placement(experiment: Experiment, machine: Machine, spec: Callable[[], EnvS
 
 def with_replays(experiment: Experiment) -> tuple[Experiment, list[str]]:
     """Return the experiment with `auto` decided for the replay of each agent, and a line about each that has one."""
-    policies = {name: dataclasses.replace(policy, replay=policy.buffer) for name, policy in experiment.policies.items()}
+    policies = {name: filled(policy, replay=policy.buffer) for name, policy in experiment.policies.items()}
     lines = [_usual_line(f"policies.{name}.", policy) for name, policy in experiment.policies.items()]
     lines += [] if policies else [_usual_line("", experiment)]
-    decided = dataclasses.replace(experiment, policies=policies, replay=AUTO if policies else experiment.buffer)
+    decided = filled(experiment, policies=policies, replay=AUTO if policies else experiment.buffer)
     return decided, list(filter(None, lines))
 
 

@@ -14,6 +14,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import decided_for, with_replays
 from jsrl.experiment.building import resolved_agent
 from jsrl.experiment.policies import all_opponents, check_team, find_seats, first_hyperparameters
+from jsrl.fields import filled
 from jsrl.graph.check import check, check_fits
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.graph_file import Edit, resolve
@@ -133,7 +134,7 @@ def make_plan(
     check(graph)
     check_fits(graph, experiment)
     policies = {name: _with_values_filled(policy) for name, policy in policies_of(graph, experiment).items()}
-    experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
+    experiment = filled(experiment, agent=resolved_agent(experiment))
     if experiment.video.enabled:
         import_target(PARTS["films"])(experiment.filmed_env)
     spec = find_spec(experiment)
@@ -162,7 +163,7 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
     several = len(experiment.policies) > 1
     run = RunFacts(len(graph.workers), tuple(plan.policies), several, keeps_initial, sides)
 
-    without_agent = {name: dataclasses.replace(policy.experiment, agent=None) for name, policy in plan.policies.items()}
+    without_agent = {name: filled(policy.experiment, agent=None) for name, policy in plan.policies.items()}
 
     def job_of(worker: WorkerNode, index: int, name: str) -> Job:
         policy, seat_group = plan.policies[name], next(first for first in seats if seats[first] == seats[name])
@@ -222,7 +223,7 @@ def _with_values_filled(policy: PolicyPart) -> PolicyPart:
     """Return a policy with its experiment's values filled into its agent's config."""
     own = policy.experiment
     return dataclasses.replace(
-        policy, experiment=dataclasses.replace(own, agent=resolved_agent(own), replay=own.buffer, num_envs=own.envs)
+        policy, experiment=filled(own, agent=resolved_agent(own), replay=own.buffer, num_envs=own.envs)
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
+from jsrl.fields import filled
 from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.snapshots.store import SnapshotStore
@@ -128,7 +128,7 @@ def with_total(job: Job) -> Any:
         getattr(e.agent, "total_updates", None) != e.total_updates
     ):  # the user's own number; else the plan has filled it in
         return e
-    return dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
+    return filled(e, agent=filled(e.agent, total_updates=job.total_updates))
 
 
 def gates_of(job: Job, start: LearnerStart, updater: Any, reporter: Reporter) -> list[Gate]:
