@@ -56,6 +56,7 @@ def ours(
             before, begun_s = worker.env_steps, clock()
             worker.step()
             speeds.append((worker.env_steps - before) / (clock() - begun_s))
+        worker.close()
     return speeds[1:]
 
 
@@ -92,7 +93,7 @@ def alone(envs: int) -> dict[str, Any]:
     """Return env steps per second of jsrl on the device here."""
     import jax
 
-    trajectories = max(2, STEPS // (envs * ROWS))
+    trajectories = min(64, max(2, STEPS // (envs * ROWS)))
     speed = statistics.median(ours(trajectories, 5, envs, time.perf_counter))
     return {"device": jax.local_devices()[0].device_kind, "envs": envs, "rows": ROWS, "env_steps_per_s": round(speed)}
 
