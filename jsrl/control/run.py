@@ -76,7 +76,7 @@ PARTS = {
     "check_recordings": "jsrl.graph.recording_plan:check_recordings",
     "begin_record": "jsrl.graph.recording_plan:begin_record",
     "found_opponents": "jsrl.graph.opponents:found_opponents",
-    "lz4_block": "jsrl.transport.wire.packing:lz4_block",
+    "lz4_block": "jsrl.transport.ends.packing:lz4_block",
     "report": "jsrl.tools.report.report:leave_report",
 }
 
