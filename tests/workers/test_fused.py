@@ -22,6 +22,7 @@ from jsrl import (
     EvaluatorConfig,
     Experiment,
     NetworkConfig,
+    PPGConfig,
     PPOConfig,
     PQNConfig,
     SACConfig,
@@ -41,7 +42,7 @@ from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import build_worker
 from tests.envs.jax_rows import assert_rows_agree
 from tests.fake_devices import fake_devices
-from tests.marks import slow
+from tests.marks import marked
 
 STEPS = 16
 
@@ -77,6 +78,9 @@ AGENTS: dict[str, Any] = {
     "recurrent ppo": dataclasses.replace(PPO, network=NetworkConfig(hidden=(16,), core="gru")),
     "dqn": DQNConfig(network=SMALL),
     "sac": SACConfig(network=SMALL),
+    "ppg": PPGConfig(
+        num_minibatches=2, phase_rows=3 * 4 * STEPS, aux_epochs=2, aux_minibatches=2, learning_rate=1e-3, network=SMALL
+    ),
     "seats": PPO,
     "pqn": PQNConfig(num_minibatches=4, network=NetworkConfig(hidden=(16,), layer_norm=True)),
 }
@@ -122,7 +126,7 @@ def compilations() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(note)
 
 
-@pytest.mark.parametrize("name", [slow(name) for name in AGENTS if name != "ppo"] + ["ppo"])
+@pytest.mark.parametrize("name", marked(AGENTS, slow=AGENTS.keys() - {"ppo", "ppg"}, nightly={"ppg"}))
 def test_it_trains_as_a_serial_run(name: str, tmp_path: Path) -> None:
     e = experiment(AGENTS.get(name, PPO), updates=8 if name == "ppo" else 50)
     if name == "seats":  # both are played by the policy
