@@ -116,9 +116,7 @@ class Together:
         return self._pending.pop(number)
 
     def _call(self) -> None:
-        if self._pending:
-            raise RuntimeError(f"members {sorted(self._pending)} have not taken the updates of the last call")
-        going = [member.goes_on for member in self._members]
+        assert not self._pending, f"members {sorted(self._pending)} have not taken the updates of the last call"
         limits = [min(self.pace.size, member.left) if member.goes_on else 0 for member in self._members]
         assert self._state is not None
         begun_s = time.perf_counter()
@@ -126,7 +124,7 @@ class Together:
         made, self._params = jax.device_get((made, agents.params))
         self._state = FusedState(agents, envs)
         self.pace.took(time.perf_counter() - begun_s, int(made.batches.max()))
-        self._pending = {i: jax.tree.map(lambda x, i=i: x[i], made) for i, goes_on in enumerate(going) if goes_on}
+        self._pending = {i: jax.tree.map(lambda x, i=i: x[i], made) for i, limit in enumerate(limits) if limit}
 
     def leave(self, number: int) -> None:
         self._pending.pop(number, None)
