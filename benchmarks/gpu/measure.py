@@ -288,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
             ends[part.name] = f"{measure(part, left_s, folder)} ({time.monotonic() - begun_s:.0f} s)"
         facts = {"devices": found, "parts": ends, **environment_facts()}
         (folder / "machine.json").write_text(json.dumps(facts, indent=2) + "\n")
-    print(f"\n{folder}:\n" + "\n".join(f"  {name:<14}{how}" for name, how in ends.items()))
+    print(f"\n{folder}:\n" + "\n".join(f"  {name:<14} {how}" for name, how in ends.items()))
     return int(any(how.startswith("failed") for how in ends.values()))
 
 

@@ -31,9 +31,9 @@ def rows() -> Iterator[Row]:
     """Yield all rows, in the order of the file."""
     tables = tomllib.loads((Path(jsrl.experiment.configs.__path__[0]) / "tuned.toml").read_text())
     for algorithm, table in tables.items():
-        for row in table["rows"]:
+        for row in (table | own for own in table["rows"]):  # a row may have its own source and common options
             for env, published in row["published"].items():
-                yield Row(algorithm, env, f"{table['common']} {row['options']}", published, table["source"])
+                yield Row(algorithm, env, f"{row['common']} {row['options']}".strip(), published, row["source"])
 
 
 def tuned(algorithm: str, env_id: str) -> Experiment:

@@ -130,7 +130,8 @@ class RunOptions:
     join_s: NonNegativeFloat = option(600.0, "how long to wait for them, in seconds.", needs=JOINED)
     seeds: str | None = option(None, "A run for each seed, such as 0-4 or 1,5,9, and one table; with --launcher slurm "
         "one array of jobs.")
-    jobs: PositiveInt = option(1, "how many run at once.", needs=("--seeds",))
+    jobs: PositiveInt = option(1, "how many run at once. (Of environments in JAX: all, in one compiled program, "
+        "unless you give a number.)", needs=("--seeds",))
     settings: typing.Literal["auto", "none"] = option("auto", "auto: where an algorithm is named with an environment "
         "(`ppo --env.id Pendulum-v1`), settings that are known to learn, if there are any (`jsrl list --tuned`); none: "
         "the defaults.")

@@ -41,6 +41,12 @@ def test_an_algorithm_named_with_an_environment_takes_its_row_and_says_so() -> N
     assert isinstance(jsrl.make_env(e.env, 1, 0).spec.action, Continuous)
 
 
+def test_a_row_may_have_a_source_and_common_options_of_its_own() -> None:
+    e, line = settings("--env.id gymnax:CartPole-v1")
+    assert line.startswith("settings: those of jsrl for ppo on gymnax:CartPole-v1 (score there 500 ± 0)")
+    assert e.agent.value_coef == load("ppo").agent.value_coef != jsrl.tuned("ppo", "CartPole-v1").agent.value_coef
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [
