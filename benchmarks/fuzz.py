@@ -382,9 +382,10 @@ def send_packets(path: str, hello: list[bytes], chance: random.Random, outcome: 
         if hello:
             connection.send(hello[0])
             outcome.answers[answered([connection.recv(1 << 16)])] += 1
-        for _ in range(limit):
-            number += 1
-            connection.send(b"".join(mutate(chance.choice(known), chance)))
+        with contextlib.suppress(OSError):  # too large, or the connection has ended: its reason follows
+            while number < limit:
+                number += 1
+                connection.send(b"".join(mutate(chance.choice(known), chance)))
         while answer := connection.recv(1 << 16):
             outcome.answers[answered([answer])] += 1
     return number

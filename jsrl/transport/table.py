@@ -35,7 +35,7 @@ from jsrl.types import Tree
 
 if TYPE_CHECKING:
     from jsrl.transport.door.keys import KeyPath
-    from jsrl.transport.wire.packing import Packing
+    from jsrl.transport.ends.packing import Packing
 
 KEYS = "jsrl.transport.door.keys"  # imported where an address names a key
 BIND, CONNECT = 0, 1  # sides of a stream

@@ -355,8 +355,8 @@ FAULTS = (
     Planted(
         "updates begin after a rank has left",
         RANKS,
-        "self._request.has_batch and self._stopped_s is None and self._all_have()",
-        "self._request.has_batch and self._all_have()",
+        'newest.what == "has" and newest.number == self._number',
+        'newest.what in ("has", "leaves") and newest.number == self._number',
         "ranks",
     ),
 )

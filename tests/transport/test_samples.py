@@ -24,6 +24,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.door.hello import hello_frames, hello_of_producer
 from jsrl.transport.door.keys import make_keys
 from jsrl.transport.network import reliable, sockets
+from jsrl.transport.shared import samples as shared
 from jsrl.transport.shared.connections import connect_socket
 from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.transport.wire.message import pack
@@ -40,6 +41,7 @@ SMALL = {"x": ArraySpec((1,), "int8")}
 _numbers = itertools.count()
 _CONSUMER = """
 import sys, time
+from jsrl.transport.shared import samples as shared
 from jsrl.transport.shared.connections import connect_socket
 from jsrl.transport.table import bind_samples
 sys.path.insert(0, sys.argv[2])
@@ -211,12 +213,26 @@ def test_committed_trajectory_is_there_without_waiting(scheme: str, tmp_path: Pa
 
 def test_garbage_of_a_producer_ends_its_connection(tmp_path: Path) -> None:
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
+    for life, garbage in enumerate((b"not a message of ours", pack(shared.Commit(77, 0, 0, None))[0])):
+        producer = connect(consumer, ProducerId("actor-0", life))
+        producer._connection.send(garbage)
+        with pytest.raises(StreamError, match="actor-0 sent no commit"):
+            consumer.get(TIMEOUT_S)
+        with pytest.raises(StreamClosed):
+            producer.reserve(0.1)
+    consumer.close()
+
+
+def test_commit_is_received_from_a_producer_that_died_with_unread_messages(tmp_path: Path) -> None:
+    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
     producer = connect(consumer)
-    producer._connection.send(b"not a message of ours")
-    with pytest.raises(StreamError, match="actor-0: "):
-        consumer.get(TIMEOUT_S)
-    with pytest.raises(StreamClosed):
-        producer.reserve(0.1)
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    block = producer.reserve(TIMEOUT_S)
+    consumer.release(consumer.get(TIMEOUT_S))
+    with consumer._lock:
+        block.commit(0)
+        producer._connection.close()  # as the end of its process does
+    drain(consumer, 1, check=False)
     consumer.close()
 
 

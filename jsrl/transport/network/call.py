@@ -37,10 +37,9 @@ from jsrl.transport.door.hello import (
 from jsrl.transport.door.keys import ClientKeys, KeyPath
 from jsrl.transport.ends.area import AreaLayout, ClientArea
 from jsrl.transport.ends.inference import ClientEnd, ConnectedClient, PolicyNotServed, ServerEnd
-from jsrl.transport.ends.packing import RequestPacker
+from jsrl.transport.ends.packing import PLAIN, Packed, Packing, RequestPacker
 from jsrl.transport.network.link import BindingLink, ConnectingLink, Received
 from jsrl.transport.wire.message import Count, Message
-from jsrl.transport.wire.packing import PLAIN, Packed, Packing
 from jsrl.transport.wire.schema import flatten_schema
 
 MAX_BODY_BYTES = 1 << 28

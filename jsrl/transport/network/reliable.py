@@ -35,14 +35,13 @@ from jsrl.transport.door.address import check_origin
 from jsrl.transport.door.hello import Check, Hello, HelloMessage, Refused, hello_of_producer, refusal
 from jsrl.transport.door.keys import ClientKeys, KeyPath
 from jsrl.transport.ends import samples as ends
-from jsrl.transport.ends.packing import Packer
+from jsrl.transport.ends.packing import PLAIN, Packed, Packer, Packing
 from jsrl.transport.ends.samples import ConsumerEnd, OpenBlock, ProducerEnd, choose_blocks
 from jsrl.transport.ledger.leg_page import ZEROMQ, LegPage
 from jsrl.transport.network.link import BindingLink, ConnectingLink, Received
 from jsrl.transport.network.sockets import reuse_freed_memory
 from jsrl.transport.network.thread import SocketThread
 from jsrl.transport.wire.message import Count, Message
-from jsrl.transport.wire.packing import PLAIN, Packed, Packing
 from jsrl.transport.wire.schema import aligned_zeros, make_layout
 from jsrl.types import Trajectory, Tree
 

@@ -240,13 +240,33 @@ def meet(
       StreamTimeout: no answer in time. StreamClosed: the other end has left. Others: why it refused the hello, or what `check`
         raises.
     """
-    deadline = time.monotonic() + timeout_s
-    connection = (
-        connect_socket(place, timeout_s, check) if is_path(place) else _bound_here(stream_type, place, timeout_s)
-    )
+    deadline, address = time.monotonic() + timeout_s, address_of(place)
+    connection = connect_socket(place, timeout_s, check) if is_path(place) else _here_at(stream_type, place, timeout_s)
     try:
-        _send_hello(connection, hello)
-        answer, descriptors = _answer(place, connection, deadline, timeout_s, check)
+        message = b"".join(hello_frames(hello))
+        if len(message) > MAX_BYTES:
+            raise ConfigError(f"the hello of {hello.sender.name} has {len(message)} bytes, over {MAX_BYTES}.")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has left, as the missing answer shows
+            connection.send(message)
+        if connection.here is not None:  # both ends may be in one thread
+            connection.here.serve(0.0)
+            connection.here.wake()
+        while True:
+            connection.settimeout(min(max(0.001, remaining(deadline)), _SLICE_S))
+            try:
+                answer, descriptors, _, _ = socket.recv_fds(connection, MAX_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                break
+            except TimeoutError:
+                check()
+            except OSError as error:
+                raise StreamClosed(f"{address} left during the hello: {error.strerror}.") from None
+            if remaining(deadline) <= 0:
+                raise StreamTimeout(
+                    f"{address} accepted the connection but did not answer the hello within {timeout_s:g} s; the other end "
+                    "is busy (compiling) or hangs: allow more time or look at its log."
+                )
+        if not answer:
+            raise StreamClosed(f"{address} left during the hello.")
         found, _ = unpack([answer], answers, MAX_BYTES)
         if isinstance(found, Refused):
             raise_refusal(found)
@@ -256,45 +276,11 @@ def meet(
         raise
 
 
-def _bound_here(stream_type: StreamType, place: str, timeout_s: float) -> _Socket:
+def _here_at(stream_type: StreamType, place: str, timeout_s: float) -> _Socket:
     with _changed:
         if not _changed.wait_for(lambda: (stream_type, place) in _here, timeout_s):
             raise StreamTimeout(f"local:{place} was not bound in this process within {timeout_s:g} s.")
         return _here[stream_type, place].connect_here()
-
-
-def _send_hello(connection: _Socket, hello: Hello) -> None:
-    message = b"".join(hello_frames(hello))
-    if len(message) > MAX_BYTES:
-        raise ConfigError(f"the hello of {hello.sender.name} has {len(message)} bytes, over {MAX_BYTES}.")
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has left, as the missing answer shows
-        connection.send(message)
-    if connection.here is not None:  # both ends may be in one thread
-        connection.here.serve(0.0)
-        connection.here.wake()
-
-
-def _answer(
-    place: str, connection: socket.socket, deadline: float, timeout_s: float, check: Check
-) -> tuple[bytes, list[int]]:
-    """Return the answer to a hello, with descriptors."""
-    try:
-        while True:
-            connection.settimeout(min(max(0.001, remaining(deadline)), _SLICE_S))
-            with contextlib.suppress(TimeoutError):
-                answer, descriptors, _, _ = socket.recv_fds(connection, MAX_BYTES, 1)
-                break
-            check()
-            if remaining(deadline) <= 0:
-                raise StreamTimeout(
-                    f"{address_of(place)} accepted the connection but did not answer the hello within {timeout_s:g} s; "
-                    "the other end is busy (compiling) or hangs: allow more time or look at its log."
-                )
-    except OSError as error:
-        raise StreamClosed(f"{address_of(place)} left during the hello: {error.strerror}.") from None
-    if not answer:
-        raise StreamClosed(f"{address_of(place)} left during the hello.")
-    return answer, descriptors
 
 
 @contextmanager

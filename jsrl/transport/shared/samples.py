@@ -173,19 +173,20 @@ class SharedSampleConsumer(ConsumerEnd):
                 if not (message := peer.connection.recv(MAX_BYTES)):
                     break
                 commit, _ = unpack([message], _COMMITS, MAX_BYTES)
+                trajectory = peer.blocks[commit.block]
             except BlockingIOError:
                 if peer.freed:
                     self._give_back(peer)
                 return
             except ConnectionResetError:  # it closed before it read everything; its own messages follow
                 continue
-            except CodecError as error:
-                self._complain(StreamError(f"{peer.producer.name}: {error}"))
+            except (CodecError, IndexError) as error:
+                self._complain(StreamError(f"{peer.producer.name} sent no commit: {error}"))
                 break
             origin = None if commit.origin is None else _origin(*commit.origin)
             entry = Entry(peer.producer, commit.group, commit.sequence, origin)
             self._silent.pop(peer.producer, None)
-            self._add(peer.blocks[commit.block], entry, (peer, commit.block), peer.page)
+            self._add(trajectory, entry, (peer, commit.block), peer.page)
         if peer.producer in self._silent:
             self.door.leave(peer.producer)
         self._forget(peer, "this producer left")
