@@ -167,6 +167,7 @@ def known_options() -> dict[str, Option]:
         "ppo",
         "impala",
         "pqn",
+        "ppg",
         "sac",
         "td3",
         "dqn",
@@ -270,7 +271,7 @@ def test_algorithm_pages_name_every_config() -> None:
     names = [one for one in jsrl.__all__ if hasattr(getattr(jsrl, one), "factory")]
     overview = (ROOT / "docs" / "algorithms" / "index.md").read_text()
     pages = "".join((ROOT / "docs" / "algorithms" / f"{name}.md").read_text() for name in ALGORITHMS)
-    assert len(names) == 15 and [one for one in names if f"`{one}`" not in overview or f"{one}" not in pages] == []
+    assert len(names) == 16 and [one for one in names if f"`{one}`" not in overview or f"{one}" not in pages] == []
 
 
 @pytest.mark.nightly

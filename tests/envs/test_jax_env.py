@@ -72,10 +72,7 @@ def test_rows_are_those_of_next_step_resets(truncates: bool) -> None:
     ended = steps[2].episodes
     assert [(e.slot, e.return_, e.length, e.terminated) for e in ended] == [(s, 6, 3, not truncates) for s in (0, 1)]
     assert steps[2].observation[0, 0] == first.observation[0, 0] != steps[3].observation[0, 0]  # another random start
-    other, _ = climb(truncates=truncates, seed=1, group=1)
-    other.step(np.ones(2, np.int32))
-    functions = env._envs._functions
-    assert other._envs._functions is functions and functions.step._cache_size() == functions.reset._cache_size() == 1
+    assert env._envs._functions.step._cache_size() == 1
 
 
 def test_the_same_seed_and_group_give_the_same_episodes() -> None:
@@ -127,6 +124,20 @@ def test_the_same_bits_in_the_process_and_in_actors(tmp_path) -> None:
 
 
 # -- seats ------------------------------------------------------------------------------------------------------------
+
+
+class Counted(Climb):
+    traced = 0
+
+    def step(self, key, state, action):
+        Counted.traced += 1  # takes 100 s, see below
+        return super().step(key, state, action)
+
+
+def test_check_env_compiles_it_once_outside_its_limit_of_time(monkeypatch) -> None:
+    monkeypatch.setattr("jsrl.envs.check.time.monotonic", lambda: 100.0 * Counted.traced)
+    assert check_env(EnvConfig(Counted, backend="jax"), steps=20, max_seconds=10.0).episodes > 0
+    assert Counted.traced == 1
 
 
 class Tug:

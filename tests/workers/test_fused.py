@@ -22,6 +22,7 @@ from jsrl import (
     EvaluatorConfig,
     Experiment,
     NetworkConfig,
+    PPGConfig,
     PPOConfig,
     PQNConfig,
     SACConfig,
@@ -41,7 +42,7 @@ from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import build_worker
 from tests.envs.jax_rows import assert_rows_agree
 from tests.fake_devices import fake_devices
-from tests.marks import slow
+from tests.marks import marked
 
 STEPS = 16
 
@@ -77,6 +78,9 @@ AGENTS: dict[str, Any] = {
     "recurrent ppo": dataclasses.replace(PPO, network=NetworkConfig(hidden=(16,), core="gru")),
     "dqn": DQNConfig(network=SMALL),
     "sac": SACConfig(network=SMALL),
+    "ppg": PPGConfig(
+        num_minibatches=2, phase_rows=3 * 4 * STEPS, aux_epochs=2, aux_minibatches=2, learning_rate=1e-3, network=SMALL
+    ),
     "seats": PPO,
     "pqn": PQNConfig(num_minibatches=4, network=NetworkConfig(hidden=(16,), layer_norm=True)),
 }
@@ -122,7 +126,7 @@ def compilations() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(note)
 
 
-@pytest.mark.parametrize("name", [slow(name) for name in AGENTS if name != "ppo"] + ["ppo"])
+@pytest.mark.parametrize("name", marked(AGENTS, slow=AGENTS.keys() - {"ppo", "ppg"}, nightly={"ppg"}))
 def test_it_trains_as_a_serial_run(name: str, tmp_path: Path) -> None:
     e = experiment(AGENTS.get(name, PPO), updates=8 if name == "ppo" else 50)
     if name == "seats":  # both are played by the policy
@@ -158,15 +162,15 @@ def test_a_resume_continues_every_bit(tmp_path: Path) -> None:
     e = experiment(updates=6)
     whole, half = worker(e, tmp_path / "whole"), worker(e, tmp_path / "half")
     for number in (1, 2, 3):  # other calls than those of the halves
-        whole._source._size = number
+        whole._updater.pace.size = number
         whole.step()
-    half._source._size = 4
+    half._updater.pace.size = 4
     half.step()
     half.close()
     store = SnapshotStore(tmp_path / "half" / "snapshots" / "state")
     start = StartPoint(epoch=1, updates=4, restore=f"{store.folder}@latest")
     other = worker(e, tmp_path / "half", start_point=start)
-    other._source._size = 2
+    other._updater.pace.size = 2
     other.step()
     assert whole.finished and other.finished
     for x, y in zip(jax.tree.leaves(whole._state), jax.tree.leaves(other._state), strict=True):
@@ -178,7 +182,7 @@ BAD = dataclasses.replace(PPO, learning_rate=1e37, num_epochs=1, num_minibatches
 
 def test_numbers_that_are_not_finite_stop_it_before_their_update(tmp_path: Path) -> None:
     found = worker(experiment(BAD, updates=9), tmp_path)
-    found._source._size = 5
+    found._updater.pace.size = 5
     found.step()
     assert found.counts["updates"] == 1 and found._state.envs.batches.tolist() == [1]
     with pytest.raises(NonFiniteUpdate, match="update 2 made"):

@@ -106,6 +106,7 @@ class JaxVector:
         assert isinstance(functions.spec, EnvSpec)
         self.spec, self.num_envs = replace(functions.spec, name=str(config.id)), num_envs
         self._most, own_seed = config.max_episode_steps, vector_seed(seed, group)
+        self.another = partial(type(self), functions, config)  # (num_envs, seed): a vector that compiles nothing again
         self._rows = Rows(config, num_envs, [own_seed] * num_envs)
         self._rows.watch_masks(self.spec)
         self._envs = Envs(functions, num_envs, own_seed, self._rows.fault)
@@ -140,6 +141,7 @@ class JaxGame(VectorisedGame):
         assert isinstance(functions.spec, GameSpec)
         super().__init__(replace(functions.spec, name=str(config.id)), config, num_envs, seed, group, groups)
         self._envs = Envs(functions, num_envs, vector_seed(seed, group), self._rows.fault)
+        self.another = partial(type(self), functions, config)  # (num_envs, seed)
 
     def reset(self) -> GameStep:
         return self._rows.opened(self._seen(self._envs.reset()))
@@ -257,16 +259,8 @@ def make_jax(
     groups: Mapping[str, tuple[str, ...]] | None = None,
     factory: Any = None,
 ) -> JaxVector | JaxGame:
-    """Return a vector of equal environments, see make_one. Vectors of the same config share what is compiled."""
-    key = repr((config, factory))
-    if key not in _latest:
-        made = Compiled(make_one(config, factory))
-        _latest.clear()
-        _latest[key] = made
-    functions = _latest[key]
+    """Return a vector of equal environments, see make_one."""
+    functions = Compiled(make_one(config, factory))
     if isinstance(functions.spec, GameSpec):
         return JaxGame(functions, config, num_envs, seed, group, groups)
     return JaxVector(functions, config, num_envs, seed, group)
-
-
-_latest: dict[str, Compiled] = {}  # of the last config only: groups of an actor, and the vectors of check_env
