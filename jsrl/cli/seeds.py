@@ -79,8 +79,6 @@ def check(asked: cli.CommandLine) -> None:
         raise ConfigError(
             "--wandb.name would name all seeds alike; --run-name NAME gives each its own, such as NAME-seed0."
         )
-    if options.jobs < 1:
-        raise ConfigError(f"jobs is {options.jobs}; it must be at least 1.")
 
 
 def new_group(name: str, args: Sequence[str], asked: cli.CommandLine, more: Callable[[], Sequence[str]]) -> Group:
