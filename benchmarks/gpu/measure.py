@@ -3,7 +3,7 @@
   call      the path of one update call: fixed cost by part, cost of an update, and XLA's options, each in its own process
   rates     updates/s of SAC and DQN by batch size and number of updates in a call
   serving   whole runs of Pong with one inference server or two, and with cores left free for server and learner
-  fused     env steps/s of an environment in JAX in one program with its learner, by number of environments
+  fused     env steps/s of an environment in JAX in one program with its learner, by number of environments; several seeds
   pong      Pong from pixels to a score of 18: seconds from the command
   whole     whole runs by placement and precision, updates, a split learner: `python experiments/bench.py --gpu`
 
@@ -130,10 +130,12 @@ def fused(size: Size) -> list[Part]:
         str(ROOT / "benchmarks" / "fused.py"),
         (4, 8) if size.rehearse else (256, 1024, 4096, 16_384, 65_536),
     )
-    return [
+    alone = [
         Part(f"fused-{envs}", (script, "--alone", str(envs), "--out", str(size.folder / f"fused-{envs}.json")))
         for envs in numbers
     ]
+    seeds = (1, 2) if size.rehearse else (1, 16, 64)
+    return [*alone, *(Part(f"seeds-{count}", (script, "--measure", "seeds", str(count))) for count in seeds)]
 
 
 def pong(size: Size) -> list[Part]:

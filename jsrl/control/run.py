@@ -13,6 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from jsrl.control.hooks import LOG, Hooks, RunLog, load_hooks, load_values
@@ -114,7 +115,52 @@ def run(
       ConfigError: something cannot work; the message says what would. WorkerDied: a worker failed; it says which and why.
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
     """
-    experiment, runs_dir, followed = _asked(experiment, resume, runs_dir, changes)
+    options: dict[str, Any] = {"overwrite": overwrite, "resume": resume, "init_from": init_from, "graph": graph}
+    options |= {"launcher": launcher, "display": display, "sinks": sinks, "hooks": hooks}
+    with ready_run(experiment, runs_dir, name, changes, **options) as ready:
+        session = ready.begin()
+        try:
+            result = train(ready.plan, session, ready.launcher)
+        finally:
+            summary = ready.report()
+        return dataclasses.replace(result, summary=summary)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadyRun:
+    """A run whose checks have passed, and whose folder is there. begin: returns its session; until then it can be undone."""
+
+    plan: Plan
+    folder: RunFolder
+    screen: Display
+    launcher: Launcher | None
+    begin: Callable[[], Session]
+
+    def report(self) -> str:
+        """Write the run's report, once it has ended; return its summary."""
+        with contextlib.suppress(KeyboardInterrupt):  # it ends the report; the run has ended already
+            return str(part_of_run("report")(self.folder, functools.partial(self.screen.message, level="warning")))
+        return ""
+
+
+@contextlib.contextmanager
+def ready_run(
+    given: object,
+    runs_dir: str | os.PathLike[str],
+    name: str | None = None,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    overwrite: bool = False,
+    resume: str | None = None,
+    init_from: str | None = None,
+    graph: Edit | None = None,
+    launcher: Launcher | None = None,
+    display: str = "auto",
+    sinks: Sequence[Any] = (),
+    hooks: Sequence[Any] = (),
+) -> Iterator[ReadyRun]:
+    """Yield a run that may begin, and hold its folder meanwhile; see `run` for the arguments."""
+    experiment, runs_dir, followed = _asked(given, resume, runs_dir, dict(changes))
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     made, resumed = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()], resume is not None
     if resume is None:
@@ -134,15 +180,12 @@ def run(
         screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, list(filter(None, (*messages, followed, chosen, *changed)))):
             plan = ready_plan(experiment, folder, memory, found, graph, launcher, resumed=resumed, show=screen.message)
-        begin()
-        session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
-        try:
-            result = train(plan, session, launcher)
-        finally:
-            summary = ""
-            with contextlib.suppress(KeyboardInterrupt):  # it ends the report; the run has ended already
-                summary = part_of_run("report")(folder, functools.partial(screen.message, level="warning"))
-        return dataclasses.replace(result, summary=summary)
+
+        def begun() -> Session:
+            begin()
+            return make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
+
+        yield ReadyRun(plan, folder, screen, launcher, begun)
 
 
 def _asked(

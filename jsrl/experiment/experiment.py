@@ -61,11 +61,11 @@ class Experiment(Trained):
     max_policy_lag: NonNegativeInt | None = option(0, "How many updates old the params of a trained row may be. 0 is "
         "synchronous (on-policy), None has no limit (IMPALA).")
 
-    placement: PlacementName = option("auto", "What computes actions: serial, inline, served, apart, fused or auto. "
-        "serial: the one process; inline: actors; served: an inference server on the learner's device; apart: "
-        "inference servers on their own devices; fused: the learner, with environments in JAX inside its compiled "
-        "program; auto: fused if the environment is in JAX, served if there is an accelerator and a large network, "
-        "else inline.")
+    placement: PlacementName = option("auto", "What computes actions: serial, inline, served, apart, fused, "
+        "fused-serial or auto. serial: the one process; inline: actors; served: an inference server on the learner's "
+        "device; apart: inference servers on their own devices; fused: the learner, with environments in JAX inside its "
+        "compiled program; fused-serial: the same, with the evaluator in its process; auto: fused if the environment is "
+        "in JAX, served if there is an accelerator and a large network, else inline.")
     num_actors: PositiveInt | Literal["auto"] = option("auto", "Number of actor processes; groups of environments are "
         "divided among them. auto: one per core, with at least 8 environments each. It determines the number of "
         "groups, and so the bits: see num_groups.")

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ANY_HOSTS, JOINED
-from jsrl.fields import PositiveInt, option, suggesting
+from jsrl.fields import (
+    NonNegativeFinite,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFinite,
+    PositiveInt,
+    option,
+    suggesting,
+)
 
 PLACED = (*ANY_HOSTS, "--hosts-file")
 
@@ -45,8 +53,8 @@ class SlurmOptions:
     gres: str | None = option(None, "Generic resources of the controller's job, such as gpu:4.")
     actor_gres: str | None = option(None, "Generic resources of each actor host, such as gpu:1 for inference servers "
         "there.")
-    cpus: int | None = option(None, "Cores of the controller's job.")
-    actor_cpus: int | None = option(None, "Cores of each actor host.")
+    cpus: PositiveInt | None = option(None, "Cores of the controller's job.")
+    actor_cpus: PositiveInt | None = option(None, "Cores of each actor host.")
     account: str | None = option(None, "Account of both jobs.")
     time: str | None = option(None, "Time limit of both jobs, as sbatch takes it.")
     container: str | None = option(None, "OCI container bundle in which both jobs run; it has the Python of the login "
@@ -64,10 +72,10 @@ class RayOptions:
 
     address: str | None = option(None, "HOST:PORT of Ray's head node, or local (default: RAY_ADDRESS, else the Ray of "
         "this host, else a local one).")
-    cpus: int | None = option(None, "CPUs of each host (default: those of its node).")
-    gpus: int | None = option(None, "GPUs of each host, such as for inference servers there (default: none).")
-    memory_mb: int | None = option(None, "Memory of each host, in MB (default: that of its node, not reserved).")
-    place_s: float = option(60.0, "How long to wait for Ray to place the hosts, in seconds.")
+    cpus: NonNegativeInt | None = option(None, "CPUs of each host (default: those of its node).")
+    gpus: NonNegativeInt | None = option(None, "GPUs of each host, such as for inference servers there (default: none).")
+    memory_mb: NonNegativeInt | None = option(None, "Memory of each host, in MB (default: that of its node, not reserved).")
+    place_s: NonNegativeFinite = option(60.0, "How long to wait for Ray to place the hosts, in seconds.")
 
 
 @suggesting
@@ -100,9 +108,9 @@ class RunOptions:
         "the host of `jsrl run`.", needs=("--plan",))
     listen: str | None = option(None, "Let other hosts run workers: IP address of this host, with a port or without, "
         "at which they join (`jsrl join`).")
-    num_hosts: int = option(1, "how many other hosts to wait for.",
+    num_hosts: PositiveInt = option(1, "how many other hosts to wait for.",
         needs=("--listen", "--launcher ray", "--launcher slurm without --seeds"))
-    min_hosts: int | None = option(None, "start when this many have joined; others may come later (default: "
+    min_hosts: PositiveInt | None = option(None, "start when this many have joined; others may come later (default: "
         "all).", needs=("--listen", "--hosts", "--launcher slurm without --seeds"))
     join_key: str | None = option(None, "the key file that hosts join with (default: RUNS_DIR/join-ADDRESS.key).",
         needs=JOINED)
@@ -119,10 +127,11 @@ class RunOptions:
         "GPUs, one of these).", needs=PLACED)
     host_python: str | None = option(None, "the Python interpreter there that has jsrl (default: the path of this one).",
         needs=("--hosts", "--launcher ray"))
-    join_s: float = option(600.0, "how long to wait for them, in seconds.", needs=JOINED)
+    join_s: NonNegativeFloat = option(600.0, "how long to wait for them, in seconds.", needs=JOINED)
     seeds: str | None = option(None, "A run for each seed, such as 0-4 or 1,5,9, and one table; with --launcher slurm "
         "one array of jobs.")
-    jobs: PositiveInt = option(1, "how many run at once.", needs=("--seeds",))
+    jobs: PositiveInt = option(1, "how many run at once. (Of environments in JAX: all, in one compiled program, "
+        "unless you give a number.)", needs=("--seeds",))
     settings: typing.Literal["auto", "none"] = option("auto", "auto: where an algorithm is named with an environment "
         "(`ppo --env.id Pendulum-v1`), settings that are known to learn, if there are any (`jsrl list --tuned`); none: "
         "the defaults.")
@@ -130,7 +139,7 @@ class RunOptions:
         "none, or a file.")
     tune: bool = option(False, "Find this machine's fastest settings first, keep them as its profile, and run with "
         "them.")
-    tune_minutes: float = option(3.0, "time for the tuning, in minutes.", needs=("--tune",))
+    tune_minutes: PositiveFinite = option(3.0, "time for the tuning, in minutes.", needs=("--tune",))
 
 
 # fmt: on

@@ -57,7 +57,7 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
         Experiment,
         "placement",
         "seved",
-        "expected one of auto, serial, inline, served, apart, fused; did you mean served?",
+        "expected one of auto, serial, inline, served, apart, fused, fused-serial; did you mean served?",
     ),
     (Experiment, "transport", "tcp", "expected one of shared-memory, zeromq."),
     (Experiment, "replay", "many", "expected replay=ReplayConfig(...), or none, or auto."),

@@ -162,15 +162,15 @@ def test_a_resume_continues_every_bit(tmp_path: Path) -> None:
     e = experiment(updates=6)
     whole, half = worker(e, tmp_path / "whole"), worker(e, tmp_path / "half")
     for number in (1, 2, 3):  # other calls than those of the halves
-        whole._source._size = number
+        whole._updater.pace.size = number
         whole.step()
-    half._source._size = 4
+    half._updater.pace.size = 4
     half.step()
     half.close()
     store = SnapshotStore(tmp_path / "half" / "snapshots" / "state")
     start = StartPoint(epoch=1, updates=4, restore=f"{store.folder}@latest")
     other = worker(e, tmp_path / "half", start_point=start)
-    other._source._size = 2
+    other._updater.pace.size = 2
     other.step()
     assert whole.finished and other.finished
     for x, y in zip(jax.tree.leaves(whole._state), jax.tree.leaves(other._state), strict=True):
@@ -182,7 +182,7 @@ BAD = dataclasses.replace(PPO, learning_rate=1e37, num_epochs=1, num_minibatches
 
 def test_numbers_that_are_not_finite_stop_it_before_their_update(tmp_path: Path) -> None:
     found = worker(experiment(BAD, updates=9), tmp_path)
-    found._source._size = 5
+    found._updater.pace.size = 5
     found.step()
     assert found.counts["updates"] == 1 and found._state.envs.batches.tolist() == [1]
     with pytest.raises(NonFiniteUpdate, match="update 2 made"):

@@ -99,18 +99,23 @@ class SharedSampleConsumer(ConsumerEnd):
         while not self._closed:
             self._connections.serve(-1)
 
+    def _catch_up(self) -> None:
+        """Receive what was committed so far; within one process the producers' threads have done that."""
+        if self._thread is not None:
+            self._connections.serve(0.0)
+
     @property
     def ledger(self) -> Ledger:
-        self._connections.serve(0.0)
+        self._catch_up()
         return self._ledger
 
     def pending(self) -> int:
-        self._connections.serve(0.0)
+        self._catch_up()
         return len(self._waiting)
 
     def get(self, timeout_s: float) -> Lease:
         if (lease := self._take()) is None:
-            self._connections.serve(0.0)  # what was committed is here then, also without waiting
+            self._catch_up()
             return super().get(timeout_s)
         return lease
 
