@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,14 @@ from jsrl import EvaluatorConfig, Experiment, run
 from jsrl.control.result import Result
 from jsrl.control.together import run_together
 from jsrl.errors import ConfigError, NonFiniteUpdate
+from jsrl.experiment import LearnerConfig
 from jsrl.graph.plan import make_plan
 from jsrl.services.runs.state import read_state
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.workers.base import NullReporter
 from jsrl.workers.fused.together import Together, varied_numbers
 from jsrl.workers.jobs import StartPoint
+from tests.fake_devices import fake_devices
 from tests.marks import slow
 from tests.workers.test_fused import AGENTS, BAD, PPO, experiment, worker
 
@@ -66,7 +71,10 @@ def assert_equal(one: Any, other: Any, **tolerance: float) -> None:
 
 @pytest.mark.parametrize("name", [slow("recurrent ppo"), slow("dqn"), slow("sac"), "ppo"])
 def test_each_member_has_the_bits_of_its_seed_alone(name: str, tmp_path: Path) -> None:
-    experiments = of_seeds(experiment(AGENTS[name], updates=8 if name == "ppo" else 50), 3, 0, 7)
+    e = experiment(AGENTS.get(name, PPO), updates=50 if name in AGENTS and name != "ppo" else 8)
+    if name == "two devices":
+        e = dataclasses.replace(e, num_groups=2, learner=LearnerConfig(num_devices=2))
+    experiments = of_seeds(e, 3, 0, 7)
     members = together(experiments, tmp_path)
     in_turn(members)
     for number in (0, 2):
@@ -154,3 +162,18 @@ def test_runs_together_are_runs_like_others(tmp_path: Path) -> None:
         alone = run(dataclasses.replace(own, stop_at_return=None), name=f"{own.seed}-alone", **common)
         for x, y in zip(jax.tree.leaves(alone.params), jax.tree.leaves(result.params), strict=True):
             np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.nightly
+def test_members_on_two_devices_have_the_bits_of_their_seeds_alone(tmp_path: Path) -> None:
+    script = f"""
+import sys; sys.path.insert(0, {os.getcwd()!r})
+from pathlib import Path
+from tests.workers.test_fused_together import *
+if __name__ == "__main__":
+    test_each_member_has_the_bits_of_its_seed_alone("two devices", Path({str(tmp_path)!r}))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=fake_devices(2), capture_output=True, text=True, timeout=280, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]

@@ -66,8 +66,12 @@ class Together:
         return len(self._members) - 1
 
     @property
+    def first(self) -> Member:
+        return self._members[0]
+
+    @property
     def pace(self) -> Pace:
-        return self._members[0].pace
+        return self.first.pace
 
     def begin(self, number: int, state: FusedState) -> Share:
         """Take the first state of the next member; members begin in order."""
@@ -78,9 +82,8 @@ class Together:
         """Compile the program, once all members have begun."""
         if len(self._begun) < len(self._jobs):
             return
-        first = self._members[0]
         axes = {"in_axes": (None, None, 0, None), "out_axes": (None, 0, None)}
-        self._run = OnEach(self._run_all, first.devices, **axes, donate=(1, 2))
+        self._run = OnEach(self._run_all, self.first.devices, **axes, donate=(1, 2))
         agents, envs = zip(*self._begun, strict=True)
         self._state = FusedState(_stacked(agents, 0), _stacked(envs, 1))
         self._params = jax.device_get(self._state.params)
@@ -99,7 +102,7 @@ class Together:
 
     def _program(self, values: dict[str, Array]) -> Program:
         """Return the program of a member with these numbers of its agent."""
-        program, job = self._members[0].program, self._jobs[0]
+        program, job = self.first.program, self._jobs[0]
         if not values:
             return program
         e = with_total(job)
@@ -116,9 +119,7 @@ class Together:
         return self._pending.pop(number)
 
     def _call(self) -> None:
-        if self._pending:
-            raise RuntimeError(f"members {sorted(self._pending)} have not taken the updates of the last call")
-        going = [member.goes_on for member in self._members]
+        assert not self._pending, f"members {sorted(self._pending)} have not taken the updates of the last call"
         limits = [min(self.pace.size, member.left) if member.goes_on else 0 for member in self._members]
         assert self._state is not None
         begun_s = time.perf_counter()
@@ -126,7 +127,7 @@ class Together:
         made, self._params = jax.device_get((made, agents.params))
         self._state = FusedState(agents, envs)
         self.pace.took(time.perf_counter() - begun_s, int(made.batches.max()))
-        self._pending = {i: jax.tree.map(lambda x, i=i: x[i], made) for i, goes_on in enumerate(going) if goes_on}
+        self._pending = {i: jax.tree.map(lambda x, i=i: x[i], made) for i, limit in enumerate(limits) if limit}
 
     def leave(self, number: int) -> None:
         self._pending.pop(number, None)
@@ -182,7 +183,7 @@ class Member(FusedUpdate):
         super().__init__(*own)
         self._together, self._is_closed = together, False
         self._number = together.join(self)
-        self.pace = together.pace
+        self.pace, self.fresh_on_each = together.pace, together.first.fresh_on_each  # compiled once
 
     def make(self, key: Array) -> Any:
         return self._together.begin(self._number, super().make(key))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import ActParams, AgentState
@@ -78,7 +77,13 @@ class FusedUpdate(Updater):
         self.made: Made | None = None
         self._failed: dict[str, Any] | None = None
 
-        self._begin = lambda keys: program.begin(keys)._replace(batches=jnp.int32(begun))
+        self._begun = np.int32(begun)
+        self._begin = lambda keys: program.begin(keys)._replace(batches=self._begun)
+
+        def fresh(key: Array, keys: Array, begun: Array, axis_name: str) -> tuple[AgentState, Envs]:
+            return own.agent.init(key), program.begin(keys)._replace(batches=begun)
+
+        self.fresh_on_each = OnEach(fresh, devices, (None, 0, None), (None, 0))
 
     def _on_devices(self, function: Any, tree: Tree) -> Envs:
         return OnEach(lambda x, axis_name: function(x), self.devices, (0,), 0)(tree)
@@ -88,7 +93,7 @@ class FusedUpdate(Updater):
         return state._replace(extra=WithEnvs(state.extra, jax.vmap(self._begin)(self._keys)))
 
     def make(self, key: Array) -> FusedState:
-        return FusedState(self._own.make(key), self._on_devices(self._begin, self._keys))
+        return FusedState(*jax.block_until_ready(self.fresh_on_each(key, self._keys, self._begun)))
 
     def place(self, saved: AgentState) -> FusedState:
         """Return the state of a snapshot; of one without environments, such as another placement's, with new episodes."""
