@@ -14,6 +14,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -177,7 +178,7 @@ def draw(plot: Plot, results: Path = RESULTS) -> str:
     if plot.peer and peers:
         seeds = f"seeds 0 to {len(peers) - 1}" if len(peers) > 1 else "seed 0"
         notes.append((PEER, f"{plot.peer[0]}, {seeds}"))
-    return _svg(plot, "return", plot.x_label, [*peers, *series], notes)
+    return svg(plot, "return", plot.x_label, [*peers, *series], notes)
 
 
 def draw_check(plot: Check, results: Path = RESULTS) -> str:
@@ -188,18 +189,23 @@ def draw_check(plot: Check, results: Path = RESULTS) -> str:
     for seed, run in sorted(newest.items()):
         points = np.array(run["snapshots"]["rows"] if "snapshots" in run else run["curve"])
         series.append(Series(f"seed {seed}", points[:, 0], points[:, 1], index=seed))
-    return _svg(plot, "share of rewarded steps", "env steps", series, [])
+    return svg(plot, "share of rewarded steps", "env steps", series, [])
 
 
-def _svg(plot: Plot | Check, y_label: str, x_label: str, drawn: list[Series], notes: list[tuple[int, str]]) -> str:
-    """Return curves as a standalone SVG; notes: index of a colour and text, for each line of the legend."""
+def svg(
+    plot: Plot | Check, y_label: str, x_label: str, drawn: list[Series], notes: list[tuple[int, str]], **options: Any
+) -> str:
+    """Return curves as a standalone SVG; notes: index of a colour and text, for each line of the legend.
+
+    options: of `chart`.
+    """
     series = [one for one in drawn if not one.faint]
     if plot.reference:
         value, text = plot.reference
         ends = np.array([min(one.x.min() for one in drawn), max(one.x.max() for one in drawn)])
         drawn = [*drawn, Series(text, ends, np.full(2, value), index=REFERENCE, faint=True)]
         notes = [*notes, (REFERENCE, text)]
-    found = re.search(r"<svg[^>]*>(.*)</svg>", chart(plot.title, x_label, drawn))
+    found = re.search(r"<svg[^>]*>(.*)</svg>", chart(plot.title, x_label, drawn, **options))
     assert found, f"{plot.title}: fewer than two points"
     inside = found.group(1)
     width, height = WIDE

@@ -42,6 +42,7 @@ from jsrl.transport.base import InferenceSpec, ProducerId, Reply
 from jsrl.transport.door.hello import Hello, HelloMessage, JoinRules, hello_frames, hello_of_producer
 from jsrl.transport.ends.area import AreaLayout
 from jsrl.transport.network import call, latest, reliable
+from jsrl.transport.shared.connections import connect_socket
 from jsrl.transport.table import (
     bind_inference,
     bind_params,
@@ -309,6 +310,9 @@ def send(endpoint: str, number: int, seed: int, target: str) -> Outcome:
         if outcome.frames >= number:
             break
         hello = hello_of(target, ProducerId(chance.choice(STRANGERS), incarnation)) if chance.random() < 0.5 else []
+        if endpoint.startswith("/"):
+            outcome.frames += send_packets(endpoint, hello, chance, outcome, min(20, number - outcome.frames))
+            continue
         if chance.random() < UNFINISHED or not incarnation:
             unfinished.append(start_endless_message(endpoint, incarnation, hello, chance))
             outcome.answers["a message without end"] += 1
@@ -370,6 +374,23 @@ def send_round(
     return number
 
 
+def send_packets(path: str, hello: list[bytes], chance: random.Random, outcome: Outcome, limit: int) -> int:
+    """Send a hello, if given, and broken messages to a Unix socket until it ends the connection; return their number."""
+    number, known = 0, examples()
+    with connect_socket(Path(path), 20.0, lambda: None) as connection, contextlib.suppress(OSError):
+        connection.settimeout(5.0)
+        if hello:
+            connection.send(hello[0])
+            outcome.answers[answered([connection.recv(1 << 16)])] += 1
+        with contextlib.suppress(OSError):  # too large, or the connection has ended: its reason follows
+            while number < limit:
+                number += 1
+                connection.send(b"".join(mutate(chance.choice(known), chance)))
+        while answer := connection.recv(1 << 16):
+            outcome.answers[answered([answer])] += 1
+    return number
+
+
 def answered(frames: list[bytes]) -> str:
     """Return the name of an answer."""
     try:
@@ -395,7 +416,7 @@ def samples_target(address: str) -> SocketTarget:
     consumer: Any = bind_samples(address, SCHEMA, join_rules=JOIN_RULES)
     endpoint = consumer.address
     if address.startswith("shm:"):
-        endpoint = f"ipc://{address.removeprefix('shm:')}.samples.hello"
+        endpoint = address.removeprefix("shm:")
     lives = iter(range(1 << 30))
 
     def serve() -> None:

@@ -31,12 +31,10 @@ def keep(run: str, runs_dir: str, results: Path) -> Path:
             points = [[int(s), round(w, 2), round(v, 3)] for s, w, v in columns if not math.isnan(v)]
             curves[name] = points[:: max(1, len(points) // 200)]
     environment = {name: fact for name, fact in folder.environment.items() if name != "working_directory"}
-    environment["command"] = (
-        environment["command"].replace(str(runs_dir), "runs") if runs_dir != "runs" else environment["command"]
-    )
     kept = {"outcome": outcome, "environment": environment, "config": folder.config, "curves": curves}
     path = results / f"{folder.path.parent.name}-{folder.path.name}.json"
-    path.write_text(json.dumps(kept, indent=None, separators=(",", ":")) + "\n")
+    # the command, and what to load
+    path.write_text(json.dumps(kept, indent=None, separators=(",", ":")).replace(runs_dir, "runs") + "\n")
     return path
 
 

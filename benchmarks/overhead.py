@@ -144,13 +144,13 @@ def ns_per_call(folder: Path) -> dict[str, float]:
         "metrics.count": timed(lambda: meter.count("episodes")),
         "metrics.mean": timed(lambda: meter.mean("batch_rows_mean", 16)),
         "metrics.spread": timed(lambda: meter.spread("policy_lag", [1, 1])),
-        "deadlines.entering": timed(lambda: control.entering(text, 60.0)),
+        "deadlines.entering": timed(lambda: control.entering(text, 1)),
         "deadlines.left": timed(control.left),
         "ledger.arrive": timed(kept.arrive) - timed(plain.arrive),  # the page alone
         "ledger.finish": timed(lambda: kept.finish("consumed")) - timed(lambda: plain.finish("consumed")),
         "ledger.mark": timed(lambda: kept.mark(True)),
         "ledger.hold": timed(lambda: kept.hold(3)),
-        "pages.begin": timed(page.begin),
+        "pages.begin": timed(lambda: page.begin(1)),
         "pages.commit": timed(page.commit),
         "pages.receive": timed(page.receive),
     }

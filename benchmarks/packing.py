@@ -29,8 +29,8 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.transport.base import InferenceSpec, Lease, ProducerId, Reply, Request
 from jsrl.transport.door.keys import make_keys
+from jsrl.transport.ends.packing import Packing
 from jsrl.transport.table import bind_inference, bind_samples, connect_inference, connect_samples
-from jsrl.transport.wire.packing import Packing
 from jsrl.types import ArraySpec, Trajectory, leaves, make_trajectory_spec, zeros
 
 ROWS, GAMES, VARIANTS = 20, 16, 8

@@ -24,8 +24,9 @@ def make_update(name: str) -> tuple[Callable[[], None], int]:
 
     from jsrl.experiment.building import build_agent, resolved_agent
     from jsrl.graph.schemas import make_schemas
-    from jsrl.parallel import data_parallel, split_devices
+    from jsrl.parallel import split_devices
     from jsrl.replay.device.agent import on_device
+    from jsrl.workers.learner.updaters import OwnUpdate
 
     experiment = importlib.import_module(f"jsrl.experiment.configs.{name}").config()
     schemas = make_schemas(experiment)
@@ -38,13 +39,12 @@ def make_update(name: str) -> tuple[Callable[[], None], int]:
         agent = on_device(agent, replay, spec, frames=schemas.env.frames).agent
         batch = random_trajectory(spec, spec.reward.shape[1], jax.random.key(1))
         rows = 16 * replay.batch_size
-    update = data_parallel(agent.update, jax.local_devices()[:1])
-    held = [update.place(jax.jit(agent.init)(jax.random.key(0)))]
-    given, key = split_devices(batch, 1), jax.random.key(2)
+    update = OwnUpdate(agent, jax.local_devices()[:1], jax.random.key(2))
+    held, given = [update.make(jax.random.key(0))], split_devices(batch, 1)
 
     def call() -> None:
-        held[0], output = update(held[0], given, key)
-        jax.block_until_ready((held[0].params, output.metrics))
+        held[0], told, _ = update(held[0], given, 0)
+        update.fetch(told)  # as the learner does
 
     fills = RING_ROWS // 100 // batch.reward[1:].size + 2 if rows else 2  # until updates are made and compiled
     for _ in range(fills):

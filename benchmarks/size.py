@@ -7,7 +7,8 @@
   rows     files with functions that run for one row of a served run: called by its workers at least once per update. Those
            of agents and networks that run while jax traces them are counted too
   option   files with a function that has a value of one option in its arguments, variables or result, in all processes of an
-           inline run; directly, as text, or in an object or container that has it as an element
+           inline run; directly, as text, or in an object or container that has it as an element. Without those that only show
+           texts, such as the report and the command in environment.json, they are counted apart
 
 Commits are checked out; `.` is this checkout as it is. Prints a table and writes benchmarks/results/size.json.
 """
@@ -43,7 +44,19 @@ INLINE = ("ppo_cartpole", "--placement", "inline", "--total-env-steps", "8192", 
 # Many short updates, so that what happens by the clock (heartbeats, reports) is rarer than an update.
 SERVED = ("ppo_cartpole", "--placement", "served", "--total-env-steps", "1000000000", "--stop-at-return", "none",
           "--rollout-length", "16", "--agent.num-epochs", "1", "--no-evaluator.enabled")  # fmt: skip
-OPTION = ("--actor.step-deadline-s", "61.251951")  # a value that nothing else has
+DQN = ("dqn", "--placement", "inline", "--total-env-steps", "4096", "--stop-at-return", "none")
+OPTIONS = {  # values that nothing else has
+    "--actor.step-deadline-s": ("61.251951", INLINE),
+    "--agent.learning-rate": ("0.00031251", INLINE),
+    "--replay.updates-per-env-step": ("0.0517251", DQN),
+}
+TEXTS = (
+    "jsrl/tools/report/",
+    "jsrl/control/result.py",
+    "jsrl/services/runs/provenance.py",
+    "jsrl/services/runs/runs.py",
+    "jsrl/plain_files.py",
+)  # show a whole experiment or a command, or read their files
 WINDOW_S, LIMIT_S = 8.0, 300.0
 NO_TOKENS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -223,14 +236,15 @@ def rows(checkout: Path) -> dict[str, Any]:
 
 
 def option(checkout: Path) -> dict[str, Any]:
-    """Return the files that one option passes through."""
-    found = complete(checkout, f"option={OPTION[1]}", (*INLINE, *OPTION))
-    paths = sorted({path for one in found for path in one["holders"]})
-    return {
-        "option": OPTION[0],
-        **line_count(paths),
-        "names": [str(Path(path).relative_to(checkout)) for path in paths],
-    }
+    """Return the files that each of three options passes through."""
+    figures: dict[str, Any] = {"names": {}}
+    for name, (value, words) in OPTIONS.items():
+        found = complete(checkout, f"option={value}", (*words, name, value))
+        paths = sorted({path for one in found for path in one["holders"]})
+        figures["names"][name] = [str(Path(path).relative_to(checkout)) for path in paths]
+        used = [path for path in paths if not str(Path(path).relative_to(checkout)).startswith(TEXTS)]
+        figures |= {name: line_count(paths), f"{name}, without texts": line_count(used)}
+    return figures
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -242,14 +256,12 @@ def table(found: dict[str, dict[str, Any]]) -> list[str]:
     for part, keys in (
         ("imports", ("plain serial run", "inline actor", "inline learner")),
         ("rows", ("run", "run or traced")),
-        ("option", ("",)),
+        ("option", tuple(key for name in OPTIONS for key in (name, f"{name}, without texts"))),
     ):
         for key in keys:
-            each = [one[part][key] if key else one[part] for one in found.values() if part in one]
+            each = [one[part][key] for one in found.values() if part in one]
             if each:
-                texts.append(
-                    (f"{part}: {key or OPTION[0]}", [f"{o['files']} files {o['lines']:,} lines" for o in each])
-                )
+                texts.append((f"{part}: {key}", [f"{o['files']} files {o['lines']:,} lines" for o in each]))
     every = [one["rooms"] for one in found.values() if "rooms" in one]
     for room in sorted({room for one in every for room in one}):
         cells = [one.get(room, collections.Counter()) for one in every]
@@ -257,7 +269,7 @@ def table(found: dict[str, dict[str, Any]]) -> list[str]:
                              f"{c['imports']:,} imp)" for c in cells]))  # fmt: skip
     for figure in ("tokens_per_line", "long_lines", "longer_lines", "small_files", "imports_in_functions"):
         texts += [(f"all: {figure}", [str(one["all"][figure]) for one in every])] if every else []
-    return [f"{name:<40}" + "".join(f"{cell:<58}" for cell in cells).rstrip() for name, cells in texts]
+    return [f"{name:<60}" + "".join(f"{cell:<58}" for cell in cells).rstrip() for name, cells in texts]
 
 
 def main() -> int:
@@ -274,7 +286,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
             checkout = ROOT if commit == "." else stack.enter_context(checked_out(commit, Path(name, "checkout")))
             found[commit] = {part: counts[part](checkout.resolve()) for part in given.only}
-    print(" " * 40 + "".join(f"{commit:<58}" for commit in given.commits).rstrip(), *table(found), sep="\n")
+    print(" " * 60 + "".join(f"{commit:<58}" for commit in given.commits).rstrip(), *table(found), sep="\n")
     if given.names:
         for commit, parts in found.items():
             for part in set(parts) & {"rows", "option", "imports"}:

@@ -29,7 +29,7 @@ from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.experiment.building import compute_in_caller
 from jsrl.networks.model import NetworkConfig
-from jsrl.parallel import data_parallel, split_devices
+from jsrl.parallel import split_devices
 from jsrl.types import ArraySpec, Continuous, EnvSpec
 from jsrl.workers.learner.split_update import SplitUpdate
 from jsrl.workers.learner.updaters import OwnUpdate
@@ -40,18 +40,18 @@ SPEC = EnvSpec(ArraySpec((17,), "float32"), Continuous((-1.0,) * 6, (1.0,) * 6),
 class Arm:
     """One way to make the updates: a state, and a call that updates it."""
 
-    def __init__(self, update, batch, key, *, drain) -> None:
-        self.update, self.batch, self.key, self._drain = update, batch, key, drain
-        self.state = update.make(key)
-        update.compile(self.state, batch, key)
+    def __init__(self, update, batch, *, drain) -> None:
+        self.update, self.batch, self._drain = update, batch, drain
+        self.state = update.make(jax.random.key(0))
+        update.compile(self.state, batch)
 
     def run(self, calls: int) -> float:
         """Return the seconds of the given number of calls."""
         begin_s = time.perf_counter()
         for number in range(calls):
-            self.state, output = self.update(self.state, self.batch, jax.random.fold_in(self.key, number))
+            self.state, told, _ = self.update(self.state, self.batch, number)
             if not self._drain:  # as a learner does after each call
-                self.update.fetch((output.metrics, self.state.params))
+                self.update.fetch(told)
         if self._drain:
             self.update.saved(self.state)
         return time.perf_counter() - begin_s
@@ -68,16 +68,13 @@ def arms(batch_size: int, updates: int, hidden: tuple[int, ...], lead: int) -> d
     policy, critic = (
         several_updates(agent._replace(update=u), updates).update for u in (agent.split.policy, agent.split.critic)
     )
-    split = SplitUpdate(agent, (policy, critic), devices[:2], max_lead=lead, updates_per_call=updates)
+    split = SplitUpdate(agent, (policy, critic), devices[:2], key, max_lead=lead, updates_per_call=updates)
     made = {
-        "single": Arm(
-            OwnUpdate(several, data_parallel(several.update, devices[:1])), split_devices(one, 1), key, drain=False
-        ),
-        "split": Arm(split, split_devices(one, 1), key, drain=True),
+        "single": Arm(OwnUpdate(several, devices[:1], key), split_devices(one, 1), drain=False),
+        "split": Arm(split, split_devices(one, 1), drain=True),
     }
     if batch_size % 2 == 0:
-        spread = OwnUpdate(several, data_parallel(several.update, devices[:2]))
-        made["data-parallel"] = Arm(spread, split_devices(one, 2), key, drain=False)
+        made["data-parallel"] = Arm(OwnUpdate(several, devices[:2], key), split_devices(one, 2), drain=False)
     return made
 
 

@@ -69,7 +69,7 @@ def find_targets(folder: Path) -> list[Target]:
     for path in sorted(folder.rglob("*")):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(path.lstat().st_mode) and f"ipc://{path}" not in named:
-                speaks_zmq = path.name == "control" or path.name.endswith(".hello")
+                speaks_zmq = path.name == "control"
                 place = f"ipc://{path}" if speaks_zmq else str(path)
                 found.append(Target(path.name, "zmq" if speaks_zmq else "packets", place))
     return found

@@ -233,7 +233,7 @@ KEYS = (("rows_per_s", 0), ("efficiency", 2), ("cpu_us_per_row", 0), ("pss_mb", 
 TABLES: dict[str, Callable[[], str]] = {
     "one agent": lambda: scores("one agent"),
     "several agents": lambda: scores("several agents"),
-    "tuned settings": lambda: rows(zoo.HEADS, map(zoo.cells, tuned.rows())),
+    "tuned settings": lambda: rows(zoo.HEADS, (zoo.cells(row) for row in tuned.rows() if row.source != "jsrl")),
     "defaults of ppo": lambda: defaults.table("ppo"),
     "defaults of dqn": lambda: defaults.table("dqn"),
     "defaults of sac": lambda: defaults.table("sac"),

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import gpu
+from benchmarks.gpu import measure as gpu
 from benchmarks.peers.replay_works import PEERS as REPLAY_PEERS
 from benchmarks.peers.works import PEERS
 from benchmarks.throughput import alone, session, tables

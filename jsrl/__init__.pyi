@@ -6,7 +6,9 @@ from jsrl.agents.dqn import DQNConfig as DQNConfig
 from jsrl.agents.happo import HAPPOConfig as HAPPOConfig
 from jsrl.agents.impala import IMPALAConfig as IMPALAConfig
 from jsrl.agents.mappo import MAPPOConfig as MAPPOConfig
+from jsrl.agents.ppg import PPGConfig as PPGConfig
 from jsrl.agents.ppo import PPOConfig as PPOConfig
+from jsrl.agents.pqn import PQNConfig as PQNConfig
 from jsrl.agents.qmix import QMIXConfig as QMIXConfig
 from jsrl.agents.qmix import RecurrentQMIXConfig as RecurrentQMIXConfig
 from jsrl.agents.r2d2 import R2D2Config as R2D2Config

@@ -1,10 +1,14 @@
-"""Names of config fields: suggestions for wrong ones, and what other libraries call them."""
+"""Names of config fields: what an unknown one may mean, here and in other libraries. Imported only for an unknown name."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import jsrl
+from jsrl.fields import Option, options_of
 
 
 class Elsewhere(NamedTuple):
@@ -132,3 +136,61 @@ def suggestion(name: str, names: Collection[str]) -> str:
     found = [own for path in paths for own in (".".join(path), path[-1]) if path[0] in names or own in names]
     near = found or difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]}?" if near else f"it has: {', '.join(names)}."
+
+
+def unknown_option(name: str, options: Mapping[str, Option]) -> str:
+    """Return what to do instead of giving an option that there is not, as the end of a sentence."""
+    if text := _of_elsewhere(name, options):
+        return f"; {text}"
+    if name in options:
+        return f": set {name.replace('-', '_')} of the Experiment in a config in Python (configs/NAME.py)."
+    off = options.get(name.partition(".")[0]) or options.get(name.rpartition(".")[0])
+    if off is not None and off.default is None and "." in name and "agent" in {n.partition(".")[0] for n in options}:
+        return f": this experiment has no {off.name}."
+    part, _, last = name.rpartition(".")
+    is_absent = part.rpartition(".")[2] in ("", "agent") and not any(known.endswith(f".{last}") for known in options)
+    if others := _agents_with(last.replace("-", "_")) if is_absent else []:
+        return f": the algorithm of this experiment has none; {', '.join(others)} have it, as --agent.{last}."
+    hint = " or ".join(f"--{n}" for n in _nearest(name, options))
+    return f"; did you mean {hint}?" if hint else "; --help-all lists all."
+
+
+def unknown_field(name: str, config: Any) -> str:
+    """Return which of a config's fields, or of its parts', may be meant, as the end of a sentence."""
+    option, options = name.replace("_", "-"), options_of(config)
+    usual = [entry.here for entry in elsewhere(option) if entry.here in options][:1] or _nearest(option, options)
+    return f"; did you mean {' or '.join(usual).replace('-', '_')}?" if usual else "."
+
+
+def _of_elsewhere(name: str, options: Mapping[str, Option]) -> str:
+    """Return what to give instead of an option of another library or of each policy, as text; empty: nothing is known."""
+    entries = elsewhere(name)
+    meant = [entry for entry in entries if entry.here in options]
+    if meant:
+        note = f" ({meant[0].note})" if meant[0].note else ""
+        return f"here it is called --{meant[0].here}{note}."
+    for here in (name, *(entry.here for entry in entries)):
+        if own := [known for known in options if known.startswith("policies.") and known.endswith(f".{here}")]:
+            return f"each policy has its own: --{' or --'.join(own)}."
+    if not entries:
+        return ""
+    absent = " or ".join(f"--{entry.here}" for entry in entries)
+    return f"it would be {absent}, which this experiment does not have." if entries[0].here else entries[0].note
+
+
+def _agents_with(field: str) -> list[str]:
+    """Return the algorithms of jsrl whose configs have a field."""
+    configs = [getattr(jsrl, name) for name in dir(jsrl) if name.endswith("Config")]
+    agents = [config for config in configs if hasattr(config, "factory")]
+    return [a.factory.partition(":")[2] for a in agents if field in {f.name for f in dataclasses.fields(a)}]
+
+
+def _nearest(name: str, options: Mapping[str, Option]) -> list[str]:
+    """Return the names of at most two options that look like `name`, with or without the part before their last dot."""
+    options = {known: option for known, option in options.items() if option.offered}
+    if same := [known for known in options if known.rpartition(".")[2] == name]:
+        return same[:2]
+    tails = {known.rpartition(".")[2]: known for known in reversed(list(options))}
+    near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
+    near += [tails[t] for t in difflib.get_close_matches(name.rpartition(".")[2], tails, n=2, cutoff=0.6)]
+    return list(dict.fromkeys(near))[:2]

@@ -1,7 +1,7 @@
-"""Fields of configs: what values they take, and their help. Python and the command line refuse a wrong value alike.
+"""Fields of configs: what values they take, their help, and their options on the command line.
 
-A config is a frozen dataclass below `@suggesting`, which checks the type and range of each field. Rules
-across fields are in its `__post_init__`.
+A config is a frozen dataclass below `@suggesting`, which checks the type and range of each field. Rules across fields are in
+its `__post_init__`. Python and the command line refuse a wrong value alike.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 from jsrl.errors import ConfigError
+from jsrl.references.reference import is_equal
 
 
 class Range(NamedTuple):
@@ -58,8 +60,10 @@ UnitFloat = Annotated[float, Range(ge=0, le=1)]
 PositiveUnitFloat = Annotated[float, Range(gt=0, le=1)]
 
 NAMES = "jsrl.field_names"  # imported for an unknown name
+AUTO: Final = "auto"
 T = TypeVar("T")
 UNREADABLE = "a value that only a config in Python can give"
+CHECKED: set[type] = set()  # classes of configs that check their fields themselves
 _DECODING = contextvars.ContextVar("decoding", default=False)
 
 
@@ -70,6 +74,8 @@ def option(
     factory: Any = dataclasses.MISSING,
     in_python: bool = False,
     needs: tuple[str, ...] = (),
+    has_options: bool = False,
+    decided: str = "",
 ) -> Any:
     """Return a dataclass field with a help text.
 
@@ -77,8 +83,10 @@ def option(
       default: its default. help: about it, one or more sentences. factory: makes the default.
       in_python: few change it: a config in Python sets it, the command line has no option for it.
       needs: it has an effect only with one of these options, such as `--hosts`.
+      has_options: only Python gives its value, a config or a dict of configs; the fields of these are options.
+      decided: the property that has its value with `auto` decided.
     """
-    metadata = {"help": help, "in_python": in_python, "needs": needs}
+    metadata = {"help": help, "in_python": in_python, "needs": needs, "has_options": has_options, "decided": decided}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -89,6 +97,23 @@ class InvalidValue(ConfigError):
         super().__init__(f"{owner.__name__}.{field} is {value!r}; {wanted}")
         self.owner, self.field, self.wanted = owner, field, wanted
 
+    def as_option(self, owner: type, prefix: str, texts: Mapping[str, str]) -> ConfigError:
+        """Return the error as one about an option of the command line, which begins with `prefix`, and as it was given.
+
+        Args:
+          owner: the class of the config that was made. texts: of the given options, by name.
+        """
+        option = prefix + self.field.replace("_", "-")
+        if self.owner is not owner or option not in texts:
+            return self
+        text = texts[option]
+        try:
+            float(text)
+            shown = text if "nan" not in text.lower() else repr(text)
+        except ValueError:
+            shown = repr(text)
+        return ConfigError(f"--{option} is {shown}; {self.wanted}")
+
 
 @contextlib.contextmanager
 def decoding() -> Iterator[None]:
@@ -98,6 +123,12 @@ def decoding() -> Iterator[None]:
         yield
     finally:
         _DECODING.reset(before)
+
+
+def filled(config: T, **values: Any) -> T:
+    """Return a config with values that follow from its own; both were checked."""
+    with decoding():
+        return dataclasses.replace(config, **values)  # type: ignore[type-var]
 
 
 def is_decoding() -> bool:
@@ -137,6 +168,7 @@ def suggesting(cls: type[T]) -> type[T]:
             check(self)
 
     cls.__init__ = init  # type: ignore[method-assign]
+    CHECKED.add(cls)
     if rules is not None:
         cls.__post_init__ = check  # type: ignore[attr-defined]
     return cls
@@ -282,3 +314,81 @@ def _expected(value: Any, kind: Any, name: str) -> str:
         given = "enabled=False"
     others = [type_text(each) for each in alternatives(kind) if each is not part]
     return ", or ".join([f"{name}={part.__name__}({given})", *others]) + "."
+
+
+# -- options: the names and help texts of fields on the command line ---------------------------------------------------
+
+ABSENT = "(absent)"  # an option that one of two experiments does not have
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its name without dashes, type, default, help text, whether the command line offers it, and what it needs.
+
+    Attributes:
+      needs: it has an effect only with one of these options, such as `--hosts`.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    text: str
+    offered: bool = True
+    needs: tuple[str, ...] = ()
+
+
+def offered_options(*values: Any) -> dict[str, Option]:
+    """Return the options of config values that the command line offers, by name."""
+    return {name: option for value in values for name, option in options_of(value).items() if option.offered}
+
+
+def options_of(value: Any, prefix: str = "", offered: bool = True, needs: tuple[str, ...] = ()) -> dict[str, Option]:
+    """Return every option of a config value (a dataclass instance), by name.
+
+    `offered`: the command line has those that it can read, and that are not `in_python`.
+    """
+    options: dict[str, Option] = {}
+    cls: type = type(value)
+    texts, hints = field_texts(cls), type_hints(cls)
+    for field in dataclasses.fields(value):
+        name, kind, text = f"{prefix}{field.name.replace('_', '-')}", hints[field.name], texts.get(field.name, "")
+        needed, has_options = field.metadata.get("needs") or needs, field.metadata.get("has_options")
+        default, here = decided(value, field.name), offered and not field.metadata.get("in_python")
+        if field.metadata.get("decided"):  # the option itself says whether there is one; those of its fields follow
+            options[name] = Option(name, Literal["auto"] | None, None if default is None else AUTO, text, here)
+            if default is None:
+                continue
+        if dataclasses.is_dataclass(default) and not isinstance(default, type) and (has_options or kind is not Any):
+            options |= options_of(default, f"{name}.", here, needed)
+        elif has_options and isinstance(default, dict) and default:
+            for key, config in default.items():
+                options |= options_of(config, f"{name}.{key.replace('_', '-')}.", here)
+        else:
+            options[name] = Option(name, kind, default, text, here and not has_options, needed)
+    return options
+
+
+def decided(config: Any, name: str) -> Any:
+    """Return the value of a config's field; `auto` as what it stands for."""
+    return getattr(config, type(config).__dataclass_fields__[name].metadata.get("decided") or name)
+
+
+def field_texts(cls: type) -> dict[str, str]:
+    """Return the help text of each field; one that a subclass gives another default keeps its text."""
+    bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
+    return {f.name: f.metadata["help"] for base in bases for f in dataclasses.fields(base) if "help" in f.metadata}
+
+
+def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
+    """Return option name -> (old, new) for every option that differs."""
+    before, after = options_of(old), options_of(new)
+    names = list(dict.fromkeys([*before, *after]))
+    missing = Option("", None, ABSENT, "")
+    pairs = {n: (before.get(n, missing).default, after.get(n, missing).default) for n in names}
+    return {name: pair for name, pair in pairs.items() if not is_equal(*pair)}
+
+
+def either(names: Sequence[str]) -> str:
+    """Return names as text: `a, b or c`."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,4 +1,13 @@
-"""Ctrl-C, SIGTERM, SIGHUP and alarms in the launching process, and their effects."""
+"""Ctrl-C, SIGTERM, SIGHUP and alarms in the launching process, and their effects.
+
+    the process                      handled by                     first signal          second signal
+    before a run begins, and after   `remembered`: EarlyInterrupt   KeyboardInterrupt     KeyboardInterrupt
+    runs                             `interrupts`: Interrupts       the run is ended      KeyboardInterrupt
+    has begun to clear away          Interrupts.ignore              nothing               nothing
+
+An early one that Python has dropped ends the run as soon as it begins. `repeated` sends a dropped one again, and `requests`
+answers SIGUSR1.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +56,7 @@ class Interrupts:
 
     def ignore(self) -> None:
         """Do nothing from now on: the end has begun, and must be completed."""
-        self._count = 2
+        self._count = 2  # as if both had come: later ones have no effect
 
 
 class EarlyInterrupt:

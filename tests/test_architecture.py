@@ -194,9 +194,11 @@ OTHERS = (
     "jsrl.workers.attached.directed", "jsrl.cluster", "jsrl.control.processes", "jsrl.control.controller",
     "jsrl.networks.images", "jsrl.networks.kernels.conv", "jsrl.networks.cores", "jsrl.networks.entities", "jsrl.replay.",
     "jsrl.workers.learner.replayed", "jsrl.transport.ends.inference", "jsrl.transport.ends.area",
-    "jsrl.transport.network", "jsrl.transport.door.keys", "jsrl.transport.wire.packing",
+    "jsrl.transport.network", "jsrl.transport.door.keys", "jsrl.transport.ends.packing",
     "jsrl.references.capture", "jsrl.tools.tuning.space", "jsrl.tools.tuning.advice",
-    "jsrl.services.metrics.wandb_sink", "jsrl.games.",
+    "jsrl.services.metrics.wandb_sink", "jsrl.games.", "jsrl.field_names", "jsrl.experiment.dividing", "jsrl.workers.asking",
+    "jsrl.workers.attached.prefetched", "jsrl.workers.director", "jsrl.workers.fused", "jsrl.workers.inference",
+    "jsrl.workers.rank", "jsrl.workers.relay", "jsrl.workers.replay", "jsrl.workers.video_recorder",
 )  # fmt: skip
 
 
@@ -209,4 +211,4 @@ def test_a_plain_serial_run_loads_only_what_it_uses(tmp_path):
     assert status == 0
     assert not [name for name in after if name.startswith(OTHERS)]
     assert not [name for name in during if name.startswith("jsrl.tools.report")]  # it is loaded when the run ends
-    assert len(after) <= 220
+    assert len(after) <= 195

@@ -26,14 +26,16 @@ from jsrl.agents.check import check_agent
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import command_line
-from jsrl.cli.command_line import check_needs
-from jsrl.cli.experiments import load, take_name
+from jsrl.cli.command_line import check_needs, take_name
+from jsrl.cli.experiments import load
 from jsrl.cli.main import COMMANDS, DEV
 from jsrl.cli.main import main as jsrl_command
 from jsrl.control.run import run
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.experiment.options import RunOptions
 from jsrl.extend import check_graph, make_graph
+from jsrl.fields import Option, options_of
 from jsrl.graph.plan import make_plan
 from jsrl.networks.model import NetworkConfig
 from jsrl.tools.tuning.study import SearchOptions
@@ -158,12 +160,14 @@ def error_of_run(given: tuple[str, ...]) -> str:
 
 
 @functools.cache
-def known_options() -> dict[str, command_line.Option]:
+def known_options() -> dict[str, Option]:
     """Options of the experiments, of run.py itself, and of a search."""
-    known = command_line.options_of(command_line.RunOptions()) | command_line.options_of(SearchOptions())
+    known = options_of(RunOptions()) | options_of(SearchOptions())
     for experiment in (
         "ppo",
         "impala",
+        "pqn",
+        "ppg",
         "sac",
         "td3",
         "dqn",
@@ -176,7 +180,7 @@ def known_options() -> dict[str, command_line.Option]:
         "plr_maze",
         "league_tic_tac_toe",
     ):
-        known |= command_line.options_of(load(experiment))
+        known |= options_of(load(experiment))
     return known
 
 
@@ -267,7 +271,7 @@ def test_algorithm_pages_name_every_config() -> None:
     names = [one for one in jsrl.__all__ if hasattr(getattr(jsrl, one), "factory")]
     overview = (ROOT / "docs" / "algorithms" / "index.md").read_text()
     pages = "".join((ROOT / "docs" / "algorithms" / f"{name}.md").read_text() for name in ALGORITHMS)
-    assert len(names) == 14 and [one for one in names if f"`{one}`" not in overview or f"{one}" not in pages] == []
+    assert len(names) == 16 and [one for one in names if f"`{one}`" not in overview or f"{one}" not in pages] == []
 
 
 @pytest.mark.nightly

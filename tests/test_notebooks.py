@@ -22,6 +22,7 @@ NAMES = (
     "05_two_policies",
     "06_hide_and_seek",
     "07_off_policy_in_the_background",
+    "08_environment_in_jax",
 )
 SHORT = (
     ("NUM_UPDATES = 128, 60", "NUM_UPDATES = 128, 10"),
@@ -29,6 +30,7 @@ SHORT = (
     ("5, 24_576", "2, 6_144"),
     ("65_536", "8_192"),
     ("400, 100_000", "50, 6_400"),
+    ("400_000", "8_192"),
 )  # enough to see it run
 MAX_OUTPUT_CHARACTERS = 60_000
 FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
@@ -152,6 +154,18 @@ def test_a_run_in_the_background_is_watched_stopped_changed_and_started_again(
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("changed", [SHORT[5], ()], ids=["runs", "learns"])
+def test_an_environment_in_jax_is_checked_and_trained_fused_and_in_actors(
+    tmp_path: Path, changed: tuple[str, ...]
+) -> None:
+    (own,) = (cell for cell in code(read(NAMES[7])) if "class Park" in cell)
+    assert len(own[own.index("class Park") :].splitlines()) <= 30
+    printed = process("execute", NAMES[7], tmp_path, *changed, optimised=not changed)
+    found = re.findall(r"(\w+): return (-?[\d.]+) after ([\d,]+) env steps", printed)
+    assert [name for name, *_ in found] == ["fused", "inline"] and found[0][2] == found[1][2], printed
+    assert changed or all(float(score) > 70.0 for _, score, _ in found), printed
+
+
 @pytest.mark.nightly
 def test_trained_pair_notebook_runs(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")

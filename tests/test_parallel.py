@@ -1,12 +1,16 @@
 """One update on 1 and on 4 (fake) devices, and on those of two processes: XLA counts its devices once, so in others."""
 
+import functools
+import gc
 import importlib
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -73,6 +77,45 @@ def test_refuses_an_unsplit_batch():
     parallel = data_parallel(lambda *_: None, jax.devices()[:1])
     with pytest.raises(SpecMismatch, match=r"batch leaf observation has shape \(3, 4\).*split_devices"):
         parallel(None, make_batch(4), jax.random.key(0))
+
+
+def drawn(state, batch, key, *, axis_name):
+    """Return (replicated, split) results of an argument of every kind."""
+    key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+    noise = jax.lax.psum(jax.random.normal(key, batch["x"].shape) * batch["x"], axis_name)
+    return {"w": state["w"] + noise.sum()}, (noise, None)
+
+
+def test_one_device_has_the_bits_of_pmap():
+    state, batch = {"w": np.float32([0.1, 0.2])}, {"x": np.float32([[0.3, 0.7, 0.1]])}
+    arguments, device = (state, batch, jax.random.key(1)), jax.devices()[:1]
+    axes = {"in_axes": (None, 0, None), "out_axes": (None, 0)}
+    on_each = functools.partial(drawn, axis_name=parallel.AXIS_NAME)
+    expected = jax.pmap(on_each, parallel.AXIS_NAME, devices=device, **axes)(*arguments)
+    called = parallel.OnEach(drawn, device, **axes)
+    called.compile(*arguments)
+    jax.tree.map(np.testing.assert_array_equal, called(*arguments), expected)
+    used = weakref.ref(called)
+    del called
+    gc.collect()
+    assert used() is None
+
+
+def test_a_packed_tree_comes_back_as_it_was():
+    tree = {
+        "a": jnp.arange(6.0).reshape(2, 3),
+        "b": (jnp.int32(7), jnp.array([True, False])),
+        "c": jnp.bfloat16([0.1, 2.0]),
+        "d": (),
+        "e": jnp.zeros((0, 2)),
+        "f": 0.25,
+    }
+    packed = jax.jit(parallel.pack)(tree)
+    assert len(jax.tree.leaves(packed)) == 4  # types
+    jax.tree.map(np.testing.assert_array_equal, packed.unpacked(), tree)
+    jax.tree.map(
+        lambda found, given: np.testing.assert_equal(found.dtype, jnp.asarray(given).dtype), packed.unpacked(), tree
+    )
 
 
 def test_small_calls_compute_the_same_bits():

@@ -1,6 +1,7 @@
 """RLlib's PPO on the nodes of a Ray cluster: `python run_rllib_hosts.py JSON`, in its own virtual environment.
 
 It prints the env steps sampled after each iteration and runs until it is killed; see benchmarks/scale/beside_rllib.py.
+Without an address it makes a cluster of this machine alone; see benchmarks/scale/curve.py.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def main() -> None:
     from ray.tune.registry import register_env
 
     torch.set_num_threads(1)
-    ray.init(address=request["address"], _node_ip_address=request["ip"], log_to_driver=False)
+    if request["address"]:
+        ray.init(address=request["address"], _node_ip_address=request["ip"], log_to_driver=False)
+    else:  # this machine alone
+        own = {"num_cpus": request["actors"] + 1, "resources": {"host": 100}, "object_store_memory": 150 << 20}
+        ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False, **own)
     register_env("sleeping", make_env)
     actors, rows = request["actors"], request["rows"]
     hidden = [request["hidden"], request["hidden"]]

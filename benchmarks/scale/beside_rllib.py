@@ -60,8 +60,8 @@ AT_ONCE_S = (1.0, 7.0)  # after a loss, before the lost workers are replaced
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token", "OMP_NUM_THREADS": "1"}
 
 
-def experiment(actors: int, lag: int | None) -> Experiment:
-    """Return jsrl's run: each actor acts on its own CPU, with params at most `lag` updates old (None: no limit)."""
+def experiment(actors: int, lag: int | None, placement: Any = "inline") -> Experiment:
+    """Return jsrl's run: an environment for each actor, and params at most `lag` updates old (None: no limit)."""
     return Experiment(
         name="sleeping",
         agent=PPOConfig(
@@ -76,7 +76,7 @@ def experiment(actors: int, lag: int | None) -> Experiment:
         rollout_length=WORK["rows"],
         max_policy_lag=lag,
         total_env_steps=10**12,
-        placement="inline",
+        placement=placement,
         restart=5,
         evaluator=EvaluatorConfig(enabled=False),
     )
@@ -138,6 +138,21 @@ class Driver:
                     self.steps.append((time.monotonic(), self.read()["env_steps"]))
 
         threading.Thread(target=take, daemon=True).start()
+
+    def await_updates(self, patience_s: float) -> None:
+        """Wait for the first lines with env steps.
+
+        Raises:
+          RuntimeError: the process has ended, or there are none in time; with the end of all logs.
+        """
+        until = time.monotonic() + patience_s
+        while len(self.steps) < 4 or not self.steps[-1][1]:
+            if self.process.poll() is not None or time.monotonic() > until:
+                logs = sorted(self.log.parent.glob("*.txt"))
+                raise RuntimeError(
+                    "no progress:\n" + "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
+                )
+            time.sleep(0.2)
 
     def rate(self, since_s: float) -> float:
         """Return env steps per second between the first and the last line since a time; 0 with fewer than two lines."""
@@ -247,7 +262,7 @@ def measure(system: str, address: str, names: list[str], given: argparse.Namespa
         started(system, address, names, actors, Path(name)) as (driver, roots),
     ):
         begun_s = time.monotonic()
-        _await(driver, lambda: len(driver.steps) >= 4 and driver.steps[-1][1] > 0)
+        driver.await_updates(PATIENCE_S)
         first_s = time.monotonic() - begun_s
         time.sleep(given.warm_s)
         trees = [driver.process.pid, *roots]
@@ -288,15 +303,6 @@ def recovery(driver: Driver, root: int, rate: float) -> float | None:
         if now > killed_s + WINDOW_S and trained >= RECOVERED * rate * WINDOW_S:
             return round(now - WINDOW_S - killed_s, 1)
     return None
-
-
-def _await(driver: Driver, reached: Any) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not reached():
-        if driver.process.poll() is not None or time.monotonic() > until:
-            logs = sorted(driver.log.parent.glob("*.txt"))
-            raise RuntimeError("no progress:\n" + "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs))
-        time.sleep(0.2)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -39,8 +39,9 @@ def make_update(request: dict[str, Any]) -> tuple[Callable[[], None], int]:
     from jsrl.envs.config import EnvConfig
     from jsrl.experiment.building import build_agent
     from jsrl.graph.schemas import make_schemas
-    from jsrl.parallel import data_parallel, split_devices
+    from jsrl.parallel import split_devices
     from jsrl.replay.device.agent import on_device
+    from jsrl.workers.learner.updaters import OwnUpdate
 
     experiment = parse(request["options"], experiments()[NAMES[request["algorithm"]]]()).experiment
     assert experiment.buffer is not None
@@ -64,13 +65,13 @@ def make_update(request: dict[str, Any]) -> tuple[Callable[[], None], int]:
     trained = (state.params.weights.network, learned.online if request["algorithm"] == "sac" else learned.critics)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(trained))
     state = fill(combined.shape, state, schemas.trajectory, request["rows"])
-    update = data_parallel(combined.agent.update, jax.local_devices()[:1])
+    update = OwnUpdate(combined.agent, jax.local_devices()[:1], jax.random.key(1))
     batch = split_devices(random_trajectory(schemas.trajectory, jax.random.key(2)), 1)
-    held, key = [update.place(state)], jax.random.key(1)
+    held = [update.place(state)]
 
     def call() -> None:
-        held[0], output = update(held[0], batch, jax.random.fold_in(key, 0))
-        update.fetch((output.metrics, held[0].params))
+        held[0], told, _ = update(held[0], batch, 0)
+        update.fetch(told)
 
     return call, parameters
 

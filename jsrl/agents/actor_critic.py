@@ -83,9 +83,9 @@ def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
     }
     own = per_agent["acts"] > 0
     seen = jnp.any(own, axis=0) if jax.tree.leaves(trajectory.core) else own
-    per_agent["observation"] = jax.tree.map(lambda x: _where_rows(seen, x), per_agent["observation"])
-    per_agent["extras"] = jax.tree.map(lambda x: _where_rows(own, x), per_agent["extras"])
-    per_agent["action"] = _where_rows(per_agent["acts"] == 1, per_agent["action"])
+    per_agent["observation"] = jax.tree.map(lambda x: where_rows(seen, x), per_agent["observation"])
+    per_agent["extras"] = jax.tree.map(lambda x: where_rows(own, x), per_agent["extras"])
+    per_agent["action"] = where_rows(per_agent["acts"] == 1, per_agent["action"])
     is_first = jnp.repeat(trajectory.is_first, num_agents, axis=1)
     sampling = jax.tree.map(lambda x: jnp.repeat(x, num_agents, axis=0), trajectory.sampling)
     state = jax.tree.map(lambda x: jnp.repeat(x, num_agents, axis=1), trajectory.state)
@@ -93,7 +93,7 @@ def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
     return trajectory._replace(is_first=is_first, core=core, sampling=sampling, state=state, **per_agent)
 
 
-def _where_rows(condition: Array, x: Array) -> Array:
+def where_rows(condition: Array, x: Array) -> Array:
     """Return x [T+1, C, ...] where the condition [T+1, C] or [C] holds, else 0."""
     condition = jnp.broadcast_to(condition, x.shape[:2])
     return jnp.where(spread(condition, x), x, jnp.zeros((), x.dtype))

@@ -123,15 +123,15 @@ class Checked:
 
     @cached_property
     def _on_one(self) -> Callable[..., tuple[AgentState, UpdateOutput]]:
-        return jax.jit(self._in_order(2), compiler_options=QUICK)
+        return jax.jit(self._with_fixed_shuffles(2), compiler_options=QUICK)
 
     @cached_property
     def _on_devices(self) -> Callable[..., tuple[AgentState, UpdateOutput]]:
         """The update with an axis of devices, leaves [D, ...]; one device is enough for it."""
-        on_each = functools.partial(self._in_order(1), axis_name="devices")
+        on_each = functools.partial(self._with_fixed_shuffles(1), axis_name="devices")
         return jax.jit(jax.vmap(on_each, (None, 0, None), axis_name="devices"), compiler_options=QUICK)
 
-    def _in_order(self, devices: int) -> Callable[..., tuple[AgentState, UpdateOutput]]:
+    def _with_fixed_shuffles(self, devices: int) -> Callable[..., tuple[AgentState, UpdateOutput]]:
         """Return the update with a fixed order of rows in place of each shuffle, for the columns of one or two devices.
 
         A minibatch of two devices' columns then consists of the minibatches of the same number of each device.
@@ -148,7 +148,7 @@ class Checked:
             return jnp.take(given, np.arange(number).reshape(-1, devices, unit).swapaxes(1, 2).ravel(), axis)
 
         def update(*arguments: Any, **axis: Any) -> tuple[AgentState, UpdateOutput]:
-            shuffle = jax.random.permutation
+            shuffle = jax.random.permutation  # by which agents shuffle: one device and two must do it alike
             jax.random.permutation = order
             try:
                 return self.agent.update(*arguments, **axis)

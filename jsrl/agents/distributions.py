@@ -31,13 +31,14 @@ class Distribution(NamedTuple):
     """Pure functions over head outputs; log_prob and entropy sum over the action's own axes.
 
     sample: (key, outputs) -> action. mode: (outputs) -> action. log_prob: (outputs, action) -> [...].
-    entropy: (outputs) -> [...], nats.
+    entropy: (outputs) -> [...], nats. kl: (outputs of p, outputs of q) -> KL(p || q) [...].
     """
 
     sample: Callable[[Array, Any], Array]
     mode: Callable[[Any], Array]
     log_prob: Callable[[Any, Array], Array]
     entropy: Callable[[Any], Array]
+    kl: Callable[[Any, Any], Array]
 
 
 def distribution(spec: ActionSpec) -> Distribution:
@@ -78,11 +79,16 @@ def categorical() -> Distribution:
         log_p = jax.nn.log_softmax(logits)
         return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
 
+    def kl(logits: Array, other: Array) -> Array:
+        log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(other)
+        return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+
     return Distribution(
         sample=lambda key, logits: jax.random.categorical(key, logits).astype(jnp.int32),
         mode=lambda logits: jnp.argmax(logits, axis=-1).astype(jnp.int32),
         log_prob=log_prob,
         entropy=entropy,
+        kl=kl,
     )
 
 
@@ -105,6 +111,7 @@ def multi_categorical(nums: tuple[int, ...]) -> Distribution:
         mode=lambda logits: jnp.stack([part.mode(x) for x in split(logits)], axis=-1),
         log_prob=log_prob,
         entropy=lambda logits: sum(map(part.entropy, split(logits))),
+        kl=lambda logits, other: sum(map(part.kl, split(logits), split(other))),
     )
 
 
@@ -124,7 +131,12 @@ def diagonal_gaussian() -> Distribution:
         mean, log_std = outputs
         return jnp.sum(jnp.broadcast_to(log_std, mean.shape) + 0.5 * (1.0 + _LOG_2PI), axis=-1)
 
-    return Distribution(sample=sample, mode=lambda outputs: outputs[0], log_prob=log_prob, entropy=entropy)
+    def kl(outputs: tuple[Array, Array], others: tuple[Array, Array]) -> Array:
+        (mean, log_std), (other_mean, other_log_std) = outputs, others
+        ratio, away = jnp.exp(2.0 * (log_std - other_log_std)), (mean - other_mean) * jnp.exp(-other_log_std)
+        return jnp.sum(other_log_std - log_std + 0.5 * (ratio + jnp.square(away) - 1.0), axis=-1)
+
+    return Distribution(sample, mode=lambda outputs: outputs[0], log_prob=log_prob, entropy=entropy, kl=kl)
 
 
 def squashed_gaussian() -> Distribution:
@@ -133,7 +145,8 @@ def squashed_gaussian() -> Distribution:
     Storing u keeps the log-probability exact where tanh saturates (no atanh of a rounded 1.0). The environment's side
     applies tanh and scales to the bounds (jsrl.types.to_environment). log_prob is the density of tanh(u) on [-1, 1]:
     log N(u) - sum log(1 - tanh(u)^2), and log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)). The entropy is
-    H(N) + E[sum log(1 - tanh(u)^2)], which is smooth, without noise, and right to 1e-5 nats per action dimension.
+    H(N) + E[sum log(1 - tanh(u)^2)], which is smooth, without noise, and right to 1e-5 nats per action dimension. The KL
+    divergence is that of u, as tanh is invertible.
     """
     normal = diagonal_gaussian()
 

@@ -53,7 +53,7 @@ class IMPALAConfig:
     )  # fmt: skip
 
     # fmt: off
-    learning_rate: PositiveFinite = option(6e-4, "learning rate of the optimizer.")
+    learning_rate: PositiveFinite = option(6e-4, "learning rate.")
     schedule: Any = option("constant", ac.SCHEDULE_HELP)
     total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     optimizer: Any = option("rmsprop", ac.OPTIMIZER_HELP)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.agents.base import Agent, AgentState, UpdateOutput
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.types import Array, Trajectory, map_trajectory
 
 
@@ -74,6 +74,17 @@ def plan_minibatches(
     keys = jax.random.split(key, num_epochs)
     orders = jax.vmap(lambda k: jax.random.permutation(k, num_columns))(keys)
     return orders.astype(jnp.int32).reshape(num_epochs * num_minibatches, -1)
+
+
+def check_divides(option: str, value: int, number: int, what: str) -> None:
+    """Check that a number of minibatches divides the columns of a device's batch; `what` they are.
+
+    Raises:
+      ConfigError: they do not; with the nearest numbers that do.
+    """
+    if number % value:
+        nearest = nearest_divisors(number, value)
+        raise ConfigError(f"agent.{option}={value} does not divide the {number} {what} of a batch; use {nearest}.")
 
 
 def update_keys(key: Array, number: int | Array) -> tuple[Array, Array]:

@@ -26,7 +26,7 @@ from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
 from jsrl.agents.devices import Mean, Means, masked_mean, mean_gradient, standardized
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
-from jsrl.agents.minibatches import chunked, flat, minibatches_of, plan_minibatches, take
+from jsrl.agents.minibatches import check_divides, chunked, flat, minibatches_of, plan_minibatches, take
 from jsrl.agents.returns import Rows, gae, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.errors import ConfigError, nearest_divisors
@@ -60,7 +60,7 @@ class PPOConfig:
     scores_rows: ClassVar[bool] = True
 
     # fmt: off
-    learning_rate: PositiveFinite = option(3e-4, "learning rate of the optimizer.")
+    learning_rate: PositiveFinite = option(3e-4, "learning rate.")
     schedule: Any = option("constant", ac.SCHEDULE_HELP)
     total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
@@ -115,11 +115,8 @@ class PPOConfig:
                     f"{nearest_divisors(rows, self.chunk_length)}."
                 )
             number, what = columns * rows // self.chunk_length, "chunks"
-        if self.minibatch_size is None and number % self.num_minibatches:
-            nearest = nearest_divisors(number, self.num_minibatches)
-            raise ConfigError(
-                f"agent.num_minibatches={self.num_minibatches} does not divide the {number} {what} of a batch; use {nearest}."
-            )
+        if self.minibatch_size is None:
+            check_divides("num_minibatches", self.num_minibatches, number, what)
 
     def __post_init__(self) -> None:
         if self.chunk_length is not None and self.network.core == "none":

@@ -1,38 +1,47 @@
-"""The command line: applies NAME and plain options to an Experiment. No subcommands; the order never matters."""
+"""The command line of `jsrl run`: NAME and `--option words`, in any order.
+
+One pass: `given` reads the words, `find_option` finds their option, `read` decodes them by its type, and `_made` makes the
+configs anew, whose fields check them (`jsrl.fields`). Docs: docs/code.md, The way of an option.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
 import json
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import jsrl
+from jsrl.cli.experiments import FOLDER, files
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, numbers
 from jsrl.experiment.automatic import with_replays
 from jsrl.experiment.checks import leaves_host
-from jsrl.experiment.options import (
+from jsrl.experiment.options import RunOptions
+from jsrl.fields import (
     ABSENT,
-    ELSEWHERE,
+    CHECKED,
+    NAMES,
+    InvalidValue,
     Option,
-    RunOptions,
+    alternatives,
+    check_fields,
+    decided,
     differences,
     either,
-    nearest,
+    is_sequence,
     options_of,
+    type_text,
 )
-from jsrl.experiment.settings import AUTO
-from jsrl.fields import InvalidValue, alternatives, check_value, is_sequence, type_hints, type_text
-from jsrl.references.importing import import_target
 
 RUN_OPTIONS = RunOptions()
 NEW = {"run-name", "overwrite"}  # options of a new run
+TAKE_A_NAME = ("run-name", "search-name", "resume", "init-from", "record", "recording")  # of a run or folder
 
 
 @dataclass(frozen=True)
@@ -49,18 +58,64 @@ class CommandLine:
     followed: str = ""
 
 
-def _taken_plan_file(arguments: list[str]) -> str | None:
-    """Remove FILE from `--plan FILE.svg` in the arguments, and return it.
+# -- the words ----------------------------------------------------------------------------------------------------------
 
-    Raises:
-      ConfigError: the file has another suffix.
-    """
-    for index, (arg, file) in enumerate(pairwise(arguments)):
-        if arg == "--plan" and file.endswith(".svg"):
-            return arguments.pop(index + 1)
-        if arg == "--plan" and Path(file).suffix and not file.startswith("-"):
-            raise ConfigError(f"--plan draws SVG files, got {file}; give it a name that ends in .svg.")
+
+def take_name(arguments: list[str]) -> str | None:
+    """Remove NAME from the arguments, at any position, and return it."""
+    known = files()
+    if arguments and not arguments[0].startswith("-"):
+        name = arguments.pop(0)
+        if name in known:
+            return name
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}."
+        raise ConfigError(f"there is no experiment {name!r}; {hint} (Add your own as {FOLDER}/{name}.py here.)")
+    before = ["", *arguments]
+    for index, (arg, option) in enumerate(zip(arguments, before, strict=False)):
+        if arg in known and option.replace("_", "-").removeprefix("--") not in TAKE_A_NAME:
+            return arguments.pop(index)
+    for arg, option in zip(arguments, before, strict=False):
+        near = difflib.get_close_matches(arg, known, n=1, cutoff=0.8)
+        if near and not (option.startswith("--") and "=" not in option):
+            raise ConfigError(f"there is no experiment {arg!r}; did you mean {near[0]}?")
     return None
+
+
+def given(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name of each option of a command line, and the words that follow it."""
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            hint = f" An environment is given as --env.id {word}." if ":" in word or "-v" in word else ""
+            raise ConfigError(f"{word!r} is not an option; options begin with --; only NAME does not.{hint}")
+        name, equals, text = word[2:].partition("=")
+        values = [text] if equals else []
+        while words and not words[0].startswith("--") and not equals:
+            values.append(words.pop(0))
+        yield name.replace("_", "-"), values
+
+
+def last_texts(arguments: Sequence[str]) -> dict[str, str]:
+    """Return option -> its words as text, of the last time that it is given; its name is as it was written."""
+    return {name: " ".join(words) for name, words in given(arguments)}
+
+
+def without(args: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """Return the arguments of a command line without these options and their values; `slurm`: also its parts."""
+    found: list[str] = []
+    dropping = False
+    for arg in args:
+        if arg.startswith("--"):
+            option = arg[2:].partition("=")[0].replace("_", "-").removeprefix("no-")
+            dropping = option in names or option.partition(".")[0] in names
+        if not dropping:
+            found.append(arg)
+    return tuple(found)
+
+
+# -- from words to configs ----------------------------------------------------------------------------------------------
 
 
 def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS) -> CommandLine:
@@ -74,13 +129,12 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
     """
     default, of_run = _for_environment(arguments, default), options_of(run)
     options = options_of(default) | of_run
-    remaining = list(arguments)
-    if plan_file := _taken_plan_file(remaining):
-        run = dataclasses.replace(run, plan_file=plan_file)
     values: dict[str, Any] = {}
     texts: dict[str, str] = {}  # as they were given
     keys: dict[str, dict[str, Any]] = {}
-    for name, words in _pairs(remaining):
+    for name, words in given(arguments):
+        if name == "plan" and "plan-file" in of_run and words and (file := _plan_file(words[0])):
+            values["plan-file"], words = file, words[1:]
         name = full_name(name, options)
         option = find_option(positive(name, options), options)
         texts[option.name] = " ".join(words)
@@ -92,36 +146,24 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
             raise ConfigError(f"--{name} needs a value.")
         keys.setdefault(option.name, {})[key.replace("-", "_")] = plain(" ".join(words))
         texts[name] = texts.pop(option.name)
-    for name, given in keys.items():
-        values[name] = {**values.get(name, options[name].default), **given}
-    changes = _by_part(values, options)
-    in_run = {field: changes.pop(field) for field in changes.keys() & {f.name for f in dataclasses.fields(run)}}
-    run = _changed(run, in_run, texts)
-    names = values.keys() | (numbers.ALL if getattr(run, "resume", None) is not None else set())
+    for name, members in keys.items():
+        values[name] = {**values.get(name, options[name].default), **members}
+    if in_run := {name: values[name] for name in values if name in of_run}:
+        run = _changed(run, in_run, texts)
+    changes = _made(default, {name: values[name] for name in values if name not in of_run}, texts)
+    fixed = values.keys() | (numbers.ALL if getattr(run, "resume", None) is not None else set())
     try:
-        experiment, line = numbers.followed(default, _made(default, changes, texts), names)
+        experiment, line = numbers.followed(default, changes, fixed)
     except InvalidValue as error:
-        raise _respelled(error, Experiment, "", texts) from error
+        raise error.as_option(Experiment, "", texts) from error
     return CommandLine(experiment, run, frozenset(values), line)
 
 
-def _pairs(words: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each option, and the words that follow it."""
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--"):
-            hint = f" An environment is given as --env.id {word}." if ":" in word or "-v" in word else ""
-            raise ConfigError(f"{word!r} is not an option; options begin with --; only NAME does not.{hint}")
-        name, equals, text = word[2:].partition("=")
-        values = [text] if equals else []
-        while words and not words[0].startswith("--") and not equals:
-            values.append(words.pop(0))
-        yield name.replace("_", "-"), values
-
-
-def last_values(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the last word after each word of a command line that is not read yet: the value of each option given."""
-    return dict(pairwise(word for argument in arguments for word in argument.split("=", 1)))
+def _plan_file(word: str) -> str:
+    """Return the file of `--plan FILE.svg`; empty: the word names none."""
+    if Path(word).suffix not in ("", ".svg"):
+        raise ConfigError(f"--plan draws SVG files, got {word}; give it a name that ends in .svg.")
+    return word if word.endswith(".svg") else ""
 
 
 def _for_environment(arguments: Sequence[str], default: Experiment) -> Experiment:
@@ -129,7 +171,7 @@ def _for_environment(arguments: Sequence[str], default: Experiment) -> Experimen
 
     Environments of one family (`hide_and_seek:empty`, `hide_and_seek:quadrant`) report the same statistics: these stay.
     """
-    named = last_values(arguments).get("--env.id", default.env.id)
+    named = last_texts(arguments).get("env.id", default.env.id)
     if named == default.env.id:
         return default
     (family, colon, _), (of_named, _, _) = default.env.id.partition(":"), named.partition(":")
@@ -150,48 +192,7 @@ def find_option(name: str, options: dict[str, Option]) -> Option:
     for known in options.values():
         if name.startswith(known.name + ".") and isinstance(known.default, dict):
             return known
-    if text := usual_name(name, options):
-        raise ConfigError(f"there is no option --{name}; {text}")
-    if name in options:
-        raise ConfigError(
-            f"there is no option --{name}: set {name.replace('-', '_')} of the Experiment in a config in Python "
-            "(configs/NAME.py)."
-        )
-    off = options.get(name.partition(".")[0]) or options.get(name.rpartition(".")[0])
-    if off is not None and off.default is None and "." in name and "agent" in {n.partition(".")[0] for n in options}:
-        raise ConfigError(f"there is no option --{name}: this experiment has no {off.name}.")
-    part, _, last = name.rpartition(".")
-    is_absent = part.rpartition(".")[2] in ("", "agent") and not any(known.endswith(f".{last}") for known in options)
-    if others := agents_with(last.replace("-", "_")) if is_absent else []:
-        raise ConfigError(
-            f"there is no option --{name}: the algorithm of this experiment has none; {', '.join(others)} have it, as "
-            f"--agent.{last}."
-        )
-    hint = " or ".join(f"--{n}" for n in nearest(name, options))
-    raise ConfigError(f"there is no option --{name}; {f'did you mean {hint}?' if hint else '--help-all lists all.'}")
-
-
-def usual_name(name: str, options: dict[str, Option]) -> str:
-    """Return what to give instead of an option of another library or of each policy, as text; empty: nothing is known."""
-    entries = import_target(ELSEWHERE)(name)
-    meant = [entry for entry in entries if entry.here in options]
-    if meant:
-        note = f" ({meant[0].note})" if meant[0].note else ""
-        return f"here it is called --{meant[0].here}{note}."
-    for here in (name, *(entry.here for entry in entries)):
-        if own := [known for known in options if known.startswith("policies.") and known.endswith(f".{here}")]:
-            return f"each policy has its own: --{' or --'.join(own)}."
-    if not entries:
-        return ""
-    absent = " or ".join(f"--{entry.here}" for entry in entries)
-    return f"it would be {absent}, which this experiment does not have." if entries[0].here else entries[0].note
-
-
-def agents_with(field: str) -> list[str]:
-    """Return the algorithms of jsrl whose configs have a field."""
-    configs = [getattr(jsrl, name) for name in dir(jsrl) if name.endswith("Config")]
-    agents = [config for config in configs if hasattr(config, "factory")]
-    return [a.factory.partition(":")[2] for a in agents if field in {f.name for f in dataclasses.fields(a)}]
+    raise ConfigError(f"there is no option --{name}{import_module(NAMES).unknown_option(name, options)}")
 
 
 def full_name(name: str, options: dict[str, Option]) -> str:
@@ -273,68 +274,43 @@ def read(kind: Any, text: str) -> Any:
     return text
 
 
-class _Part(dict[str, Any]):
-    """New values of some fields of a config; those of its own parts are again such dicts."""
+def _made(config: Any, values: Mapping[str, Any], texts: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+    """Return new values of a config's fields, each part made from the values of its own options.
 
-
-def _by_part(values: dict[str, Any], options: dict[str, Option]) -> _Part:
-    """Return the values of options as those of fields.
-
-    Raises:
-      ConfigError: a replay is left out, and one of its settings is given.
+    Args:
+      values: of options, by name after `prefix`. texts: as they were given, by whole name.
     """
-    changes = _Part()
-    for name in sorted(values):  # a part is before its fields
-        *parts, field = name.replace("-", "_").split(".")
-        into = changes
-        for part in parts:
-            inner = into.setdefault(part, _Part())
-            if inner is None:
-                whole = name.rpartition(".")[0]
-                raise ConfigError(f"--{whole} none leaves no replay for --{whole}.NAME; leave one of them out.")
-            into[part] = inner if isinstance(inner, _Part) else _Part()  # auto, of which a setting changes
-            into = into[part]
-        into[field] = values[name]
-    return changes
+    fields: dict[str, Any] = {}
+    of_parts: dict[str, dict[str, Any]] = {}
+    for option, value in values.items():
+        name, dot, rest = option.partition(".")
+        if dot:
+            of_parts.setdefault(name, {})[rest] = value
+        else:
+            fields[name.replace("-", "_")] = value
+    for name, inner in of_parts.items():
+        field, whole = name.replace("-", "_"), f"{prefix}{name}"
+        if field in fields and fields[field] is None:
+            raise ConfigError(f"--{whole} none leaves no replay for --{whole}.NAME; leave one of them out.")
+        old = (
+            config[field] if isinstance(config, Mapping) else decided(config, field)
+        )  # auto, of which a setting changes
+        fields[field] = _changed(old, inner, texts, f"{whole}.")
+    return fields
 
 
-def _changed(config: Any, changes: dict[str, Any], texts: Mapping[str, str], name: str = "") -> Any:
-    """Return a config with changes; errors about a value name its option. name: of the config, with a dot at its end."""
-    new = _made(config, changes, texts, name)
+def _changed(config: Any, values: Mapping[str, Any], texts: Mapping[str, str], prefix: str = "") -> Any:
+    """Return a config with new values of its options; errors about a value name its option."""
+    fields = _made(config, values, texts, prefix)
     if isinstance(config, Mapping):
-        return {**config, **new}
-    cls: Any = type(config)
+        return {**config, **fields}
     try:
-        for field, value in new.items():  # a user's own class may have no checks
-            check_value(cls, field, value, type_hints(cls)[field])
-        return dataclasses.replace(config, **new) if new else config
+        changed = dataclasses.replace(config, **fields)
+        if type(config) not in CHECKED:  # a user's own class
+            check_fields(changed)
+        return changed
     except InvalidValue as error:
-        raise _respelled(error, cls, name, texts) from error
-
-
-def _made(config: Any, changes: dict[str, Any], texts: Mapping[str, str], name: str = "") -> dict[str, Any]:
-    """Return new values of a config's fields, each part made from its own changes."""
-    made = dict(changes)
-    for field, inner in changes.items():
-        if isinstance(inner, _Part):
-            old = config[field] if isinstance(config, Mapping) else getattr(config, field)
-            old = config.buffer if isinstance(old, str) and old == AUTO else old
-            made[field] = _changed(old, inner, texts, f"{name}{field.replace('_', '-')}.")
-    return made
-
-
-def _respelled(error: InvalidValue, owner: type, name: str, texts: Mapping[str, str]) -> ConfigError:
-    """Return the error about a field of a config as one about its option, and as it was given."""
-    option = name + error.field.replace("_", "-")
-    if error.owner is not owner or option not in texts:
-        return error
-    text = texts[option]
-    try:
-        float(text)
-        shown = text if "nan" not in text.lower() else repr(text)
-    except ValueError:
-        shown = repr(text)
-    return ConfigError(f"--{option} is {shown}; {error.wanted}")
+        raise error.as_option(type(config), prefix, texts) from error
 
 
 def check_needs(asked: CommandLine) -> None:
@@ -402,16 +378,3 @@ def plain(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return {"True": True, "False": False, "None": None}.get(text, text)
-
-
-def without(args: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    """Return the arguments of a command line without these options and their values; `slurm`: also its parts."""
-    found: list[str] = []
-    dropping = False
-    for arg in args:
-        if arg.startswith("--"):
-            option = arg[2:].partition("=")[0].replace("_", "-").removeprefix("no-")
-            dropping = option in names or option.partition(".")[0] in names
-        if not dropping:
-            found.append(arg)
-    return tuple(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import pkgutil
 import sys
@@ -21,14 +20,6 @@ from jsrl.experiment import Experiment
 from jsrl.fields import InvalidValue
 
 FOLDER = "configs"  # of the working directory: one file per experiment, each with a function `config() -> Experiment`
-TAKE_A_NAME = (
-    "--run-name",
-    "--search-name",
-    "--resume",
-    "--init-from",
-    "--record",
-    "--recording",
-)  # names of runs or folders
 
 
 def use_working_directory() -> None:
@@ -135,28 +126,6 @@ def summary(path: Path) -> str:
     """Return the first line of a file's docstring; empty: it has none."""
     parts = path.read_text(errors="replace").split('"""')
     return parts[1].strip().splitlines()[0] if len(parts) > 2 and parts[1].strip() else ""
-
-
-def take_name(arguments: list[str]) -> str | None:
-    """Remove NAME from the arguments, at any position, and return it."""
-    known = files()
-    if arguments and not arguments[0].startswith("-"):
-        name = arguments.pop(0)
-        if name in known:
-            return name
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}."
-        raise ConfigError(f"there is no experiment {name!r}; {hint} (Add your own as {FOLDER}/{name}.py here.)")
-    for index, arg in enumerate(arguments):
-        before = arguments[index - 1].replace("_", "-") if index else ""
-        if arg in known and before not in TAKE_A_NAME:
-            return arguments.pop(index)
-    for index, arg in enumerate(arguments):
-        follows = arguments[index - 1].startswith("--") and "=" not in arguments[index - 1] if index else False
-        near = difflib.get_close_matches(arg, known, n=1, cutoff=0.8)
-        if near and not follows:
-            raise ConfigError(f"there is no experiment {arg!r}; did you mean {near[0]}?")
-    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,6 +22,7 @@ from jsrl.services.runs.state import RunState, read_state
 LOOK_S = 0.25
 MESSAGES, LINES = 6, 20  # earlier messages or lines to show: on a terminal, and elsewhere
 STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
+END = "0000-00-00 00:00:00 0s  steps "  # a line of progress, which ends the message before it
 PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # start of a line that is not a message, see display.plain_line
 
 
@@ -89,7 +90,7 @@ def mirror(folder: RunFolder, display: Display) -> None:
 def messages_in(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (text, level) of the messages in lines of a controller's log; a message may have several lines."""
     message, level = list[str](), "info"
-    for line in [*lines, "0000-00-00 00:00:00 0s  steps "]:
+    for line in [*lines, END]:
         stamped = STAMP.match(line)
         if not stamped:
             message += [line] if message else []

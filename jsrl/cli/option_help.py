@@ -12,12 +12,12 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jsrl.cli.command_line import CommandLine, parse
-from jsrl.cli.experiments import files, load, take_name, use_working_directory
+from jsrl.cli.command_line import CommandLine, parse, take_name
+from jsrl.cli.experiments import files, load, use_working_directory
 from jsrl.cli.main import show_error
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.experiment.options import Option, RunOptions, either, offered_options, options_of
-from jsrl.experiment.settings import AUTO
+from jsrl.experiment.options import RunOptions
+from jsrl.fields import AUTO, Option, either, offered_options, options_of
 
 INDENT = " " * 8  # of an option's text
 COMMON = (

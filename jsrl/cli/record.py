@@ -22,7 +22,7 @@ from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError, counted
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.experiment.policies import SEED_STRIDE
-from jsrl.experiment.settings import AUTO
+from jsrl.fields import AUTO
 from jsrl.graph.recording_plan import begin_record
 from jsrl.graph.schemas import make_schemas
 from jsrl.services.metrics.metrics import Meter

@@ -13,15 +13,17 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.command_line import check_needs
-from jsrl.cli.experiments import listing, load, summaries, take_name, use_working_directory
-from jsrl.cli.main import LOADING, Parser, show_error, shown, user_path
+from jsrl.cli.command_line import check_needs, last_texts, take_name
+from jsrl.cli.experiments import listing, load, summaries, use_working_directory
+from jsrl.cli.main import LOADING, show_error, shown, user_path
 from jsrl.errors import ConfigError, JsrlError, RecordingError, SpecMismatch, users_traceback
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
+from jsrl.experiment.placements import TOGETHER
 from jsrl.interrupts import Stopped, remembered
 from jsrl.linux import SHM
 from jsrl.services.runs.groups import Group, find_group
+from jsrl.tools.tuning.child import AND
 
 if TYPE_CHECKING:
     from jsrl.graph.launcher import Launcher
@@ -32,13 +34,10 @@ USAGE = "usage: jsrl run NAME [--option value ...]"
 
 def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
     """Return (the run of --resume, the folder of all runs); None: there is no --resume."""
-    parser = Parser(prog="jsrl run", add_help=False, allow_abbrev=False)
-    parser.add_argument("--resume", nargs="?", const="")
-    parser.add_argument("--runs-dir", "--runs_dir", nargs="?", default="runs")
-    found, _ = parser.parse_known_args(arguments)
-    if found.resume == "":
+    texts = last_texts(arguments)
+    if texts.get("resume") == "":
         raise ConfigError("--resume needs a run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run.")
-    return None if found.resume is None else (found.resume, found.runs_dir or "runs")
+    return (texts["resume"], texts.get("runs-dir") or "runs") if "resume" in texts else None
 
 
 def resumed(arguments: Sequence[str]) -> Experiment | None:
@@ -58,7 +57,7 @@ def resumed_group(arguments: Sequence[str]) -> Group | None:
 
 def run_missing(group: Group, args: Sequence[str], hooks: Sequence[Any]) -> int:
     """Run the missing runs of a group."""
-    from jsrl.cli.seeds import ON_RESUME, run_group
+    from jsrl.cli.seeds import ON_RESUME, at_once, run_group
 
     asked = cli.parse(args, load(group.experiment))
     if more := sorted(asked.given - ON_RESUME):
@@ -69,7 +68,7 @@ def run_missing(group: Group, args: Sequence[str], hooks: Sequence[Any]) -> int:
         from jsrl.cli.background import detach
 
         return detach(None, args, asked)
-    return run_group(group, asked.run.jobs, asked.run.display, hidden=bool(hooks))
+    return run_group(group, at_once(group, asked), asked.run.display, hidden=bool(hooks))
 
 
 def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> int:
@@ -89,6 +88,8 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
 
 def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     """Execute a command line; `hooks`: in addition to its options."""
+    if AND in args:
+        return together(args, hooks)
     wants_help = [w for w in args if w in ("-h", "--help", "--help-all")]
     args = [w for w in args if w not in wants_help]
     name = take_name(args)
@@ -106,13 +107,8 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
         print(f"{USAGE}\n\nexperiments:\n{listing()}\n\n`jsrl run NAME --help` shows the options of one.")
         return 0
     loading = f"loading {name or 'the run'} ..."
-    settings = ""
     with shown(loading):
-        default = stored or load(name or "ppo")
-        if name is not None and any(arg.startswith("--env") for arg in args):
-            from jsrl.cli.tuned import with_settings
-
-            default, settings = with_settings(name, args, default)
+        default, settings = default_of(name, args, stored)
     if wants_help:
         from jsrl.cli.option_help import full_help, short_help
 
@@ -135,7 +131,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
         if not is_allocated(asked):
             return submit(name, args, asked)
     if options.seeds is not None:
-        from jsrl.cli.seeds import check, new_group, remove, run_group
+        from jsrl.cli.seeds import at_once, check, new_group, remove, run_group
 
         check(asked)
         if options.plan:
@@ -143,8 +139,44 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
         assert name is not None  # else --resume is given, which excludes --seeds
         group = new_group(name, args, asked, lambda: settled_args(asked))
         remove(group)
-        return run_group(group, options.jobs, options.display, hidden=bool(hooks))
+        return run_group(group, at_once(group, asked), options.display, hidden=bool(hooks))
     return execute(asked, hooks)
+
+
+def default_of(name: str | None, args: Sequence[str], stored: Experiment | None) -> tuple[Experiment, str]:
+    """Return the experiment that a command line changes, and a line about its settings; `stored`: of a run to resume."""
+    default = stored or load(name or "ppo")
+    if name is None or not any(arg.startswith("--env") for arg in args):
+        return default, ""
+    from jsrl.cli.tuned import with_settings
+
+    return with_settings(name, args, default)
+
+
+def together(args: list[str], hooks: Sequence[Any]) -> int:
+    """Execute several command lines, separated by AND: their runs share one compiled program."""
+    from jsrl.control.together import run_together
+
+    ends = [place for place, word in enumerate([*args, AND]) if word == AND]
+    runs = []
+    for begin, end in zip([0, *(place + 1 for place in ends)], ends, strict=False):
+        words = args[begin:end]
+        name = take_name(words)
+        asked = cli.parse(words, default_of(name, words, None if name else resumed(words))[0])
+        check_needs(asked)
+        runs.append({"given": fastest(asked), "sinks": sinks_of(asked.run), **run_options(asked.run, hooks)})
+    errors = [outcome for outcome in run_together(runs) if isinstance(outcome, BaseException)]
+    for error in errors:
+        sys.stderr.write(users_traceback(error))
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+def run_options(options: RunOptions, hooks: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments of `jsrl.run` that the options of a command line give."""
+    names = ("runs_dir", "overwrite", "resume", "init_from", "graph", "display")
+    found = {name: getattr(options, name) for name in names}
+    return found | {"name": options.run_name, "hooks": [*options.hooks, *hooks]}
 
 
 def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
@@ -161,19 +193,7 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     if options.plan:
         return show_plan(tuned, options)
     with launcher_of(options, tuned) as launcher:
-        result = run(
-            tuned,
-            runs_dir=options.runs_dir,
-            name=options.run_name,
-            overwrite=options.overwrite,
-            resume=options.resume,
-            init_from=options.init_from,
-            graph=options.graph,
-            launcher=launcher,
-            display=options.display,
-            hooks=[*options.hooks, *hooks],
-            sinks=sinks,
-        )
+        result = run(tuned, launcher=launcher, sinks=sinks, **run_options(options, hooks))
     if options.display != "quiet":
         print(result)
     if result.unsaved:
@@ -197,8 +217,17 @@ def settled_args(asked: cli.CommandLine) -> list[str]:
     from jsrl.graph.plan import decided, make_plan
 
     experiment = fastest(asked)
-    make_plan(decided(experiment)[0], "(not run)", SHM / "jsrl", graph=asked.run.graph)
+    found = decided(experiment)[0]
+    if in_one_program(asked, found):
+        experiment = found = dataclasses.replace(experiment, placement=TOGETHER)
+    make_plan(found, "(not run)", SHM / "jsrl", edit=asked.run.graph)
     return [*cli.spelled(experiment, asked.experiment), "--profile", "none"]
+
+
+def in_one_program(asked: cli.CommandLine, experiment: Experiment) -> bool:
+    """Return whether the runs of several seeds share a program: where it has the environments, and several run at once."""
+    alone = "jobs" in asked.given and asked.run.jobs == 1
+    return experiment.where.trains == "fused" and not alone and asked.run.graph is None
 
 
 def show_plan(experiment: Experiment, options: RunOptions) -> int:
@@ -235,7 +264,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
         layouts.append(layout := lay_out(needs, read_hosts(hosts_file)))
         return layout.hosts_of_workers
 
-    plan = make_plan(experiment, "(not run)", SHM / "jsrl", graph=graph, place=place)
+    plan = make_plan(experiment, "(not run)", SHM / "jsrl", edit=graph, place=place)
     print(describe(plan, accelerators(), *layouts))
     if plan_file is not None:
         try:

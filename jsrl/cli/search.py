@@ -1,6 +1,7 @@
 """Search hyperparameters: `jsrl search ppo_cartpole --vary agent.learning-rate=log:1e-5:1e-2 --trials 20`.
 
-It starts short runs of the experiment, each in its own processes; Optuna proposes the values. Options of `jsrl run` apply to
+It starts short runs of the experiment, each in its own processes (in a compiled program those that run at once share it, where
+only numbers of the agent are varied); Optuna proposes the values. Options of `jsrl run` apply to
 every run, such as --total-env-steps 50000.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
+import math
 import re
 import shlex
 import shutil
@@ -26,9 +27,11 @@ from jsrl.cli.slurm import need_sbatch, submitted
 from jsrl.cluster.engines.slurm import SlurmSearch, search_script
 from jsrl.errors import ConfigError, TrialsFailed, counted
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import Option, SlurmOptions, options_of
+from jsrl.experiment.options import SlurmOptions
+from jsrl.experiment.placements import TOGETHER
 from jsrl.extras import require_extra
-from jsrl.fields import option, suggesting
+from jsrl.fields import Option, option, options_of, suggesting
+from jsrl.graph.plan import decided
 from jsrl.services.metrics.display_state import clock
 from jsrl.services.runs.files import write_json
 from jsrl.tools.tuning.child import Lines
@@ -85,7 +88,11 @@ class ParsedSearch:
         if self.options.launcher == "slurm":
             return self.submit()
         e = self.experiment
-        setup = Setup(self.folder, e.name, self.ranges, e.total_env_steps, e.seed, self.command)
+        together, line = in_one_program(e, self.ranges, self.options.parallel)
+        if line:
+            print(line)
+        words = functools.partial(self.words, together)
+        setup = Setup(self.folder, e.name, self.ranges, e.total_env_steps, e.seed, words, together)
         lines, begun_s = Lines(sys.stdout), time.monotonic()
         search = Search(
             setup,
@@ -116,12 +123,10 @@ class ParsedSearch:
         print(f"the last job prints the whole table; to continue: jsrl search --resume {shlex.quote(str(self.folder))}")
         return 0
 
-    def command(self, values: dict[str, str], seed: int, run_name: str, runs: Path) -> list[str]:
-        """Return the command that starts one run; ConfigError if these values exclude each other."""
-        args = self.args(values)
+    def words(self, together: bool, values: dict[str, str], seed: int, run_name: str, runs: Path) -> list[str]:
+        args = [*self.args(values), *(["--placement", TOGETHER] if together else [])]
         cli.parse(args[1:], load(self.name))
-        own = ["--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
-        return [sys.executable, "-P", "-m", "jsrl.cli.child", str(os.getpid()), *args, *own]
+        return [*args, "--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
 
     def args(self, values: dict[str, str]) -> list[str]:
         varied = [arg for option, value in values.items() for arg in (f"--{option}", value)]
@@ -245,6 +250,30 @@ def checked_space(asked: cli.CommandLine, default: Experiment) -> list[Range]:
             except ConfigError as error:
                 raise ConfigError(f"--vary {r.option}={range_text(r)}: {error}") from error
     return ranges
+
+
+def in_one_program(experiment: Experiment, ranges: Sequence[Range], parallel: int) -> tuple[bool, str]:
+    """Return whether trials at the same time share a compiled program, with their numbers as arrays; and a line about it.
+
+    They do where the program has the environments, and only numbers are varied that their agent calls `explorable`.
+    """
+    if parallel == 1 or decided(experiment)[0].where.trains != "fused":
+        return False, ""
+    names = getattr(type(experiment.agent), "explorable", ())
+    arrays = [f"agent.{name.replace('_', '-')}" for name in names]
+    for r in ranges:
+        if r.option not in arrays or not all(map(_is_number, r.samples)):
+            can = f"; these can: {', '.join(arrays)}" if arrays else ""
+            return False, f"each trial has a program of its own: --vary {r.option} cannot be an array of numbers{can}"
+    varied = ", ".join(r.option for r in ranges)
+    return True, f"{parallel} trials at a time share one compiled program, with {varied} as arrays"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _is_other_key(name: str, now: Option, before: Option | None) -> bool:

@@ -1,10 +1,12 @@
-"""`jsrl run NAME --seeds 0-9`: a run for each seed in processes of its own, `--jobs` of them at once, and one table."""
+"""`jsrl run NAME --seeds 0-9`: a run for each seed, `--jobs` of them at once, and one table.
+
+Each run has processes of its own; in placement `fused-serial` those that run at once share one, and one compiled program.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import shutil
 import sys
 import time
@@ -35,7 +37,7 @@ from jsrl.services.runs.state import (
     read_state,
 )
 from jsrl.tools.report.comparison_page import write_comparison
-from jsrl.tools.tuning.child import Child
+from jsrl.tools.tuning.child import Child, child_command
 
 # Options that the command of each run sets itself, or that were used before.
 OWN = (
@@ -43,7 +45,6 @@ OWN = (
     *("tune", "tune-minutes", "launcher", "slurm", "ray", "print"),
 )
 ON_RESUME = {"resume", "jobs", "display", "runs-dir", "detach"}
-CHILD = (sys.executable, "-P", "-m", "jsrl.cli.child")
 POLL_S, STOP_LOOK_S, LEAVE_S = 0.1, 1.0, 5.0
 
 
@@ -78,8 +79,6 @@ def check(asked: cli.CommandLine) -> None:
         raise ConfigError(
             "--wandb.name would name all seeds alike; --run-name NAME gives each its own, such as NAME-seed0."
         )
-    if options.jobs < 1:
-        raise ConfigError(f"jobs is {options.jobs}; it must be at least 1.")
 
 
 def new_group(name: str, args: Sequence[str], asked: cli.CommandLine, more: Callable[[], Sequence[str]]) -> Group:
@@ -130,6 +129,11 @@ def begin_args(group: Group, seed: int) -> list[str]:
     return [group.experiment, *own, *group.begin, *group.args]
 
 
+def at_once(group: Group, asked: cli.CommandLine) -> int:
+    """Return how many seeds run at once: by default all, if they share a program."""
+    return len(group.seeds) if group.together and "jobs" not in asked.given else asked.run.jobs
+
+
 class Seeds:
     """Runs the seeds of a group that have not ended as intended.
 
@@ -144,6 +148,7 @@ class Seeds:
         self._log = RunLog(group.path / "logs" / f"{CONTROLLER}.log")
         self._waiting = [seed for seed in group.seeds if not is_finished(group.folder(seed))]
         self._at_once = max(1, min(at_once, len(self._waiting)))
+        self._together = group.together and self._at_once > 1
         self._running: dict[int, Child] = {}
         self._interrupted = False
         self._look_s = 0.0
@@ -170,12 +175,15 @@ class Seeds:
         return not self._interrupted
 
     def _turn(self) -> None:
-        while self._waiting and len(self._running) < self._at_once and not (self._interrupted or self.refused):
-            self._start(self._waiting.pop(0))
+        while self._may_start:
+            count = self._at_once if self._together else 1
+            seeds, self._waiting = self._waiting[:count], self._waiting[count:]
+            self._start(seeds)
         for seed, child in list(self._running.items()):
             if child.ended:
-                del self._running[seed]
                 self._ended(seed, child)
+                child.close()
+                del self._running[seed]
         if time.monotonic() >= self._look_s:
             self._look_s = time.monotonic() + STOP_LOOK_S
             if is_asked_to_stop(self._group.path, ProcessIdentity.own()) and not self._interrupted:
@@ -185,16 +193,27 @@ class Seeds:
                 redirect(self._group.path / "logs" / "output.log")
         time.sleep(POLL_S)
 
-    def _start(self, seed: int) -> None:
-        group = self._group
+    @property
+    def _may_start(self) -> bool:
+        """Return whether there is room for a run, or for all runs of a program."""
+        most = 1 if self._together else self._at_once
+        return bool(self._waiting) and len(self._running) < most and not (self._interrupted or self.refused)
+
+    def _start(self, seeds: Sequence[int]) -> None:
+        """Start the runs of some seeds in one process."""
+        group, runs = self._group, []
         display = self._display if self._alone else "log-only"
-        args = [*begin_args(group, seed), "--runs-dir", str(group.runs_dir), "--display", display]
-        command = [*CHILD, str(os.getpid()), *args]
-        output = None if self._alone else group.path / "logs" / f"seed{seed}.log"
-        begins = "continues" if args[0] == "--resume" else "starts"
-        follow = "" if self._alone else f" (jsrl logs {in_command(group.folder(seed))} --follow shows it)"
-        self._notify(f"seed {seed} {begins}: {RunFolder(group.folder(seed)).name}{follow}")
-        self._running[seed] = Child(command, group.folder(seed), output, self._at_once)
+        for seed in seeds:
+            args = [*begin_args(group, seed), "--runs-dir", str(group.runs_dir), "--display", display]
+            begins = "continues" if args[0] == "--resume" else "starts"
+            follow = "" if self._alone else f" (jsrl logs {in_command(group.folder(seed))} --follow shows it)"
+            self._notify(f"seed {seed} {begins}: {RunFolder(group.folder(seed)).name}{follow}")
+            runs.append(args)
+        folders, command = [group.folder(seed) for seed in seeds], child_command(*runs)
+        output = group.path / "logs" / ("seeds.log" if self._together else f"seed{seeds[0]}.log")
+        at_once = 1 if self._together else self._at_once
+        child = Child(command, folders[0], None if self._alone else output, at_once)
+        self._running |= zip(seeds, child.runs(folders) if self._together else [child], strict=True)
 
     def _ended(self, seed: int, child: Child) -> None:
         result = read_result(self._group.folder(seed))

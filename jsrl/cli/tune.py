@@ -16,7 +16,7 @@ from pathlib import Path
 from jsrl.cli import command_line as cli
 from jsrl.cli.option_help import asked_of, execute, help_of
 from jsrl.cli.report import check_folder
-from jsrl.fields import option, suggesting
+from jsrl.fields import PositiveFinite, option, suggesting
 from jsrl.tools.tuning.advice import Measurements, advise
 from jsrl.tools.tuning.profiles import load as load_file
 from jsrl.tools.tuning.tune import MINUTES, tune
@@ -27,10 +27,12 @@ from jsrl.tools.tuning.tune import MINUTES, tune
 class TuneCommand:
     """The options of `jsrl tune`."""
 
-    tune_minutes: float = option(MINUTES, "time for the tuning, in minutes.")
+    tune_minutes: PositiveFinite = option(MINUTES, "time for the tuning, in minutes.")
     batch: bool = option(False, "tune the number of environments and the batch as well, which changes what is learned.")
     output: str | None = option(None, "file for the measurements (default: beside the profile).")
-    trial_seconds: float | None = option(None, "seconds measured of each trial (default: from --tune-minutes).")
+    trial_seconds: PositiveFinite | None = option(
+        None, "seconds measured of each trial (default: from --tune-minutes)."
+    )
 
 
 OWN = ("tune-minutes", "batch", "output", "trial-seconds")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jsrl.experiment.configs
-from jsrl.cli.command_line import last_values, parse
+from jsrl.cli.command_line import last_texts, parse
 from jsrl.cli.experiments import files, load
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 
-SWITCH = "--settings"
+SWITCH = "settings"
 
 
 class Row(NamedTuple):
@@ -31,16 +31,16 @@ def rows() -> Iterator[Row]:
     """Yield all rows, in the order of the file."""
     tables = tomllib.loads((Path(jsrl.experiment.configs.__path__[0]) / "tuned.toml").read_text())
     for algorithm, table in tables.items():
-        for row in table["rows"]:
+        for row in (table | own for own in table["rows"]):  # a row may have its own source and common options
             for env, published in row["published"].items():
-                yield Row(algorithm, env, f"{table['common']} {row['options']}", published, table["source"])
+                yield Row(algorithm, env, f"{row['common']} {row['options']}".strip(), published, row["source"])
 
 
 def tuned(algorithm: str, env_id: str) -> Experiment:
     """Return the experiment that `jsrl run ALGORITHM --env.id ENV_ID` takes: tuned settings for this environment.
 
     Args:
-      algorithm: ppo, sac, td3 or dqn.
+      algorithm: ppo, sac, td3, dqn or pqn.
 
     Raises:
       ConfigError: there are no such settings; with those that there are.
@@ -62,13 +62,13 @@ def with_settings(name: str, arguments: Sequence[str], default: Experiment) -> t
 
     A row is taken where an algorithm of jsrl is named with an environment, unless the arguments say `--settings none`.
     """
-    given = last_values(arguments)
+    given = last_texts(arguments)
     if given.get(SWITCH) == "none" or not files()[name][0].startswith(jsrl.experiment.configs.__name__):
         return default, ""
     for row in rows():
-        if (row.algorithm, row.env) == (name, given.get("--env.id")):
+        if (row.algorithm, row.env) == (name, given.get("env.id")):
             line = f"settings: those of {row.source} for {name} on {row.env} (score there {row.published})"
-            return applied(row, default), f"{line}; {SWITCH} none: the defaults of jsrl"
+            return applied(row, default), f"{line}; --{SWITCH} none: the defaults of jsrl"
     return default, ""
 
 
@@ -76,6 +76,6 @@ def listing() -> str:
     """Return all rows as commands."""
     return "\n".join(
         f"{row.algorithm} {row.env}: {row.published} ({row.source})\n"
-        f"  jsrl run {row.algorithm} {SWITCH} none --env.id {row.env} {row.options}"
+        f"  jsrl run {row.algorithm} --{SWITCH} none --env.id {row.env} {row.options}"
         for row in rows()
     )

@@ -10,7 +10,7 @@ from jsrl.cluster.messages import Signal
 from jsrl.cluster.port import HostPort
 from jsrl.services.runs.values import Exit, ResourceUsage
 
-GONE_S = 6.0  # time for the agent to end a worker and report it
+GONE_S = 6.0  # time for an agent that is heard to end a worker and report it
 ANSWER_S = 2.0
 
 
@@ -45,6 +45,11 @@ class HostHandle:
         return self.remote.host.is_away(time.monotonic())
 
     @property
+    def is_heard(self) -> bool:
+        """Return whether messages of its host come; else its own silence means nothing."""
+        return self.remote.host.is_heard(time.monotonic())
+
+    @property
     def exit(self) -> Exit | None:
         return self.remote.exit
 
@@ -53,7 +58,7 @@ class HostHandle:
 
     def kill(self) -> None:
         self._signal("kill")
-        self.wait(GONE_S)
+        self._port.wait(lambda: not (self.alive and self.is_heard), GONE_S)
 
     def pause(self) -> None:
         self._signal("pause")

@@ -26,6 +26,7 @@ MAX_NAME_CHARS = 64
 MOST_WAITING = 1_000  # admitted keys of hosts that have not joined yet
 REVOKED = "its key was revoked"
 AWAY_S = 1.0  # after its connection closed, until which a new one may follow
+HEARD_S = 2.0  # four beats: after a longer silence no answer is waited for
 AGAIN_S = 5.0  # without progress, after which orders are sent again
 MOST_CODE_BYTES = 4 << 20  # of modules that a host has not confirmed: heartbeats wait behind them on a slow network
 BREAKS, BREAKS_S = 3, 120.0  # so many breaks of a host's connection within this time are reported
@@ -315,6 +316,10 @@ class JoinedHost:
         """Return whether its connection has closed, and no new one followed at once, or it has long been silent."""
         closed_s = now_s if self.closed_s is None else self.closed_s
         return now_s - closed_s > AWAY_S or now_s - self.heard_s > wire.CLOSED_LOST_S
+
+    def is_heard(self, now_s: float) -> bool:
+        """Return whether its messages come, also those of its workers."""
+        return not self.lost and now_s - self.heard_s <= HEARD_S
 
 
 class Members:

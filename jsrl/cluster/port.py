@@ -173,12 +173,12 @@ class HostPort:
         self.changed.notify_all()
 
     def ask(self, host: JoinedHost, worker: str, incarnation: int, what: Any, amount: float, timeout_s: float) -> str:
-        """Return the reply of a host's agent (see TextRequest); empty: none arrived in time."""
+        """Return the reply of a host's agent (see TextRequest); empty: none arrived in time, or the host is not heard."""
         with self.changed:
             self._num_requests += 1
             number = self._num_requests
         self.tell(machine.Tell(host.epoch, wire.TextRequest(host.epoch, number, worker, incarnation, what, amount)))
-        self.wait(lambda: number in self._answers or bool(host.lost), timeout_s)
+        self.wait(lambda: number in self._answers or not host.is_heard(time.monotonic()), timeout_s)
         with self.changed:
             return self._answers.pop(number, "")
 

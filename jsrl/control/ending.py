@@ -190,7 +190,10 @@ class Ending:
             yield [Show(task.unfinished(worker, interrupted=self._interrupted), "warning")]
 
     def _wait(self, worker: str, is_reached: Callable[[Life], bool]) -> Iterator[list[EndAction]]:
-        """Wait until a worker has reached a state, or its task is over; meanwhile it is supervised, and may be restarted."""
+        """Wait until a worker has reached a state, or its task is over.
+
+        Meanwhile it is watched. A restart that was planned before the end still takes place; a later death is final.
+        """
         begun_s, limit_s = self._now, self._tasks[worker].limit_s
         self._supervision.watch((worker,), self._tasks)
         while not (self._interrupted or worker in self._finished or self._now - begun_s > limit_s):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import differences
+from jsrl.fields import differences
 from jsrl.graph.graph_file import saved_experiment
 from jsrl.graph.machine import threads_obstacle
 from jsrl.services.runs.runs import RunFolder, in_command, split_tag

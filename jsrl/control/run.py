@@ -13,6 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from jsrl.control.hooks import LOG, Hooks, RunLog, load_hooks, load_values
@@ -33,10 +34,9 @@ from jsrl.control.start_points import (
 from jsrl.envs.spaces import spec_notes
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import with_changes
+from jsrl.experiment.numbers import with_changes
 from jsrl.experiment.policies import all_opponents
-from jsrl.experiment.settings import AUTO
-from jsrl.fields import decoding
+from jsrl.fields import AUTO, decoding, filled
 from jsrl.graph.devices import check_devices, set_flags_here
 from jsrl.graph.graph_file import (
     FILE,
@@ -53,8 +53,8 @@ from jsrl.graph.machine import accelerators, threads_obstacle
 from jsrl.graph.plan import Plan, decided, make_plan
 from jsrl.interrupts import Stopped, remembered
 from jsrl.linux import FORKS
-from jsrl.references.importing import CAPTURED, import_target, importable_target, init_fields
-from jsrl.references.reference import from_json, to_json
+from jsrl.references.importing import CAPTURED, import_target, importable_target
+from jsrl.references.reference import from_json, init_fields, to_json
 from jsrl.services.metrics.display import Display, make_display
 from jsrl.services.metrics.phases import TRACES
 from jsrl.services.runs.process import ProcessIdentity
@@ -77,7 +77,7 @@ PARTS = {
     "check_recordings": "jsrl.graph.recording_plan:check_recordings",
     "begin_record": "jsrl.graph.recording_plan:begin_record",
     "found_opponents": "jsrl.graph.opponents:found_opponents",
-    "lz4_block": "jsrl.transport.wire.packing:lz4_block",
+    "lz4_block": "jsrl.transport.ends.packing:lz4_block",
     "report": "jsrl.tools.report.report:leave_report",
 }
 
@@ -115,7 +115,52 @@ def run(
       ConfigError: something cannot work; the message says what would. WorkerDied: a worker failed; it says which and why.
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
     """
-    experiment, runs_dir, followed = _asked(experiment, resume, runs_dir, changes)
+    options: dict[str, Any] = {"overwrite": overwrite, "resume": resume, "init_from": init_from, "graph": graph}
+    options |= {"launcher": launcher, "display": display, "sinks": sinks, "hooks": hooks}
+    with ready_run(experiment, runs_dir, name, changes, **options) as ready:
+        session = ready.begin()
+        try:
+            result = train(ready.plan, session, ready.launcher)
+        finally:
+            summary = ready.report()
+        return dataclasses.replace(result, summary=summary)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadyRun:
+    """A run whose checks have passed, and whose folder is there. begin: returns its session; until then it can be undone."""
+
+    plan: Plan
+    folder: RunFolder
+    screen: Display
+    launcher: Launcher | None
+    begin: Callable[[], Session]
+
+    def report(self) -> str:
+        """Write the run's report, once it has ended; return its summary."""
+        with contextlib.suppress(KeyboardInterrupt):  # it ends the report; the run has ended already
+            return str(part_of_run("report")(self.folder, functools.partial(self.screen.message, level="warning")))
+        return ""
+
+
+@contextlib.contextmanager
+def ready_run(
+    given: object,
+    runs_dir: str | os.PathLike[str],
+    name: str | None = None,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    overwrite: bool = False,
+    resume: str | None = None,
+    init_from: str | None = None,
+    graph: Edit | None = None,
+    launcher: Launcher | None = None,
+    display: str = "auto",
+    sinks: Sequence[Any] = (),
+    hooks: Sequence[Any] = (),
+) -> Iterator[ReadyRun]:
+    """Yield a run that may begin, and hold its folder meanwhile; see `run` for the arguments."""
+    experiment, runs_dir, followed = _asked(given, resume, runs_dir, dict(changes))
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     made, resumed = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()], resume is not None
     if resume is None:
@@ -135,15 +180,12 @@ def run(
         screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, list(filter(None, (*messages, followed, chosen, *changed)))):
             plan = ready_plan(experiment, folder, memory, found, graph, launcher, resumed=resumed, show=screen.message)
-        begin()
-        session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
-        try:
-            result = train(plan, session, launcher)
-        finally:
-            summary = ""
-            with contextlib.suppress(KeyboardInterrupt):  # it ends the report; the run has ended already
-                summary = part_of_run("report")(folder, functools.partial(screen.message, level="warning"))
-        return dataclasses.replace(result, summary=summary)
+
+        def begun() -> Session:
+            begin()
+            return make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
+
+        yield ReadyRun(plan, folder, screen, launcher, begun)
 
 
 def _asked(
@@ -164,7 +206,7 @@ def with_paths(experiment: Experiment) -> Experiment:
         None if path is None else str(Path(path).expanduser().absolute())
         for path in (experiment.record, experiment.recording)
     )
-    return dataclasses.replace(experiment, record=record, recording=recording)
+    return filled(experiment, record=record, recording=recording)
 
 
 def _given(value: object, resume: str | None, runs_dir: str | os.PathLike[str]) -> Experiment:

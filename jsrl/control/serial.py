@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, Self
 
@@ -49,7 +50,7 @@ class SerialReporter:
     def event(self, name: str, text: str = "", **facts: Any) -> None:
         self._forward(self._session.event(Event(self._worker, 0, name, text, facts)))
 
-    def entering(self, activity: object, deadline_s: float | None = None) -> None:
+    def entering(self, activity: object, steps: float | None = None) -> None:
         """Show a long update; there is no time limit, as a hang of a single process can be seen directly."""
         if self._display is not None:
             self._display.begin(self._worker, str(activity))
@@ -105,15 +106,22 @@ class UpdateDisplay:
 
 
 class SerialRun:
-    """All workers of a plan, in this process."""
+    """All workers of a plan, in this process.
 
-    def __init__(self, plan: Plan, session: Session) -> None:
-        self._plan, self._session = plan, session
+    Args:
+      build: (job, reporter) -> a worker; None: as its kind says.
+    """
+
+    def __init__(self, plan: Plan, session: Session, build: Callable[[Any, Any], Any] | None = None) -> None:
+        self._plan, self._session, self._build = plan, session, build
         self._workers: dict[str, Any] = {}
         self._learners = [name for name, kind in plan.kinds.items() if kind.lifecycle.must_finish]
         self._unsaved = set(self._learners)  # their final snapshot is not written yet
         self._display = UpdateDisplay(session)
+        self._shown = contextlib.ExitStack()  # the display, until the end of the training
+        self._standstill: Standstill | None = None
         self._reports: list[str] = []
+        self._running = self._interrupted = False
 
     def run(self) -> Result:
         """Run until the session has a reason to stop.
@@ -122,38 +130,53 @@ class SerialRun:
         before anything has begun) ends it at once. Either way there is a result: `interrupted`, or why training had ended
         before.
         """
-        keep_compiled_here()
-        self._running = self._interrupted = False
-        with interrupts(self._interrupt) as signals, requests(self._report_on_request):
-            try:
-                with self._display:
-                    self._set_up()
-                    self._running = True
-                    self._loop()
-                self._close()
-            except KeyboardInterrupt:
-                signals.ignore()
-                self._session.cut(self._unsaved)
-                self._drop_pending()
-                self._abandon()
-            except BaseException as error:
-                self._drop_pending()
-                self._session.fail(error)
-                self._abandon()
-                raise
-            finally:
-                for worker in self._workers.values():
-                    worker.meter.close()
-                shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
+        (outcome,) = run_in_turn([self])
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def set_up(self) -> None:
+        self._shown.enter_context(self._display)
+        self._set_up()
+        self._running = True
+
+    def turn(self) -> Result | None:
+        """Let each worker make a step; return the result once the run has ended."""
+        if self._session.run.reason is None:
+            self._turn()
+            return None
+        self._shown.close()
+        self._close()
+        return self._freed()
+
+    def interrupted(self) -> Result:
+        """End at once, without a snapshot."""
+        self._session.cut(self._unsaved)
+        self._drop_pending()
+        self._abandon()
+        return self._freed()
+
+    def failed(self, error: BaseException) -> BaseException:
+        self._drop_pending()
+        self._session.fail(error)
+        self._abandon()
+        self._freed()
+        return error
+
+    def _freed(self) -> Result:
+        self._shown.close()
+        for worker in self._workers.values():
+            worker.meter.close()
+        shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
         return self._session.result()
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> bool:
+        """Ask for the end after the current step; return whether all workers are set up, so that there is one."""
         self._interrupted = True
         self._session.end("interrupted")
-        if not self._running:
-            raise KeyboardInterrupt
+        return self._running
 
-    def _report_on_request(self) -> None:
+    def request_report(self) -> None:
         """Write a report of this process, inside the signal's handler; the loop shows its path."""
         self._reports.append(self._report_of_process("request", "SIGUSR1 asked for it"))
 
@@ -164,7 +187,8 @@ class SerialRun:
         kinds = self._plan.kinds
         for job in self._plan.jobs:
             display = self._display if kinds[job.name].lifecycle.must_finish else None
-            self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session, self._forward, display))
+            reporter = SerialReporter(job.name, self._session, self._forward, display)
+            self._workers[job.name] = (self._build or build_worker)(job, reporter)
         flow = [worker.name for worker in self._plan.graph.flow]
         self._when_due = [name for name in flow if _works_when_due(self._workers[name])]
         self._each_turn = [name for name in flow if name not in self._when_due]
@@ -205,25 +229,25 @@ class SerialRun:
     def _is_interrupted(self) -> bool:
         return self._interrupted or self._session.stop_asked
 
-    def _loop(self) -> None:
+    def _turn(self) -> None:
         session = self._session
-        standstill = Standstill(session.experiment.deadlines.still_s, time.monotonic())
-        while session.run.reason is None:
-            while self._reports:
-                session.display.message(self._reports.pop())
-            moved = False
-            for name in self._each_turn:
-                progress = self._guarded(name, step_of)
-                moved |= bool(progress)
-                if progress and name in self._learners:
-                    self._report()
-                    for due in self._when_due:
-                        self._guarded(due, self._finish_due_work)
-            if still_s := standstill.tick(time.monotonic(), moved=moved):
-                noticed = f"no worker has done any work for {still_s:.0f} s"
-                report = self._report_of_process("standstill", noticed)
-                session.display.message(f"{noticed}; the run continues ({report})", "warning")
-            session.tick()
+        while self._reports:
+            session.display.message(self._reports.pop())
+        moved = False
+        for name in self._each_turn:
+            progress = self._guarded(name, step_of)
+            moved |= bool(progress)
+            if progress and name in self._learners:
+                self._report()
+                for due in self._when_due:
+                    self._guarded(due, self._finish_due_work)
+        if self._standstill is None:
+            self._standstill = Standstill(session.experiment.deadlines.still_s, time.monotonic())
+        if still_s := self._standstill.tick(time.monotonic(), moved=moved):
+            noticed = f"no worker has done any work for {still_s:.0f} s"
+            report = self._report_of_process("standstill", noticed)
+            session.display.message(f"{noticed}; the run continues ({report})", "warning")
+        session.tick()
 
     def _report(self, *, last: bool = False) -> None:
         for name in self._learners:
@@ -299,3 +323,53 @@ def _works_when_due(worker: Any) -> bool:
 
 def _begin_final(facts: Mapping[str, Any], worker: Any) -> None:
     worker.command(Command("final", dict(facts)))
+
+
+def run_in_turn(
+    runs: Sequence[SerialRun], ended: Callable[[int], None] = lambda number: None
+) -> list[Result | BaseException]:
+    """Run several runs to their ends, a turn of each after the other; return their results, or why they failed.
+
+    A run that fails, or ends, does not end the others; but if one cannot be set up, all fail. See SerialRun.run for signals.
+
+    Args:
+      ended: called with the number of each run once it has ended.
+    """
+    keep_compiled_here()
+    outcomes: dict[int, Result | BaseException] = {}
+
+    def interrupt() -> None:
+        if not all([run.interrupt() for run in runs]):
+            raise KeyboardInterrupt
+
+    def report() -> None:
+        for run in runs:
+            run.request_report()
+
+    def go_through(how: Callable[[SerialRun], Result | BaseException | None]) -> None:
+        for number, run in enumerate(runs):
+            if number not in outcomes and (outcome := how(run)) is not None:
+                outcomes[number] = outcome
+                ended(number)
+
+    with interrupts(interrupt) as signals, requests(report):
+        try:
+            for run in runs:
+                run.set_up()
+            while len(outcomes) < len(runs):
+                go_through(_turn_of)
+        except KeyboardInterrupt:
+            signals.ignore()
+            go_through(SerialRun.interrupted)
+        except BaseException as error:
+            go_through(methodcaller("failed", error))
+    return [outcomes[number] for number in range(len(runs))]
+
+
+def _turn_of(run: SerialRun) -> Result | BaseException | None:
+    try:
+        return run.turn()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return run.failed(error)

@@ -20,7 +20,6 @@ from jsrl.control.status_writer import RatedPlayers, Stages, StatusWriter, frame
 from jsrl.envs.config import split_metric
 from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
 from jsrl.intervals import score_name, score_of
 from jsrl.services.metrics.display import Display
@@ -28,7 +27,7 @@ from jsrl.services.metrics.display_state import DisplayState
 from jsrl.services.metrics.metrics import MetricsHub
 from jsrl.services.runs.control_bodies import FINAL, Event, ForwardedCommand, Report
 from jsrl.services.runs.door import printable
-from jsrl.services.runs.files import json_ready, write_atomic
+from jsrl.services.runs.files import plain_options, write_atomic
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.runs.state import RESULT, WorkerSummary, is_whole
 from jsrl.transport.ledger.legs import SAMPLES, read_legs
@@ -344,8 +343,7 @@ class Session:
 
     def begin(self) -> None:
         """Tell hooks and sinks that the run starts."""
-        options = {option.name: plain(option.default) for option in options_of(self.experiment).values()}
-        config = {"run": self.folder.name, "folder": str(self.folder.path), "options": options}
+        config = {"run": self.folder.name, "folder": str(self.folder.path), "options": plain_options(self.experiment)}
         self.show(now=True)
         self.hub.sinks.start(config | {"end_s": self.experiment.deadlines.sinks_s})
         self.hooks.start(LiveRun(self.run, self.folder, self.experiment))
@@ -442,14 +440,6 @@ class Session:
         self.hub.close()
         self.show(now=True)
         self.display.close()
-
-
-def plain(value: Any) -> Any:
-    """Return an option's value as JSON, or as text."""
-    try:
-        return json_ready(value)
-    except TypeError:
-        return str(value)
 
 
 def summary_of(result: Result | None) -> dict[str, Any]:

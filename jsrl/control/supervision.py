@@ -106,9 +106,14 @@ class Killed(AboutWorker):
 
 @dataclass(frozen=True)
 class Observed:
-    """The shell looked at all processes, and told of those that have ended. `away`: workers whose hosts cannot be reached."""
+    """The shell looked at all processes, and told of those that have ended.
+
+    Attributes:
+      away: workers whose hosts cannot be reached. unheard: those whose hosts send nothing, which is known sooner.
+    """
 
     away: frozenset[str] = frozenset()
+    unheard: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,8 @@ class Life:
     Attributes:
       restarts: before it. stage: of its start, since `stage_s`; `ready` ends it. started_s: from when its start is timed.
       beat_s: time of its last message. exit: how its process ended. left: it said goodbye. killed: a `Kill` was executed.
-      is_away: its host cannot be reached. cut_off: why none of its messages is read any more. crash: its last error.
+      is_away: its host cannot be reached. unheard_s: when its host was last found to send nothing.
+      cut_off: why none of its messages is read any more. crash: its last error.
       moves: why it was asked to leave at `moves_s`, to restart on another host; empty: it was not.
     """
 
@@ -220,6 +226,7 @@ class Life:
     left: bool = False
     killed: bool = False
     is_away: bool = False
+    unheard_s: float = -math.inf
     cut_off: str = ""
     crash: Crash | None = None
     moves: str = ""
@@ -233,6 +240,11 @@ class Life:
     def is_reachable(self) -> bool:
         """Return whether commands reach it."""
         return self.ready and self.phase is Phase.LIVES
+
+    @property
+    def silent_from_s(self) -> float:
+        """Return from when its silence counts: while nothing comes from its host, it may be well."""
+        return max(self.beat_s, self.unheard_s)
 
     @property
     def is_absent(self) -> bool:
@@ -435,6 +447,8 @@ class Supervision:
         actions: list[Action] = []
         for life in self.lives.values():
             life.is_away = life.worker in message.away
+            if life.worker in message.unheard:
+                life.unheard_s = now
             if self._is_watched(life) and life.worker not in self._grace_s:
                 actions += self._judge(life, now)
         return actions + self._tell_absent()
@@ -459,7 +473,7 @@ class Supervision:
         if not life.ready and now - life.started_s > self.deadlines.ready_s:
             limit = f"{self.deadlines.ready_s:g} s (deadlines.ready_s)"
             return self._dies(life, f"was not ready within {limit}; it is still {life.stage!r}")
-        if life.ready and now - life.beat_s > self._silence_s(life):  # before that: ready_s
+        if life.ready and now - life.silent_from_s > self._silence_s(life):  # before that: ready_s
             return self._dies(life, silent_text(life, now))
         return []
 
@@ -534,7 +548,7 @@ class Supervision:
         for rank in (self.lives[name] for name in self.rules[life.worker].ranks if name != life.worker):
             if rank.has_vanished and rank.crash is None:
                 return rank, f"ended unexpectedly: {rank.ending}"
-            if rank.exit is None and rank.phase is Phase.LIVES and now - rank.beat_s > self._silence_s(rank) / 2:
+            if rank.exit is None and rank.phase is Phase.LIVES and now - rank.silent_from_s > self._silence_s(rank) / 2:
                 return rank, silent_text(rank, now)
         if life.crash is not None and life.crash.error == "StreamClosed":
             for other in self.lives.values():
@@ -546,14 +560,14 @@ class Supervision:
     def _follow(self, life: Life, death: Death, now: float) -> list[Action]:
         """Replace a worker while its budget allows it and the run continues; go on without it, or end the run, otherwise.
 
-        After the training nothing can replace a worker in its last task: the params' source has left. If it may be restarted
-        at all, the run ends without the result of this task.
+        Nobody who dies after the training is replaced: the params' source has left, or leaves. If a worker in its last task
+        may be restarted at all, the run ends without the result of this task.
         """
         rules, exit = self.rules[life.worker], life.exit
         note = NoteEnd(life.worker, life.incarnation)
         may_restart = rules.may_restart(exit.status if exit else None, life.crash.error if life.crash else None)
         if death.running and may_restart:
-            planned = self._replace(life, now, is_free=exit is not None and exit.with_host)
+            planned = self._replace(life, now, is_free=self._is_lost_with_host(life, now))
             if planned is not None:
                 text, actions = planned
                 return [note, Died(life.worker, life.incarnation, death.what, "replaced", text), *actions]
@@ -562,6 +576,16 @@ class Supervision:
         self.failed = rules.loss_ends_run and not may_miss
         spent = self.budgets.used_up(rules.ranks[0], now)
         return [note, Died(life.worker, life.incarnation, death.what, "fails" if self.failed else "lost", spent)]
+
+    def _is_lost_with_host(self, life: Life, now: float) -> bool:
+        """Return whether the loss of a host ended a worker: its own, or that of a rank, without which all ranks' updates fail.
+
+        They fail before the host counts as lost, and also if it returns.
+        """
+        if life.exit is not None and life.exit.with_host:
+            return True
+        ranks = [self.lives[name] for name in self.rules[life.worker].ranks]
+        return len(ranks) > 1 and any(now - rank.unheard_s < self._silence_s(rank) for rank in ranks)
 
     def _replace(self, life: Life, now: float, *, is_free: bool = False) -> tuple[str, list[Action]] | None:
         """Plan a worker's next incarnation: return a text about it, and the actions; None: it may not have one.
@@ -680,7 +704,7 @@ class Standstill:
 
 
 def silent_text(life: Life, now: float) -> str:
-    return f"sent no message for {now - life.beat_s:.0f} s (stopped, or stuck in a call that holds the GIL)"
+    return f"sent no message for {now - life.silent_from_s:.0f} s (stopped, or stuck in a call that holds the GIL)"
 
 
 def crash_text(worker: str, crash: Crash) -> str:

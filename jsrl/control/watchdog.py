@@ -2,7 +2,7 @@
 
 A worker is asked over the control connection, where a separate thread answers while it works. A worker that does not answer is
 stuck in C code that holds the GIL: its handle gets its stacks without the GIL (jsrl.workers.process). A stopped process can do
-neither. A report takes less than a second, so that replacements start soon.
+neither. A report takes less than a second, so that replacements start soon; two more if a host is cut off just then.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Watchdog:
         self._standstill = Standstill(session.experiment.deadlines.still_s, self._clock())
 
     def look(self, subject: SupervisedWorker | None = None) -> str:
-        """Return the state of every worker, `subject` first; takes less than a second.
+        """Return the state of every worker, `subject` first.
 
         If many workers die at once, not every look includes all workers: replacements must not wait.
         """

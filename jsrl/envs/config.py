@@ -23,6 +23,13 @@ SUITES = {
     "lbf": "jsrl.envs.adapters.lbf:lbf",
     "openspiel": "jsrl.envs.adapters.openspiel:openspiel",
 }
+# those in JAX, with seats or without: a function of (config) that returns a jsrl.extend.JaxEnv
+JAX_SUITES = {
+    "gymnax": "jsrl.envs.adapters.gymnax:Gymnax",
+    "brax": "jsrl.envs.adapters.brax:Brax",
+    "jaxmarl": "jsrl.envs.adapters.jaxmarl:JaxMARL",
+    "craftax": "jsrl.envs.adapters.craftax:Craftax",
+}
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
 # an id that a module registers, as gymnasium.make takes it
 _WITH_MODULE = re.compile(r"(?P<module>(?!envpool:)[\w.]+):(?P<id>(?:[\w.:-]+/)?[\w.:-]+-v\d+)")
@@ -57,7 +64,7 @@ class EnvConfig:
 
     # fmt: off
     id: str = option("CartPole-v1", "a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, "
-        "`gymnax:Breakout-MinAtar`, "
+        "one in JAX (`gymnax:Breakout-MinAtar`, `brax:ant`, `jaxmarl:overcooked`, `craftax:Craftax-Symbolic-v1`), "
         "`probe:memory`, one with several agents (`particle:`, `matrix:`, `foraging:`, `hide_and_seek:`, "
         "`pettingzoo:`, `lbf:`, `openspiel:`; see docs/environments.md), `module:ID` if the module registers the id, "
         "your own `module:factory`, or in Python the class or function itself. A factory is called with `kwargs` and "
@@ -133,7 +140,7 @@ class EnvConfig:
     @property
     def in_jax(self) -> bool:
         """Return whether its functions are in JAX, so that actors load it."""
-        return self.backend == "jax" or (isinstance(self.id, str) and self.id.startswith("gymnax:"))
+        return self.backend == "jax" or (isinstance(self.id, str) and self.id.partition(":")[0] in JAX_SUITES)
 
     @property
     def is_atari(self) -> bool:

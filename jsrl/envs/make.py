@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 
 from jsrl.envs.base import Episode, VectorEnv, VectorGame
-from jsrl.envs.config import SUITES, AtariConfig, EnvConfig, main_target, split_module, split_wrapper
+from jsrl.envs.config import JAX_SUITES, SUITES, AtariConfig, EnvConfig, main_target, split_module, split_wrapper
 from jsrl.envs.faults import close_quietly, in_making, unfit
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
@@ -51,7 +51,7 @@ ADAPTERS = {
 }
 # names of the base classes of PettingZoo's environments, also of those without `possible_agents`
 PETTINGZOO_BASES = ("ParallelEnv", "AECEnv")
-OTHER_JAX_SUITES = ("brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
+OTHER_JAX_SUITES = ("pgx", "jumanji", "navix", "playground")
 
 
 def make_game(
@@ -119,14 +119,14 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
         factory, config = config.id, replace(config, id=main_target(config.id))
     if config.in_jax:
         _refuse_wrappers(config)
-        return cast(VectorEnv, _built(config, lambda: adapter("jax")(config, num_envs, seed, group, factory)))
+        return cast(VectorEnv, _built(config, lambda: adapter("jax")(config, num_envs, seed, group, groups, factory)))
     if factory is not None:
         return _from_factory(config, num_envs, seed, group, factory, groups)
     scheme = config.id.partition(":")[0]
     if scheme.lower() in OTHER_JAX_SUITES:
         raise ConfigError(
-            f"{config.id!r}: of the suites in JAX only gymnax: has an adapter; write this environment's functions as a "
-            "jsrl.extend.JaxEnv of about 30 lines (docs/environments.md), with env.backend=jax"
+            f"{config.id!r}: of the suites in JAX, {', '.join(JAX_SUITES)} have adapters; write this environment's functions "
+            "as a jsrl.extend.JaxEnv of about 30 lines (docs/environments.md), with env.backend=jax"
         )
     if scheme == "probe":
         _refuse_wrappers(config)
@@ -384,7 +384,8 @@ def _unknown_id(name: str) -> ConfigError:
     return ConfigError(
         f"no environment is registered as {name!r}{close}; a class of your own is given as module:Class, an id that a module "
         "registers as module:ID, Atari's as ALE/NAME-v5, probes as probe:NAME, EnvPool's as envpool:NAME, environments with "
-        f"several agents as {', '.join(f'{scheme}:NAME' for scheme in SUITES)}"
+        f"several agents as {', '.join(f'{scheme}:NAME' for scheme in SUITES)}, those in JAX as "
+        f"{', '.join(f'{scheme}:NAME' for scheme in JAX_SUITES)}"
     )
 
 

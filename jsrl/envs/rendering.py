@@ -113,6 +113,8 @@ def make_rendered(
 
 def check_rendered(config: EnvConfig) -> None:
     """Check, without making it, that an environment can be rendered, as far as its declaration tells."""
+    if config.in_jax:
+        raise _draws_nothing(config, "environments in JAX draw no pictures")
     if callable(config.id):
         return
     scheme = config.id.partition(":")[0]

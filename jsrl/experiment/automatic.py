@@ -10,8 +10,8 @@ from typing import NamedTuple
 from jsrl.errors import ConfigError
 from jsrl.experiment.experiment import Experiment
 from jsrl.experiment.placements import PlacementName
-from jsrl.experiment.policies import PolicyConfig
-from jsrl.experiment.settings import AUTO, ReplayConfig
+from jsrl.experiment.settings import Trained
+from jsrl.fields import AUTO, filled
 from jsrl.types import EnvSpec, is_image, own_leaves
 
 ENVS_PER_ACTOR = 8  # with fewer, acting in small batches costs more than another core gains
@@ -64,22 +64,21 @@ def _placement(experiment: Experiment, machine: Machine, spec: Callable[[], EnvS
 
 def with_replays(experiment: Experiment) -> tuple[Experiment, list[str]]:
     """Return the experiment with `auto` decided for the replay of each agent, and a line about each that has one."""
-    e, lines = experiment, list[str]()
+    policies = {name: filled(policy, replay=policy.buffer) for name, policy in experiment.policies.items()}
+    lines = [_usual_line(f"policies.{name}.", policy) for name, policy in experiment.policies.items()]
+    lines += [] if policies else [_usual_line("", experiment)]
+    decided = filled(experiment, policies=policies, replay=AUTO if policies else experiment.buffer)
+    return decided, list(filter(None, lines))
 
-    def decided(prefix: str, given: Experiment | PolicyConfig) -> ReplayConfig | None:
-        buffer = given.buffer
-        if given.replay == AUTO and buffer is not None:
-            values = {name: getattr(buffer, name) for name in getattr(given.agent, "usual_replay", {})}
-            options = [f"--{prefix}replay.{name.replace('_', '-')} {value}" for name, value in values.items()]
-            settings = " ".join(options) or f"replay of {prefix or 'the run'} with the defaults of ReplayConfig"
-            lines.append(f"auto: {settings} (usual for {type(given.agent).__name__})")
-        return buffer
 
-    policies = {
-        name: dataclasses.replace(policy, replay=decided(f"policies.{name}.", policy))
-        for name, policy in e.policies.items()
-    }
-    return dataclasses.replace(e, policies=policies, replay=AUTO if policies else decided("", e)), lines
+def _usual_line(prefix: str, trained: Trained) -> str:
+    """Return the line about a replay that an agent usually has; empty: it was given, or there is none."""
+    if trained.replay != AUTO or (usual := trained.usual_replay) is None:
+        return ""
+    values = {name: getattr(usual, name) for name in getattr(trained.agent, "usual_replay", {})}
+    options = [f"--{prefix}replay.{name.replace('_', '-')} {value}" for name, value in values.items()]
+    settings = " ".join(options) or f"replay of {prefix or 'the run'} with the defaults of ReplayConfig"
+    return f"auto: {settings} (usual for {type(trained.agent).__name__})"
 
 
 def has_large_network(experiment: Experiment, spec: Callable[[], EnvSpec]) -> bool:

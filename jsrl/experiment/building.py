@@ -10,19 +10,20 @@ from typing import Any
 
 from jsrl.errors import FOUND_BY_CHECK, AgentFault, ConfigError, JsrlError, described, own_traceback
 from jsrl.experiment import AgentReference, Experiment
+from jsrl.fields import filled
 from jsrl.references.importing import MAIN_MODULES, import_target
 from jsrl.types import GameSpec, Tree, type_names
 
 
 def resolved_agent(experiment: Experiment) -> Any:
     """Return the agent's config with the experiment's values filled in: `total_updates` of schedules, `target_period`."""
-    agent, filled = experiment.agent, dict[str, int]()
+    agent, values = experiment.agent, dict[str, int]()
     if getattr(agent, "total_updates", 0) is None:
-        filled["total_updates"] = experiment.total_updates
+        values["total_updates"] = experiment.total_updates
     if (env_steps := getattr(agent, "target_env_steps", None)) is not None:
         # no env step passes between the updates of one batch
-        filled["target_period"] = max(experiment.updates_per_batch, experiment.updates_in(env_steps))
-    return dataclasses.replace(agent, **filled) if filled and dataclasses.is_dataclass(agent) else agent  # type: ignore[type-var]
+        values["target_period"] = max(experiment.updates_per_batch, experiment.updates_in(env_steps))
+    return filled(agent, **values) if values and dataclasses.is_dataclass(agent) else agent
 
 
 def compute_in_caller() -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from jsrl.errors import ConfigError, NumbersDisagree, counted, nearest_divisors, nearest_multiples
 from jsrl.experiment.policies import check_policies
-from jsrl.experiment.settings import AUTO, ReplayConfig, learns_from
+from jsrl.experiment.settings import ReplayConfig, Trained
+from jsrl.fields import AUTO
 from jsrl.types import EITHER, FRESH, REPLAY
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def check(experiment: Experiment) -> None:
             "policies={NAME: PolicyConfig(agent, seats=...)}. To train policies on environments of their own, see "
             "Two policies in docs/dataflow.md."
         )
-    check_policies(e.policies, e.agent, e.seed)
+    check_policies(e)
     _check_learns_from(e)
     if e.stop_at_return is not None and not e.evaluator.enabled:
         raise ConfigError(
@@ -88,20 +89,20 @@ def _check_learns_from(e: Experiment) -> None:
             "the experiment has a replay beside its policies; each policy has its own: leave it out, and give "
             "policies={NAME: PolicyConfig(agent, replay=...)}."
         )
-    parts = {f"policies.{name}.": (policy.agent, policy.buffer) for name, policy in e.policies.items()}
-    for prefix, (agent, replay) in (parts or {"": (e.agent, e.buffer)}).items():
-        kind, name = learns_from(agent), type(agent).__name__
+    parts: dict[str, Trained] = {f"policies.{name}.": policy for name, policy in e.policies.items()}
+    for prefix, one in (parts or {"": e}).items():
+        kind, name = one.learns_from, type(one.agent).__name__
         if kind != EITHER and e.recording is not None:
             raise ConfigError(
                 f"{name} learns from {'replay' if kind == REPLAY else 'fresh trajectories'}, and "
                 f"recording={e.recording!r} is neither; leave it out, or use BC (`jsrl run bc --recording DIR`)."
             )
-        if kind == REPLAY and replay is None:
+        if kind == REPLAY and one.buffer is None:
             raise ConfigError(
                 f"{prefix}replay is none, but {name} learns from replay; leave it out, for what {name} usually has, or give a "
                 "ReplayConfig."
             )
-        if kind == FRESH and replay is not None:
+        if kind == FRESH and one.buffer is not None:
             raise ConfigError(
                 f"{name} learns from fresh trajectories, and rows of a replay are older; leave {prefix}replay out, or choose "
                 "an agent that learns from replay, such as DQN or SAC."
@@ -261,8 +262,8 @@ def _check_fused(e: Experiment) -> None:
     """In a fused program one policy learns from whole batches of its own environments, a group on each device."""
     if not e.env.in_jax:
         raise ConfigError(
-            f"placement fused compiles the environment, and {e.env.id!r} is not in JAX; give a gymnax: id or your own with "
-            "env.backend=jax (jsrl.extend.JaxEnv), or another placement."
+            f"placement fused compiles the environment, and {e.env.id!r} is not in JAX; give one of gymnax:, brax:, "
+            "jaxmarl: or craftax:, or your own with env.backend=jax (jsrl.extend.JaxEnv), or another placement."
         )
     devices = e.learner.num_devices or 1
     others = {

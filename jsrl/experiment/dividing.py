@@ -6,17 +6,10 @@ import dataclasses
 import re
 from collections.abc import Collection
 
-from jsrl.envs.config import SUITES
 from jsrl.experiment.experiment import Experiment
 from jsrl.experiment.policies import PolicyConfig
-from jsrl.experiment.settings import AUTO
+from jsrl.fields import AUTO
 from jsrl.types import EnvSpec, GameSpec, Seat
-
-
-def may_need_policies(experiment: Experiment) -> bool:
-    """Return whether an experiment has one agent for an environment with seats, which may differ."""
-    scheme = str(experiment.env.id).partition(":")[0]
-    return experiment.agent is not None and not experiment.policies and scheme in SUITES
 
 
 def divided(

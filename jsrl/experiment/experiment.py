@@ -22,7 +22,6 @@ from jsrl.experiment.placements import PLACEMENTS, Placement, PlacementName
 from jsrl.experiment.policies import PolicyConfig, Seed
 from jsrl.experiment.settings import (
     ANY_HOSTS,
-    AUTO,
     ActorConfig,
     DeadlineConfig,
     EvaluatorConfig,
@@ -31,19 +30,20 @@ from jsrl.experiment.settings import (
     ReplayConfig,
     SnapshotConfig,
     SupervisionConfig,
+    Trained,
     VideoConfig,
-    decided_replay,
 )
-from jsrl.fields import NonNegativeInt, PositiveFloat, PositiveInt, option, suggesting
+from jsrl.fields import AUTO, NonNegativeInt, PositiveFloat, PositiveInt, option, suggesting
 
 
 @suggesting
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Trained):
     """The whole configuration of one run; `run.py` prints it, stores it, and gives each worker its part."""
 
     # fmt: off
-    agent: Any = option(None, "A config such as PPOConfig (its class names its factory), or an AgentReference.")
+    agent: Any = option(None, "A config such as PPOConfig (its class names its factory), or an AgentReference.",
+        has_options=True)
     env: EnvConfig = field(default_factory=EnvConfig)
     name: str = option("experiment", "Name of the experiment; its runs go to RUNS_DIR/NAME.", in_python=True)
     total_env_steps: PositiveInt = option(1_000_000, "Stop after training on this many env steps (whole updates).")
@@ -61,11 +61,11 @@ class Experiment:
     max_policy_lag: NonNegativeInt | None = option(0, "How many updates old the params of a trained row may be. 0 is "
         "synchronous (on-policy), None has no limit (IMPALA).")
 
-    placement: PlacementName = option("auto", "What computes actions: serial, inline, served, apart, fused or auto. "
-        "serial: the one process; inline: actors; served: an inference server on the learner's device; apart: "
-        "inference servers on their own devices; fused: the learner, with environments in JAX inside its compiled "
-        "program; auto: fused if the environment is in JAX, served if there is an accelerator and a large network, "
-        "else inline.")
+    placement: PlacementName = option("auto", "What computes actions: serial, inline, served, apart, fused, "
+        "fused-serial or auto. serial: the one process; inline: actors; served: an inference server on the learner's "
+        "device; apart: inference servers on their own devices; fused: the learner, with environments in JAX inside its "
+        "compiled program; fused-serial: the same, with the evaluator in its process; auto: fused if the environment is "
+        "in JAX, served if there is an accelerator and a large network, else inline.")
     num_actors: PositiveInt | Literal["auto"] = option("auto", "Number of actor processes; groups of environments are "
         "divided among them. auto: one per core, with at least 8 environments each. It determines the number of "
         "groups, and so the bits: see num_groups.")
@@ -99,27 +99,22 @@ class Experiment:
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     replay: ReplayConfig | Literal["auto"] | None = option(AUTO, "Storage and sampling of an off-policy agent's rows; "
-        "auto: what the agent usually has, none: fresh trajectories.")
+        "auto: what the agent usually has, none: fresh trajectories.", decided="buffer")
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     director: Any = option(None, "Assigns players and tasks: a director such as PFSP (jsrl.directors); None: the "
-        "newest params play every seat.")
+        "newest params play every seat.", has_options=True)
     policies: Mapping[str, PolicyConfig] = option(help="Instead of agent, in environments with several seats: name -> "
-        "PolicyConfig; the first is the run's main policy.", factory=dict)
+        "PolicyConfig; the first is the run's main policy.", factory=dict, has_options=True)
     # fmt: on
 
     def __post_init__(self) -> None:
         check(self)
 
     # Derived numbers are properties, never fields.
-
-    @property
-    def buffer(self) -> ReplayConfig | None:
-        """Return the replay with `auto` decided; None: no replay."""
-        return decided_replay(self.replay, self.agent)
 
     def is_served(self, policy: str) -> bool:
         """Return whether inference servers act for a policy."""

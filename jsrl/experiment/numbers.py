@@ -10,10 +10,12 @@ import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import ConfigError, NumbersDisagree
-from jsrl.experiment.settings import AUTO, LearnerConfig
+from jsrl.experiment.settings import LearnerConfig
+from jsrl.fields import AUTO, NAMES
 
 if TYPE_CHECKING:
     from jsrl.experiment import Experiment
@@ -48,6 +50,13 @@ def followed(experiment: Experiment, changes: Mapping[str, Any], given: Collecti
         return dataclasses.replace(experiment, **changes), ""
     except NumbersDisagree as error:
         raise ConfigError(str(error)) from None
+
+
+def with_changes(experiment: Any, changes: dict[str, Any], *, follow: bool = True) -> tuple[Any, str]:
+    """Return an experiment with the fields in `changes` changed, and a line about numbers that follow from them."""
+    for name in changes.keys() - {f.name for f in dataclasses.fields(experiment)}:
+        raise ConfigError(f"an experiment has no field {name!r}{import_module(NAMES).unknown_field(name, experiment)}")
+    return followed(experiment, changes, {_option(name) for name in changes} if follow else ALL)
 
 
 def fitting_envs(experiment: Experiment) -> int:

@@ -8,7 +8,8 @@ from typing import Literal, TypeAlias
 from jsrl.transport.stream import Stream
 
 Carrier: TypeAlias = Literal["local", "shared-memory", "zeromq"]  # of streams: in the one process, or between several
-PlacementName: TypeAlias = Literal["auto", "serial", "inline", "served", "apart", "fused"]
+PlacementName: TypeAlias = Literal["auto", "serial", "inline", "served", "apart", "fused", "fused-serial"]
+TOGETHER: PlacementName = "fused-serial"  # of several runs that share a compiled program
 
 
 @dataclass(frozen=True)
@@ -64,4 +65,5 @@ PLACEMENTS: dict[str, Placement] = {
     "served": Placement(serves=True),
     "apart": Placement(serves=True, serves_alone=True),
     "fused": Placement(trains="fused", has_actors=False),
+    "fused-serial": Placement(processes=False, trains="fused", has_actors=False),
 }

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError
-from jsrl.experiment.settings import AUTO, ReplayConfig, decided_replay
-from jsrl.fields import Range, option, suggesting
+from jsrl.experiment.settings import ReplayConfig, Trained
+from jsrl.fields import AUTO, Range, option, suggesting
 from jsrl.types import EnvSpec, GameSpec
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @suggesting
 @dataclass(frozen=True)
-class PolicyConfig:
+class PolicyConfig(Trained):
     """One of several policies that are trained in the same environments."""
 
     # fmt: off
-    agent: Any = option(help="A config such as PPOConfig, or an AgentReference.")
+    agent: Any = option(help="A config such as PPOConfig, or an AgentReference.", has_options=True)
     seats: str | tuple[str, ...] = option("*", "Its seats: names or patterns such as seeker_*.")
     seed: Seed | None = option(None, "Seed of its initial params, acting and updates; None: derived from the "
         "experiment's, different for each policy.")
@@ -38,13 +38,8 @@ class PolicyConfig:
     stop_at_return: float | None = option(None, "The score that is the goal of this policy; None: the run's "
         "stop_at_return. The run stops when all goals are reached.")
     replay: ReplayConfig | Literal["auto"] | None = option(AUTO, "Its replay; auto: what its agent usually has, none: "
-        "fresh trajectories.")
+        "fresh trajectories.", decided="buffer")
     # fmt: on
-
-    @property
-    def buffer(self) -> ReplayConfig | None:
-        """Return its replay with `auto` decided; None: it has none."""
-        return decided_replay(self.replay, self.agent)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -67,12 +62,13 @@ def seed_of(policy: PolicyConfig, number: int, seed: int) -> int:
     return seed + SEED_STRIDE * number if policy.seed is None else policy.seed
 
 
-def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) -> None:
-    """Refuse invalid names and agents of policies, and equal seeds; `seed`: of the experiment."""
-    if policies and agent is not None:
+def check_policies(experiment: Experiment) -> None:
+    """Refuse invalid names and agents of policies, and equal seeds."""
+    policies = experiment.policies
+    if policies and experiment.agent is not None:
         raise ConfigError(
-            f"the experiment has an agent ({type(agent).__name__}) beside its policies {', '.join(policies)}; leave it out, "
-            "or give it to the policy that it is for: policies={NAME: PolicyConfig(agent, seats=...)}."
+            f"the experiment has an agent ({type(experiment.agent).__name__}) beside its policies {', '.join(policies)}; "
+            "leave it out, or give it to the policy that it is for: policies={NAME: PolicyConfig(agent, seats=...)}."
         )
     for name, policy in policies.items():
         if not _NAME.fullmatch(name):
@@ -83,7 +79,7 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) 
             raise ConfigError(f"the policy {name} is {policy!r}; give a PolicyConfig(agent, seats=...).")
     owner: dict[int, str] = {}
     for number, (name, policy) in enumerate(policies.items()):
-        own = seed_of(policy, number, seed)
+        own = seed_of(policy, number, experiment.seed)
         if (other := owner.setdefault(own, name)) != name:
             raise ConfigError(
                 f"the policies {other} and {name} have the same seed, {own}, so they would begin with the same params and "
@@ -134,22 +130,22 @@ def find_seats(
     return found
 
 
-def check_team(policy: str, agent: Any, seats: Mapping[str, int], spec: EnvSpec | GameSpec) -> None:
+def check_team(policy: str, trained: Trained, seats: Mapping[str, int], spec: EnvSpec | GameSpec) -> None:
     """Refuse a policy that learns from the mean reward of its seats (`rewards` "team") if these are opposed.
 
     Args:
-      policy: its name. agent: its config. seats: name -> place.
+      policy: its name. trained: its agent. seats: name -> place.
     """
-    if not isinstance(spec, GameSpec) or getattr(agent, "rewards", "own") != "team":
+    if not isinstance(spec, GameSpec) or getattr(trained.agent, "rewards", "own") != "team":
         return
     own = [spec.seats[place] for place in seats.values()]
     sides = dict.fromkeys(seat.side or seat.name for seat in own)
     if len(sides) > 1 and (spec.zero_sum or len({seat.side for seat in own}) > 1):
         raise ConfigError(
-            f"the policy {policy!r} plays the sides {' and '.join(sides)} of {spec.name!r}, but {type(agent).__name__} learns "
-            "from the mean reward of its seats, in which one side's gain cancels the other's loss; give each side a policy of "
-            "its own, policies={NAME: PolicyConfig(agent, seats=...)}, or use an agent that learns from own rewards, such as "
-            "ppo."
+            f"the policy {policy!r} plays the sides {' and '.join(sides)} of {spec.name!r}, but "
+            f"{type(trained.agent).__name__} learns from the mean reward of its seats, in which one side's gain cancels the "
+            "other's loss; give each side a policy of its own, policies={NAME: PolicyConfig(agent, seats=...)}, or use an "
+            "agent that learns from own rewards, such as ppo."
         )
 
 

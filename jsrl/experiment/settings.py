@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from jsrl.errors import ConfigError
 from jsrl.fields import (
@@ -24,7 +24,6 @@ from jsrl.fields import (
 )
 from jsrl.types import EITHER, FRESH, REPLAY
 
-AUTO: Final = "auto"
 JOINED = ("--listen", "--hosts", "--launcher ray")  # hosts join by these
 ANY_HOSTS = (*JOINED, "--launcher slurm without --seeds")
 Niceness = Annotated[int, Range(ge=0, le=19)]
@@ -136,19 +135,29 @@ class ReplayConfig:
             )
 
 
-def learns_from(agent: Any) -> str:
-    """Return what an agent learns from: fresh trajectories, replay, or either."""
-    found = getattr(agent, "learns_from", EITHER)
-    if found not in (FRESH, REPLAY, EITHER):
-        raise ConfigError(f"{type(agent).__name__}.learns_from is {found!r}; use fresh, replay or either.")
-    return found
+class Trained:
+    """An agent and how its rows are kept: an experiment, or one of its policies."""
 
+    agent: Any
+    replay: ReplayConfig | Literal["auto"] | None
 
-def decided_replay(replay: ReplayConfig | str | None, agent: Any) -> ReplayConfig | None:
-    """Return a replay with `auto` decided: what the agent usually has (`usual_replay` of its config); None: fresh rows."""
-    if not isinstance(replay, str):
-        return replay
-    return ReplayConfig(**getattr(agent, "usual_replay", {})) if learns_from(agent) == REPLAY else None
+    @property
+    def learns_from(self) -> str:
+        """Return what the agent learns from: fresh trajectories, replay, or either."""
+        found = getattr(self.agent, "learns_from", EITHER)
+        if found not in (FRESH, REPLAY, EITHER):
+            raise ConfigError(f"{type(self.agent).__name__}.learns_from is {found!r}; use fresh, replay or either.")
+        return found
+
+    @property
+    def usual_replay(self) -> ReplayConfig | None:
+        """Return what the agent usually has (`usual_replay` of its config); None: fresh rows."""
+        return ReplayConfig(**getattr(self.agent, "usual_replay", {})) if self.learns_from == REPLAY else None
+
+    @property
+    def buffer(self) -> ReplayConfig | None:
+        """Return the replay with `auto` decided; None: no replay."""
+        return self.usual_replay if isinstance(self.replay, str) else self.replay
 
 
 @suggesting

@@ -46,7 +46,7 @@ def bind_addresses(
                     address = tcp(hosts.address(worker.name))
                 elif stream.type == "ranks":
                     address = f"ipc://{check_ipc_path(str(memory_folder / name))}"
-                elif channel == "zeromq" and not _stays(graph, stream):
+                elif channel == "zeromq" and not _only_relays_read(graph, stream):
                     address = over_zmq(name)
                 else:
                     address = f"shm:{memory_folder}/{name}"
@@ -63,8 +63,8 @@ def tcp(host: str, port: int = 0) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def _stays(graph: Graph, stream: Stream) -> bool:
-    """Return whether a stream never leaves the host: the params that only relays read."""
+def _only_relays_read(graph: Graph, stream: Stream) -> bool:
+    """Return whether only relays read a stream of params: it never leaves the host."""
     sinks = graph.sinks(stream.name)
     return stream.type == "params" and bool(sinks) and all(graph.kind(worker.name).travel.relays for worker, _ in sinks)
 
@@ -98,6 +98,7 @@ def ends_of(
 
 
 def leg_of(graph: Graph, stream: Stream, reader: WorkerNode) -> str:
+    """Return the name under which a reader's trajectories are counted; that of the first learner is `samples`."""
     if stream.type != "samples" or stream.feedback:
         return ""
     first = next((worker.name for worker in graph.workers if graph.kind(worker.name).lifecycle.must_finish), "")

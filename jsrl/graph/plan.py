@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from jsrl.envs.config import SUITES
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import decided_for, with_replays
 from jsrl.experiment.building import resolved_agent
-from jsrl.experiment.dividing import divided, may_need_policies
 from jsrl.experiment.policies import all_opponents, check_team, find_seats, first_hyperparameters
+from jsrl.fields import filled
 from jsrl.graph.check import check, check_fits
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.graph_file import Edit, resolve
@@ -32,7 +33,8 @@ from jsrl.workers.memory import replay_stream_bytes
 # Measured on CPU, without environments. For forked actors: the private memory of each.
 JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 45, 10
 HOST_ACTORS = 3  # from this number of actors on, one process that forks them is also faster (benchmarks/actor_start.py)
-CHECKS = {  # imported where a run needs them
+PARTS = {  # imported where a run needs them
+    "seats differ": "jsrl.experiment.dividing:divided",
     "director": "jsrl.graph.directing:check_director",
     "scores": "jsrl.graph.opponents:check_scores",
     "plays initial": "jsrl.graph.opponents:plays_initial",
@@ -91,7 +93,7 @@ class Plan:
         e = self.experiment
         apart = not self.hosts.are_here(job.name for job in self.jobs)  # streams to other hosts need none
         if not e.where.shares_memory or e.recording is not None or apart:
-            return 3 * self.schemas.params_bytes
+            return 3 * self.schemas.params_bytes  # their segment holds three copies
         return self.stream_bytes + sum(map(self._bytes_beside, self.policies.values()))
 
     def _bytes_beside(self, policy: PolicyPart) -> int:
@@ -118,33 +120,33 @@ def make_plan(
     experiment: Experiment,
     folder: str,
     memory_folder: Path,
-    graph: Edit | None = None,
+    edit: Edit | None = None,
     place: Callable[[Plan], Hosts] = lambda plan: ALONE,
 ) -> Plan:
     """Return the jobs of an experiment.
 
     Args:
       experiment: what to run. folder: the run's. memory_folder: for shared memory and sockets.
-      graph: see jsrl.graph.graph_file.resolve.
+      edit: of its graph; see jsrl.graph.graph_file.resolve.
       place: returns the host of each worker, from the plan in which all are on this one.
     """
-    resolved, changed = resolve(experiment, graph)
-    check(resolved)
-    check_fits(resolved, experiment)
-    policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
-    experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
+    graph, changed = resolve(experiment, edit)
+    check(graph)
+    check_fits(graph, experiment)
+    policies = {name: _with_values_filled(policy) for name, policy in policies_of(graph, experiment).items()}
+    experiment = filled(experiment, agent=resolved_agent(experiment))
     if experiment.video.enabled:
-        import_target(CHECKS["films"])(experiment.filmed_env)
+        import_target(PARTS["films"])(experiment.filmed_env)
     spec = find_spec(experiment)
     seats, schemas = _seats_and_schemas(experiment, policies, spec)
     sides = None if experiment.director is None else sides_of(spec, seats)
-    _check_same_rows(resolved, schemas)
-    alone = Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed)
+    _check_same_rows(graph, schemas)
+    alone = Plan(experiment, graph, policies, schemas, (), memory_folder, changed=changed)
     alone = _with_jobs(alone, seats, sides, folder)
     hosts = place(alone)
     if hosts == ALONE:
         return alone
-    graph = with_servers(resolved, hosts.servers) if hosts.servers else resolved
+    graph = with_servers(graph, hosts.servers) if hosts.servers else graph
     return _with_jobs(dataclasses.replace(alone, graph=graph, hosts=hosts), seats, sides, folder)
 
 
@@ -155,13 +157,13 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
     keys = keys_folder(experiment, folder, hosts)
     numbers = counts_within(worker.kind for worker in graph.workers)
     against = [name for policy in plan.policies.values() for name in policy.experiment.evaluator.against]
-    keeps_initial = bool(against) and import_target(CHECKS["plays initial"])(against)
+    keeps_initial = bool(against) and import_target(PARTS["plays initial"])(against)
     explored = first_hyperparameters(experiment.director, next(iter(plan.policies.values())).experiment.seed)
     place = JobPlace(folder, str((Path(folder) if hosts.of else plan.memory_folder) / "names"), keys)
     several = len(experiment.policies) > 1
     run = RunFacts(len(graph.workers), tuple(plan.policies), several, keeps_initial, sides)
 
-    without_agent = {name: dataclasses.replace(policy.experiment, agent=None) for name, policy in plan.policies.items()}
+    without_agent = {name: filled(policy.experiment, agent=None) for name, policy in plan.policies.items()}
 
     def job_of(worker: WorkerNode, index: int, name: str) -> Job:
         policy, seat_group = plan.policies[name], next(first for first in seats if seats[first] == seats[name])
@@ -207,21 +209,21 @@ def _seats_and_schemas(
     found = find_seats(experiment.policies, spec, shared=experiment.director is not None)
     seats = {name: found[name if experiment.policies else ""] for name in policies}
     if experiment.director is not None:
-        import_target(CHECKS["director"])(experiment, sides_of(spec, seats), seats)
+        import_target(PARTS["director"])(experiment, sides_of(spec, seats), seats)
     for name, policy in policies.items():
-        check_team(name, policy.experiment.agent, seats[name], spec)
+        check_team(name, policy.experiment, seats[name], spec)
     views = {name: spec.view(list(seats[name])) if isinstance(spec, GameSpec) else spec for name in policies}
     schemas = {name: make_schemas(policy.experiment, views[name]) for name, policy in policies.items()}
     if isinstance(spec, GameSpec) or all_opponents(experiment):
-        import_target(CHECKS["scores"])(experiment, spec, seats)
+        import_target(PARTS["scores"])(experiment, spec, seats)
     return seats, schemas
 
 
-def _resolved(policy: PolicyPart) -> PolicyPart:
+def _with_values_filled(policy: PolicyPart) -> PolicyPart:
     """Return a policy with its experiment's values filled into its agent's config."""
     own = policy.experiment
     return dataclasses.replace(
-        policy, experiment=dataclasses.replace(own, agent=resolved_agent(own), replay=own.buffer, num_envs=own.envs)
+        policy, experiment=filled(own, agent=resolved_agent(own), replay=own.buffer, num_envs=own.envs)
     )
 
 
@@ -242,6 +244,12 @@ def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
                 )
 
 
+def may_need_policies(experiment: Experiment) -> bool:
+    """Return whether an experiment has one agent for an environment with seats, which may differ."""
+    seated = experiment.env.in_jax or str(experiment.env.id).partition(":")[0] in SUITES
+    return experiment.agent is not None and not experiment.policies and seated
+
+
 def decided(experiment: Experiment) -> tuple[Experiment, str | None]:
     """Return the experiment with its open options decided, and lines about them; None: nothing was open.
 
@@ -249,7 +257,7 @@ def decided(experiment: Experiment) -> tuple[Experiment, str | None]:
     """
     line = None
     if may_need_policies(experiment):
-        experiment, line = divided(experiment, find_spec(experiment), taken_names())
+        experiment, line = import_target(PARTS["seats differ"])(experiment, find_spec(experiment), taken_names())
     experiment, replays = with_replays(experiment)
     experiment, chosen = decided_for(experiment, this_machine(), lambda: spec_for_one(find_spec(experiment)))
     return experiment, "\n".join(filter(None, (line, *replays, chosen))) or None

@@ -15,7 +15,7 @@ from typing import Any
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.policies import opponents_of, seed_of
-from jsrl.experiment.settings import AUTO, decided_replay
+from jsrl.fields import AUTO
 from jsrl.graph.graph import Graph, Link, WorkerNode, ranks_of
 from jsrl.transport.stream import POLICY, Stream
 from jsrl.workers.kinds import find_kind, own_kinds
@@ -108,7 +108,7 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
                 f"settings of {learner.name} are {learner.settings!r}; expected fields of the experiment."
             )
         changes = policy_settings(experiment, name, number) | (learner.settings or {})
-        if "agent" in changes and experiment.buffer == decided_replay(AUTO, experiment.agent):
+        if "agent" in changes and experiment.buffer == experiment.usual_replay:
             changes = {"replay": AUTO} | changes
         if groups and groups != tuple(range(experiment.groups)):
             changes = _totals(graph, experiment, learner, groups) | changes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -11,7 +12,7 @@ import jax
 from jsrl.networks.kernels.conv import Conv
 from jsrl.networks.kernels.pooling import max_pool
 from jsrl.networks.kernels.products import Precision
-from jsrl.networks.torsos import dense, pixel_scale
+from jsrl.networks.torsos import dense, normed, pixel_scale
 from jsrl.types import Array
 
 
@@ -61,11 +62,11 @@ def _convolve(layers: Callable[[Array, float], Array], image: Array) -> Array:
     return features.reshape(*leading, -1)
 
 
-def _nature_layers(x: Array, scale: float, *, precision: Precision) -> Array:
+def _nature_layers(x: Array, scale: float, *, precision: Precision, layer_norm: bool) -> Array:
     conv = partial(Conv, precision=precision)
-    x = nn.relu(conv(32, 8, 4, scale=scale, batch_first=True)(x))
-    x = nn.relu(conv(64, 4, 2)(x))
-    return nn.relu(conv(64, 3, 1)(x))
+    x = nn.relu(normed(conv(32, 8, 4, scale=scale, batch_first=True)(x), layer_norm))
+    x = nn.relu(normed(conv(64, 4, 2)(x), layer_norm))
+    return nn.relu(normed(conv(64, 3, 1)(x), layer_norm))
 
 
 class NatureCNN(nn.Module):
@@ -78,24 +79,26 @@ class NatureCNN(nn.Module):
 
     features: int = 512
     precision: Precision = "float32"
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, image: Array) -> Array:
-        layers = partial(_nature_layers, precision=self.precision)
-        return nn.relu(dense(self.features, precision=self.precision)(_convolve(layers, image)))
+        layers = partial(_nature_layers, precision=self.precision, layer_norm=self.layer_norm)
+        features = dense(self.features, precision=self.precision)(_convolve(layers, image))
+        return nn.relu(normed(features, self.layer_norm))
 
 
 def _resnet_layers(
-    x: Array, scale: float, *, channels: tuple[int, ...], num_blocks: int, precision: Precision
+    x: Array, scale: float, *, channels: tuple[int, ...], num_blocks: int, precision: Precision, layer_norm: bool
 ) -> Array:
     conv = partial(Conv, kernel_size=3, padding="SAME", precision=precision)
     for stage, features in enumerate(channels):
         first = stage == 0
         x = max_pool(conv(features, scale=scale if first else 1.0, batch_first=first)(x))
         for _ in range(num_blocks):
-            inside = conv(features)(nn.relu(x))
-            x = x + conv(features)(nn.relu(inside))
-    return nn.relu(x)
+            inside = conv(features)(nn.relu(normed(x, layer_norm)))
+            x = x + conv(features)(nn.relu(normed(inside, layer_norm)))
+    return nn.relu(normed(x, layer_norm))
 
 
 class ImpalaResNet(nn.Module):
@@ -110,8 +113,11 @@ class ImpalaResNet(nn.Module):
     num_blocks: int = 2
     features: int = 256
     precision: Precision = "float32"
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, image: Array) -> Array:
-        layers = partial(_resnet_layers, channels=self.channels, num_blocks=self.num_blocks, precision=self.precision)
-        return nn.relu(dense(self.features, precision=self.precision)(_convolve(layers, image)))
+        sizes: Any = {"channels": self.channels, "num_blocks": self.num_blocks}
+        layers = partial(_resnet_layers, **sizes, precision=self.precision, layer_norm=self.layer_norm)
+        features = dense(self.features, precision=self.precision)(_convolve(layers, image))
+        return nn.relu(normed(features, self.layer_norm))

@@ -94,6 +94,7 @@ class NetworkConfig:
     activation: ActivationName = option("tanh", "of the layers of that MLP.")
     entities: EntityConfig = option(help="what the torso `entities` reads; its `hidden` are the size of an embedding "
         "and of the layers after it.", factory=EntityConfig, in_python=True)
+    layer_norm: bool = option(False, "layer normalisation before each activation of the torso; `entities` has its own.")
     core: CoreName = option("none", "recurrent core: none, gru or lstm.")
     core_size: PositiveInt = option(128, "units of the core.")
     core_norm: bool = option(False, "layer normalisation of the core's outputs.", in_python=True)
@@ -309,8 +310,8 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool =
     read_image = None
     if any(leaf.is_image for leaf in leaves):
         image_torso = import_target(PARTS[("impala_resnet" if small else "nature_cnn") if kind == "auto" else kind])
-        read_image = partial(image_torso, precision=config.precision)
-    return Encoder(leaves, read_image, tuple(config.hidden), config.activation, config.precision)
+        read_image = partial(image_torso, precision=config.precision, layer_norm=config.layer_norm)
+    return Encoder(leaves, read_image, tuple(config.hidden), config.activation, config.precision, config.layer_norm)
 
 
 def _side(leaf: Leaf) -> int:

@@ -140,6 +140,7 @@ class _Joint(nn.Module):
     hidden: tuple[int, ...]
     activation: ActivationName
     precision: Precision
+    layer_norm: bool
     head: nn.Module
 
     @nn.compact
@@ -147,7 +148,7 @@ class _Joint(nn.Module):
         """Return the head's outputs, and the features that it reads."""
         features = [self.torso(observation), *others]
         joined = features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)
-        joined = MLP(self.hidden, self.activation, self.precision)(joined)
+        joined = MLP(self.hidden, self.activation, self.precision, self.layer_norm)(joined)
         return self.head(joined), joined
 
 
@@ -160,7 +161,8 @@ def _joint(config: NetworkConfig, spec: EnvSpec, head: nn.Module) -> nn.Module:
     check_features(config, spec)
     inside = int(config.torso == "entities")  # the first size is that of an embedding, inside the torso
     torso = make_torso(dataclasses.replace(config, hidden=config.hidden[:inside]), observation_leaves(spec))
-    return _Joint(torso, tuple(config.hidden[inside:]), config.activation, config.precision, head)
+    hidden = tuple(config.hidden[inside:])
+    return _Joint(torso, hidden, config.activation, config.precision, config.layer_norm, head)
 
 
 def _blank(spec: EnvSpec, *leading: int) -> Tree:

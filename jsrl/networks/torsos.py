@@ -32,6 +32,11 @@ def dense(
     return nn.Dense(features, kernel_init=orthogonal(gain), name=name, dot_general=product)
 
 
+def normed(x: Array, layer_norm: bool) -> Array:
+    """Return x [..., F], normalised over its last axis if `layer_norm`; called inside a compact module."""
+    return nn.LayerNorm()(x) if layer_norm else x
+
+
 class MLP(nn.Module):
     """Linear layers, each with an activation: [..., F_in] -> [..., hidden[-1]]; the identity when `hidden` is ().
 
@@ -41,12 +46,13 @@ class MLP(nn.Module):
     hidden: tuple[int, ...] = (64, 64)
     activation: ActivationName = "tanh"
     precision: Precision = "float32"
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for i, features in enumerate(self.hidden):
             layer = dense(features, precision=self.precision if i else "float32")
-            x = ACTIVATIONS[self.activation](layer(x))
+            x = ACTIVATIONS[self.activation](normed(layer(x), self.layer_norm))
         return x
 
 
@@ -91,7 +97,7 @@ class Encoder(nn.Module):
 
     Attributes:
       leaves: to read. make_image_torso: () -> a module for images [..., H, W, C], called once per image leaf; None: none is.
-      hidden, activation, precision: of the MLP.
+      hidden, activation, precision, layer_norm: of the MLP.
     """
 
     leaves: tuple[Leaf, ...]
@@ -99,6 +105,7 @@ class Encoder(nn.Module):
     hidden: tuple[int, ...] = (64, 64)
     activation: ActivationName = "tanh"
     precision: Precision = "float32"
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, observation: Tree) -> Array:
@@ -112,6 +119,6 @@ class Encoder(nn.Module):
             else:
                 vectors.append(as_vector(x, x.ndim - len(leaf.shape)))
         if vectors:
-            read = MLP(self.hidden, self.activation, self.precision)
+            read = MLP(self.hidden, self.activation, self.precision, self.layer_norm)
             features.append(read(jnp.concatenate(vectors, axis=-1)))
         return features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)

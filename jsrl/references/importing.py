@@ -5,7 +5,6 @@ Only jsrl's errors are imported here, so that every process can import this modu
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import importlib
 import inspect
@@ -259,36 +258,6 @@ def _why_not_function(function: FunctionType) -> tuple[str, str]:
         f"pass functools.partial(it, {code.co_freevars[0]}=...), or make it where it is used, by calling {outer}(...) inside "
         "your own top-level function or flax module"
     )
-
-
-def init_fields(value: Any, path: str) -> dict[str, Any]:
-    """Return a dataclass instance's init fields (of a flax module, without its parent).
-
-    Fields with a default that has no name (a closure) are left out: the class makes them again.
-    """
-    cls = type(value)
-    flax = any(base.__module__ == "flax.linen.module" and base.__name__ == "Module" for base in cls.__mro__)
-    for name, described in cls.__dataclass_fields__.items():
-        if getattr(described, "_field_type", None) is dataclasses._FIELD_INITVAR and (  # type: ignore[attr-defined]
-            described.default is dataclasses.MISSING
-        ):
-            reason = f"has the init-only variable `{name}`, whose value it does not keep"
-            raise refuse(path, value, reason, "make it a field, or give it a default")
-    fields = {
-        entry.name: getattr(value, entry.name)
-        for entry in dataclasses.fields(value)
-        if entry.init and not _is_nameless_default(entry, getattr(value, entry.name))
-    }
-    if flax:
-        fields.pop("parent", None)
-        if fields.get("name") is None:
-            fields.pop("name", None)
-    return fields
-
-
-def _is_nameless_default(entry: dataclasses.Field[Any], value: Any) -> bool:
-    """Return whether a field has a default that only its class can make, such as an initializer's closure."""
-    return value is entry.default and callable(value) and importable_target(value) is None
 
 
 # -- the environment of a child process -------------------------------------------------------------------------------

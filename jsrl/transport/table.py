@@ -35,7 +35,7 @@ from jsrl.types import Tree
 
 if TYPE_CHECKING:
     from jsrl.transport.door.keys import KeyPath
-    from jsrl.transport.wire.packing import Packing
+    from jsrl.transport.ends.packing import Packing
 
 KEYS = "jsrl.transport.door.keys"  # imported where an address names a key
 BIND, CONNECT = 0, 1  # sides of a stream
@@ -43,13 +43,13 @@ OWN = "transport"  # the scheme of a user's transport
 _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 # (stream type, scheme) -> what makes the ends that bind and connect, below jsrl.transport; imported at the first use.
 ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
-    ("samples", "local"): ("local.samples:LocalSampleConsumer", "local.samples:connect_local"),
+    ("samples", "local"): ("shared.samples:SharedSampleConsumer", "shared.samples:SharedSampleProducer"),
     ("samples", "shm"): ("shared.samples:SharedSampleConsumer", "shared.samples:SharedSampleProducer"),
     ("samples", "zmq"): ("network.reliable:ZmqSampleConsumer", "network.reliable:ZmqSampleProducer"),
-    ("inference", "local"): ("local.inference:LocalInferenceServer", "local.inference:connect_local"),
+    ("inference", "local"): ("shared.inference:SharedInferenceServer", "shared.inference:SharedInferenceClient"),
     ("inference", "shm"): ("shared.inference:SharedInferenceServer", "shared.inference:SharedInferenceClient"),
     ("inference", "zmq"): ("network.call:ZmqInferenceServer", "network.call:ZmqInferenceClient"),
-    ("params", "local"): ("local.params:LocalParamsPublisher", "local.params:LocalParamsSubscriber"),
+    ("params", "local"): ("ends.params:LocalParamsPublisher", "ends.params:LocalParamsSubscriber"),
     ("params", "shm"): ("shared.params:SharedParamsPublisher", "shared.params:SharedParamsSubscriber"),
     ("params", "zmq"): ("network.latest:ZmqParamsPublisher", "network.latest:ZmqParamsSubscriber"),
     ("ranks", "zmq"): ("network.call:ZmqFirstRank", "network.call:ZmqOtherRank"),
@@ -57,54 +57,16 @@ ENDS: dict[tuple[StreamType, str], tuple[str, str]] = {
 
 
 class Transport:
-    """A transport makes the ends of the types of streams that it carries; a subclass overrides these methods.
+    """A transport makes the ends of the types of streams that it carries.
 
-    For arguments and guarantees of each end see the functions of the same names below. `connect_...` must accept the `address`
-    of an end that the same transport has bound.
+    A subclass has `bind_TYPE` and `connect_TYPE` of these types: samples, inference, params, ranks. For arguments and
+    guarantees see the functions of the same names below; `keys` always comes, other keyword arguments where they are given.
+    `connect_TYPE` must accept the `address` of an end that the same transport has bound.
     """
 
-    def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
-        raise self._carries_no("samples", address)
-
-    def connect_samples(
-        self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
-    ) -> SampleProducer:
-        raise self._carries_no("samples", address)
-
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, **options: Any) -> InferenceServer:
-        raise self._carries_no("inference", address)
-
-    def connect_inference(
-        self,
-        address: str,
-        spec: InferenceSpec,
-        client: ProducerId,
-        group_sizes: dict[int, int],
-        timeout_s: float,
-        **options: Any,
-    ) -> InferenceClient:
-        raise self._carries_no("inference", address)
-
-    def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
-        raise self._carries_no("params", address)
-
-    def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
-        raise self._carries_no("params", address)
-
-    def bind_ranks(self, address: str, *, keys: KeyPath) -> FirstRank:
-        raise self._carries_no("ranks", address)
-
-    def connect_ranks(self, address: str, *, keys: KeyPath) -> OtherRank:
-        raise self._carries_no("ranks", address)
-
     def carries(self, stream_type: str) -> bool:
-        """Return whether this transport has ends of a type of stream: samples, inference, params or ranks."""
-        return getattr(type(self), f"bind_{stream_type}") is not getattr(Transport, f"bind_{stream_type}")
-
-    def _carries_no(self, what: str, address: str) -> ConfigError:
-        return ConfigError(
-            f"the transport of {address} ({type(self).__name__}) carries no {what}; give it another stream."
-        )
+        """Return whether this transport has ends of a type of stream."""
+        return hasattr(self, f"bind_{stream_type}")
 
 
 def _end(side: int, stream_type: StreamType, address: str, *given: Any, keys: KeyPath, **options: Any) -> Any:
@@ -115,7 +77,12 @@ def _end(side: int, stream_type: StreamType, address: str, *given: Any, keys: Ke
     """
     scheme = address.partition(":")[0]
     if scheme == OWN:
-        make = getattr(transport_at(address), f"{('bind', 'connect')[side]}_{stream_type}")
+        own = transport_at(address)
+        make = getattr(own, f"{('bind', 'connect')[side]}_{stream_type}", None)
+        if make is None:
+            raise ConfigError(
+                f"the transport of {address} ({type(own).__name__}) carries no {stream_type}; give it another stream."
+            )
         return make(address, *given, keys=keys, **options)
     parsed, transport = parse_address(address), "zmq" if scheme in ("ipc", "tcp") else scheme
     if (stream_type, transport) not in ENDS:
@@ -257,7 +224,7 @@ def bind_params(address: str, *, keys: KeyPath = None, **options: Any) -> Params
     """Return the publishing end at `address`; its `.address` is for subscribers (tcp port 0: a free port).
 
     Args:
-      address: where to bind. options: of the transport's publisher (shm: `checksum`).
+      address: where to bind. options: of the transport's publisher.
       keys: folder or file of the keys for encryption and access, as in `bind_samples`.
 
     Raises:

@@ -190,7 +190,7 @@ def load_modules(job_path: Path) -> None:
     from jsrl.transport.network import call, reliable
     from jsrl.transport.shared import inference as inference_shared_client
     from jsrl.transport.shared import samples as samples_shared_producer
-    from jsrl.workers import jobs, process
+    from jsrl.workers import asking, jobs, process
     from jsrl.workers.actor import build as build_actor
     from jsrl.workers.kinds import find_kind
 
@@ -200,6 +200,7 @@ def load_modules(job_path: Path) -> None:
             call,
             samples_shared_producer,
             reliable,
+            asking,
             build_actor,
             jobs,
             process,
@@ -208,7 +209,7 @@ def load_modules(job_path: Path) -> None:
     try:
         with decoding():
             job: Any = from_json(json.loads(job_path.read_text()))
-        find_kind(job.kind)  # imports all kinds, which takes most of an actor's own start
+        find_kind(job.kind)  # imports its kind
         import_modules(job.experiment.env)
     except Exception:  # any error of the user's module: each actor will raise it again and report it under its name
         logging.getLogger("jsrl.workers").warning("not loaded ahead of the actors:\n%s", traceback.format_exc())

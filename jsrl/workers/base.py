@@ -31,8 +31,11 @@ class Reporter(Protocol):
         """Report an event to the controller."""
         ...
 
-    def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Note the start of a call that may hang (`str(activity)` names it), and its time limit in seconds."""
+    def entering(self, activity: object, steps: float | None = None) -> None:
+        """Note the start of a call that may hang (`str(activity)` names it).
+
+        It may take as long as so many `steps` of an environment; None: as one turn of the worker.
+        """
         ...
 
     def left(self) -> None:
@@ -49,7 +52,7 @@ class NullReporter:
     def event(self, name: str, text: str = "", **facts: Any) -> None:
         """Do nothing."""
 
-    def entering(self, activity: object, deadline_s: float | None = None) -> None:
+    def entering(self, activity: object, steps: float | None = None) -> None:
         """Do nothing."""
 
     def left(self) -> None:
@@ -175,9 +178,9 @@ def end_hint(job: Job, status: int | None) -> str:
 
 
 @contextlib.contextmanager
-def watched(reporter: Reporter, call: object, limit_s: float, environment: str) -> Iterator[None]:
+def watched(reporter: Reporter, call: object, environment: str, steps: int = 1) -> Iterator[None]:
     """Have the control thread watch that an environment returns in time; name the environment in its exceptions."""
-    reporter.entering(call, limit_s)
+    reporter.entering(call, steps)
     try:
         yield
     except JsrlError:

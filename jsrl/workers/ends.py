@@ -25,9 +25,9 @@ from jsrl.workers.jobs import Job, WorkerJob, whole
 from jsrl.workers.peers import FollowingParams, Peer
 
 if TYPE_CHECKING:
-    from jsrl.transport.wire.packing import Packing
+    from jsrl.transport.ends.packing import Packing
 
-PACKING = "jsrl.transport.wire.packing:Packing"  # imported where streams have keys
+PACKING = "jsrl.transport.ends.packing:Packing"  # imported where streams have keys
 
 
 def bind_reader(job: WorkerJob, port: str, schema: Tree, ledger: Ledger | None = None) -> SampleConsumer:

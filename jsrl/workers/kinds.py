@@ -1,4 +1,4 @@
-"""Kinds of workers: each folder of `jsrl/workers` with a `kind.py` describes one; a user's module may describe more.
+"""Kinds of workers: a `kind.py` in a folder of `jsrl/workers` describes one; a user's module may describe more.
 
 Code that starts, watches or reports workers gets what it needs from their kinds and names no kind itself.
 """
@@ -10,7 +10,6 @@ import signal
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -24,6 +23,18 @@ from jsrl.services.runs.door import Speech
 from jsrl.transport.stream import StreamType
 from jsrl.workers.jobs import Job, WorkerJob, whole
 
+OWN = {  # kinds of jsrl: name -> the folder of its `kind.py`, which is imported where a run has one
+    "actor": "actor",
+    "director": "director",
+    "evaluator": "evaluator",
+    "fused": "fused",
+    "inference": "inference",
+    "learner": "learner",
+    "rank": "rank",
+    "parameter-server": "relay",
+    "replay": "replay",
+    "video-recorder": "video_recorder",
+}
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
 TRACE_SPANS = 200_000  # in a trace, over all workers, of about 100 bytes; the newest are kept
 TRACER = "jsrl.services.metrics.tracing:Tracer"  # imported where a run is traced
@@ -247,8 +258,8 @@ class Kind(NamedTuple):
     @property
     def speech(self) -> Speech:
         """Return what its workers may say. Those of a user's kind may measure what no kind of jsrl does."""
-        own = _heads_of_own_kinds()
-        foreign = None if self.name in own else frozenset({"controller", "system"}.union(*own.values()))
+        own = () if self.name in OWN else own_kinds()
+        foreign = frozenset({"controller", "system"}.union(*(kind.heads for kind in own))) if own else None
         return Speech(self.name, frozenset(self.sends), frozenset(self.heads), foreign)
 
     @property
@@ -264,24 +275,18 @@ class Kind(NamedTuple):
 
 @cache
 def own_kinds() -> tuple[Kind, ...]:
-    """Return the kinds of jsrl itself."""
-    folders = sorted(path.parent.name for path in Path(__file__).parent.glob("*/kind.py"))
-    return tuple(import_module(f"jsrl.workers.{folder}.kind").KIND for folder in folders)
+    """Return all kinds of jsrl itself."""
+    return tuple(_own_kind(name) for name in OWN)
+
+
+def _own_kind(name: str) -> Kind:
+    found: Kind = import_module(f"jsrl.workers.{OWN[name]}.kind").KIND
+    return found
 
 
 def named_kinds() -> tuple[Kind, ...]:
     """Return the kinds of jsrl whose metrics have their own name, and not another kind's."""
     return tuple(kind for kind in own_kinds() if not kind.shown.named)
-
-
-@cache
-def _own_by_name() -> dict[str, Kind]:
-    return {kind.name: kind for kind in own_kinds()}
-
-
-@cache
-def _heads_of_own_kinds() -> dict[str, set[str]]:
-    return {kind.name: kind.heads for kind in own_kinds()}
 
 
 def find_kind(reference: str) -> Kind:
@@ -293,13 +298,12 @@ def find_kind(reference: str) -> Kind:
         )
     if isinstance(reference, Described):
         return reference.kind
-    own = _own_by_name()
-    if reference in own:
-        return own[reference]
+    if reference in OWN:
+        return _own_kind(reference)
     module, _, name = reference.partition(":")
     if not name:
         raise ConfigError(
-            f"there is no worker of kind {reference!r}; there are: {', '.join(own)}, and your own as `module:NAME`."
+            f"there is no worker of kind {reference!r}; there are: {', '.join(OWN)}, and your own as `module:NAME`."
         )
     try:
         found = getattr(import_module(module), name)
@@ -309,7 +313,7 @@ def find_kind(reference: str) -> Kind:
         raise ConfigError(f"{reference} is {type(found).__name__}; a kind of worker is a jsrl.workers.kinds.Kind.")
     if not _NAME.fullmatch(found.name):
         raise ConfigError(f"the kind {reference} is called {found.name!r}; use lower-case letters, digits and dashes.")
-    if found.name in own:
+    if found.name in OWN:
         raise ConfigError(
             f"the kind {reference} is called {found.name!r}, as one of jsrl's own is; give it another name."
         )

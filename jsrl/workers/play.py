@@ -48,7 +48,6 @@ class PlayerSettings:
     env_steps_per_batch: float
     updates_per_batch: int = 1
     start_updates: int = 0
-    step_deadline_s: float = 60.0
     max_steps: int = LONG_STEPS
     max_s: float = math.inf
     last_params_s: float = 60.0
@@ -263,7 +262,7 @@ class Player(Generic[PlayedEnv]):
         Each slot of `env` has its own time, if it tells its slot; the environments that the call `makes` share theirs.
         """
         call = self._environment if env is None else EnvCall(self._environment, env)
-        return watched(self._reporter, call, makes * self._shared.step_deadline_s, self._environment)
+        return watched(self._reporter, call, self._environment, makes)
 
     def _options(self, env: PlayedEnv | None = None) -> dict[str, Any]:
         """Return the options of Episodes."""

@@ -45,7 +45,6 @@ def common_player_settings(job: Job) -> dict[str, Any]:
         "env_steps_per_batch": e.env_steps_per_batch,
         "updates_per_batch": e.updates_per_batch,
         "start_updates": job.start_point.updates,
-        "step_deadline_s": e.actor.step_deadline_s,
         "max_steps": e.evaluator.max_steps,
         "max_s": e.deadlines.evaluation_s,
     }

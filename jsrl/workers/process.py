@@ -65,7 +65,7 @@ def work(
         with decoding():
             job = from_json(json.loads(job_path.read_text()))
         kind = find_kind(job.kind)
-        control.stuck_s = job.experiment.deadlines.stuck_s
+        control.step_s, control.stuck_s = job.experiment.actor.step_deadline_s, job.experiment.deadlines.stuck_s
         control.slowness = slowness(kind, job.run.workers, job.experiment.deadlines.silence_s)
         if job.place.away:
             control.lease = Lease(Path(job.folder))

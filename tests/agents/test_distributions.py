@@ -200,3 +200,31 @@ def test_spec_selects_the_distribution_and_the_environment_action():
     assert distribution(MultiDiscrete((2, 2))).mode(jnp.array([0.0, 2.0, 1.0, 0.0])).tolist() == [1, 0]
     with pytest.raises(TypeError, match="expected Discrete"):
         distribution("Discrete")
+
+
+@pytest.mark.parametrize(
+    ("made", "p", "q"),
+    [
+        (categorical(), normal(0, (4,)), normal(1, (4,))),
+        (multi_categorical((3, 2)), normal(0, (5,)), normal(1, (5,))),
+        (diagonal_gaussian(), gaussian_outputs(0, (2,)), gaussian_outputs(1, (2,))),
+        (squashed_gaussian(), gaussian_outputs(0, (2,)), gaussian_outputs(1, (2,))),
+    ],
+    ids=["categorical", "multi", "gaussian", "squashed"],
+)
+def test_kl_is_the_mean_log_ratio_of_samples(made, p, q):
+    many = jax.tree.map(lambda x: np.tile(x, (100_000, 1)), (p, q))
+
+    @jax.jit
+    def log_ratio(p, q):
+        action = made.sample(KEY, p)
+        return made.log_prob(p, action) - made.log_prob(q, action)
+
+    np.testing.assert_allclose(jax.jit(made.kl)(p, q), log_ratio(*many).mean(), rtol=0.02)
+    np.testing.assert_allclose(made.kl(p, p), 0.0, atol=1e-6)
+
+
+def test_kl_of_masked_actions_is_finite():
+    one, other = (mask_logits(jnp.array(x), jnp.array([1, 1, 0])) for x in ([0.0, 0.0, 9.0], [1.0, 0.0, 3.0]))
+    p = np.array([0.5, 0.5]), np.array([np.e, 1.0]) / (np.e + 1.0)
+    np.testing.assert_allclose(categorical().kl(one, other), (p[0] * np.log(p[0] / p[1])).sum(), rtol=1e-5)

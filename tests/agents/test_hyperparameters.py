@@ -15,7 +15,9 @@ from jsrl.agents.happo import HAPPOConfig, happo
 from jsrl.agents.hyperparameters import METRIC, set_hyperparameters, with_hyperparameters
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.mappo import MAPPOConfig, mappo
+from jsrl.agents.ppg import PPGConfig, ppg
 from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.pqn import PQNConfig, pqn
 from jsrl.agents.qmix import QMIXConfig, qmix
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.random_rows import random_trajectory
@@ -37,6 +39,8 @@ CASES = {
     "td3": (td3, TD3Config(network=SMALL, max_grad_norm=10.0), REAL),
     "dqn": (dqn, DQNConfig(network=SMALL, total_updates=100), DISCRETE),
     "r2d2": (r2d2, R2D2Config(burn_in=2), DISCRETE),
+    "ppg": (ppg, PPGConfig(network=SMALL, value_clip=0.2, target_kl=0.02, phase_rows=64), DISCRETE),
+    "pqn": (pqn, PQNConfig(network=SMALL, total_updates=100), DISCRETE),
     "mappo": (mappo, MAPPOConfig(**PAIR), TEAM),
     "happo": (happo, HAPPOConfig(**PAIR), TEAM),
     "qmix": (qmix, QMIXConfig(network=SMALL, total_updates=100), TEAM),
@@ -95,7 +99,8 @@ def test_loaded_params_keep_the_agents_own_hyperparameters() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", marked(CASES, slow={"dqn", "sac", "r2d2", "qmix"}, nightly={"impala", "td3", "mappo", "happo"})
+    "name",
+    marked(CASES, slow={"dqn", "sac", "r2d2", "qmix"}, nightly={"impala", "td3", "mappo", "happo", "ppg", "pqn"}),
 )
 def test_64_bit_jax_changes_no_dtype_of_a_state(name):
     make, config, spec = CASES[name]

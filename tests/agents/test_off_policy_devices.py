@@ -19,6 +19,8 @@ from jsrl.agents.ddpg import DDPGConfig, ddpg
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.happo import HAPPOConfig, happo
+from jsrl.agents.ppg import PPGConfig, ppg
+from jsrl.agents.pqn import PQNConfig, pqn
 from jsrl.agents.qmix import QMIXConfig, qmix
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
@@ -49,6 +51,12 @@ chosen = {
     "ddpg": (Continuous((-1.0,) * 2, (1.0,) * 2), ddpg, DDPGConfig(**common, network=network)),
     "dqn": (Discrete(3), dqn, DQNConfig(**value, num_atoms=5)),
     "r2d2": (Discrete(3), r2d2, R2D2Config(**common, network=recurrent, burn_in=1, target_period=2)),
+    "ppg": (
+        Discrete(3),
+        ppg,
+        PPGConfig(**common, network=network, num_minibatches=1, phase_rows=T * B, aux_minibatches=1, aux_epochs=2),
+    ),
+    "pqn": (Discrete(3), pqn, PQNConfig(**common, total_updates=100, network=network, num_minibatches=1)),
     "bc": (Discrete(3), bc, BCConfig(**common, network=recurrent)),
     "qmix": (Discrete(3), qmix, QMIXConfig(**value)),
     "recurrent-vdn": (
@@ -96,6 +104,8 @@ print("equal")
         nightly("happo"),  # separate policies
         nightly("sac-discrete"),
         nightly("ddpg"),  # one critic
+        nightly("ppg"),  # rows of all devices are kept on each
+        nightly("pqn"),  # returns of fresh rows
         nightly("bc"),  # a mean over rows
         nightly("recurrent-vdn"),  # R2D2 in a team
     ],

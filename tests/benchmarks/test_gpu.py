@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks.gpu import measure as gpu
 
 
 def test_a_part_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
@@ -21,8 +21,9 @@ def test_a_part_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_part_is_a_command_and_whole_runs_get_the_options(tmp_path: Path) -> None:
-    for part in gpu.parts("no_such_experiment", 8.0, "256", tmp_path, ["--num-envs", "24"]):
-        assert Path(part.words[0]).is_file()
+    size = gpu.Size(tmp_path, "no_such_experiment", 8.0, [256], ["--num-envs", "24"], rehearse=False)
+    for part in (part for parts in gpu.SETS.values() for part in parts(size)):
+        assert part.words[:2] == ("-m", "jsrl") or Path(part.words[0]).is_file()
         if Path(part.words[0]).name == "levers.py":
             assert part.words[-3:] == ("--", "--num-envs", "24")
             words = [sys.executable, *part.words]

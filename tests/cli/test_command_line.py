@@ -18,7 +18,8 @@ from jsrl.cli.option_help import full_help, short_help
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.experiment.options import RunOptions, differences, offered_options, options_of
+from jsrl.experiment.options import RunOptions
+from jsrl.fields import differences, offered_options, options_of
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def changed(*words: str, default: Experiment = DEFAULT) -> dict[str, Any]:
         (["--evaluator.env.max_episode_steps", "9"], {"evaluator.env": {"max_episode_steps": 9}}),
         (["--env.atari.frame-skip", "2"], {"env.atari.frame-skip": 2}),
         (["--seeds", "0-4", "--plan"], {"seeds": "0-4", "plan": True}),
+        (["--plan=graph.svg"], {"plan": True, "plan-file": "graph.svg"}),
         (["--runs-dir", "/tmp/with space"], {"runs-dir": "/tmp/with space"}),
         (["--num-envs", "8", "--num-envs", "32"], {"num-envs": 32}),  # the last argument wins
     ],

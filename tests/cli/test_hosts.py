@@ -19,7 +19,8 @@ from jsrl.cli.hosts import other_hosts, parse_listen
 from jsrl.cli.join import join
 from jsrl.cluster.members import Notify
 from jsrl.errors import ConfigError
-from jsrl.experiment.options import RunOptions, options_of
+from jsrl.experiment.options import RunOptions
+from jsrl.fields import options_of
 
 
 class Pipe(io.StringIO):

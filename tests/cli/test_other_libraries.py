@@ -9,8 +9,9 @@ from jsrl.cli.command_line import parse
 from jsrl.cli.experiments import load
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import RunOptions, offered_options
+from jsrl.experiment.options import RunOptions
 from jsrl.field_names import TABLE, elsewhere
+from jsrl.fields import offered_options
 
 PAGE = Path(__file__).parents[2] / "docs/coming_from.md"
 

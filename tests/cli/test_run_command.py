@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import experiments, run
+from jsrl.cli.command_line import take_name
 from jsrl.cli.experiments import load
 from jsrl.cli.seeds import parse_seeds
 from jsrl.control.processes.launcher import Local
@@ -57,7 +58,7 @@ def test_help_works_at_any_position(words, capsys):
     ],
 )
 def test_experiment_name_works_at_any_position(words, name, rest):
-    assert experiments.take_name(words) == name
+    assert take_name(words) == name
     assert words == rest
 
 

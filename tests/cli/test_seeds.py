@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -67,7 +68,8 @@ def set_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     """Set how the runs of seeds end."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "child.py").write_text(CHILD)
-    monkeypatch.setattr(seeds, "CHILD", (sys.executable, "-S", str(tmp_path / "child.py")))
+    child = [sys.executable, "-S", str(tmp_path / "child.py"), "0"]
+    monkeypatch.setattr(seeds, "child_command", lambda run: [*child, *run])
     monkeypatch.setattr(seeds, "POLL_S", 0.01)
     monkeypatch.setattr(seeds, "STOP_LOOK_S", 0.05)
     monkeypatch.setattr("jsrl.workers.learner.build_updater.trace_update", lambda *_: None)  # most of a plan's time
@@ -123,6 +125,29 @@ def test_runs_the_given_number_of_seeds_at_once(set_outcomes, capsys):
     assert main.main(["logs", "x"]) == 0
     assert "seed 2 failed: WorkerDied: actor-0 died" in capsys.readouterr().out
     assert main.main(["logs", "x", "seed2"]) == 0 and "WorkerDied" in capsys.readouterr().out
+
+
+def test_seeds_in_one_program_share_a_process(set_outcomes, monkeypatch, capsys):
+    calls: list[int] = []
+
+    def together(*runs: list[str]) -> list[str]:
+        calls.append(len(runs))
+        child = [sys.executable, "-S", "child.py", "0"]
+        return ["sh", "-c", " & ".join(shlex.join([*child, *run]) for run in runs) + "; wait"]
+
+    monkeypatch.setattr(seeds, "child_command", together)
+    options = ("--env.id", "examples.jax_cartpole:CartPole", "--env.backend", "jax")
+    set_outcomes(seed1="fails")
+    assert main.main(["run", *WORDS, *options, "--seeds", "0-4", "--display", "quiet"]) == 1
+    assert calls == [5] and all("--placement fused-serial" in line for line in started())
+    assert "4 of 5 seeds" in capsys.readouterr().out
+    set_outcomes()
+    assert main.main(["run", "--resume", "x", "--display", "quiet"]) == 0
+    assert calls == [5, 1] and started()[-1].startswith("--resume")
+    assert main.main(["run", *WORDS, *options, "--seeds", "0-4", "--overwrite", "--jobs", "2"]) == 0
+    assert calls[2:] == [2, 2, 1]
+    assert main.main(["run", *WORDS, *options, "--seeds", "0-1", "--overwrite", "--jobs", "1"]) == 0
+    assert calls[5:] == [1, 1] and "fused-serial" not in started()[-1]
 
 
 def trained_run() -> Path:

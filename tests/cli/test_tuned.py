@@ -18,7 +18,7 @@ from jsrl.types import Continuous
 def test_every_row_is_an_experiment_of_a_known_environment(row) -> None:
     experiment = applied(row, load(row.algorithm))
     assert experiment.env.id == row.env and experiment.name == row.algorithm
-    assert row.env.startswith("ALE/") or row.env in gymnasium.registry
+    assert row.env.startswith(("ALE/", "gymnax:")) or row.env in gymnasium.registry
     before = load(row.algorithm)
     assert (experiment.agent, experiment.total_env_steps) != (before.agent, before.total_env_steps)
 
@@ -39,6 +39,12 @@ def test_an_algorithm_named_with_an_environment_takes_its_row_and_says_so() -> N
     assert e == jsrl.tuned("ppo", "Pendulum-v1")
     assert e.env.action_transform == "clip"  # the zoo's; ours is to rescale
     assert isinstance(jsrl.make_env(e.env, 1, 0).spec.action, Continuous)
+
+
+def test_a_row_may_have_a_source_and_common_options_of_its_own() -> None:
+    e, line = settings("--env.id gymnax:CartPole-v1")
+    assert line.startswith("settings: those of jsrl for ppo on gymnax:CartPole-v1 (score there 500 ± 0)")
+    assert e.agent.value_coef == load("ppo").agent.value_coef != jsrl.tuned("ppo", "CartPole-v1").agent.value_coef
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Iterator
@@ -38,7 +39,6 @@ from jsrl.services.runs.door import MAX_MESSAGE_BYTES
 from jsrl.services.runs.values import Registration
 from jsrl.transport.door.keys import ClientKeys
 from jsrl.transport.network.curve import connect, incoming, outgoing
-from jsrl.transport.network.sockets import send_if_possible
 
 SCORE = {"return_mean": 9999.0, "return_ci95": 0.0, "episodes": 20}
 AT = {"updates": 9, "env_steps": 9}
@@ -140,7 +140,8 @@ class HostileHost:
     def say(self, message: AnyAgentMessage | bytes) -> None:
         """Send a message, or bytes; they are lost once its connection has ended."""
         body = message if isinstance(message, bytes) else encode(message)
-        send_if_possible(self._socket, outgoing([body], self.keys))
+        with contextlib.suppress(zmq.Again):  # ZeroMQ has given up the connection, as its key is refused
+            self._socket.send_multipart(outgoing([body], self.keys), zmq.NOBLOCK)
 
     def hear(self, timeout_s: float = 30.0) -> AnyControllerMessage | None:
         """Return the controller's next message; None: none came in time."""

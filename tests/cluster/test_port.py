@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import zmq
 
+from jsrl.cluster.handle import HostHandle
 from jsrl.cluster.hosts_file import code_digest, versions
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.kept_files import PART_BYTES
@@ -84,6 +86,30 @@ def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
         assert "its connection was closed" in host.lost
     finally:
         context.destroy(linger=0)
+        port.close("done")
+
+
+def test_the_controller_waits_for_nothing_from_a_host_that_it_does_not_hear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jsrl.cluster.members.HEARD_S", 0.3)
+    for limit in ("GONE_S", "ANSWER_S"):
+        monkeypatch.setattr(f"jsrl.cluster.handle.{limit}", 60.0)
+    key = JoinKey(tmp_path / "join.key")
+    members = Members("here", versions(), code_digest(), lost_s=600.0)
+    port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
+    try:
+        port.tell(Received(admitted(port, key).public.decode(), b"id", HELLO))
+        (host,) = members.hosts
+        port.tell(place(host, "actor-0"))
+        port.tell(Start(host.epoch, Begin(host.epoch, "actor", "actor-0", 0, b"{}", {})))
+        handle, begun_s = HostHandle(port, host.workers["actor-0", 0]), time.monotonic()
+        assert handle.is_heard
+        handle.kill()  # no agent executes it
+        assert handle.alive and not handle.is_heard and not host.lost
+        assert (handle.stacks(60.0), handle.tail(15)) == ("", "")
+        assert time.monotonic() - begun_s < 30.0
+    finally:
         port.close("done")
 
 

@@ -48,7 +48,8 @@ class Shell:
 
     Attributes:
       now: seconds. done: (time, action) without those that are answered here. exits: worker -> how its process ended.
-      silent: workers that say nothing. unstartable: workers, with the error of their start.
+      silent: workers that say nothing. unheard: those whose hosts say nothing.
+      unstartable: workers, with the error of their start.
     """
 
     def __init__(self, rules: Mapping[str, Rules], hosts: Mapping[str, str] | None = None, **changes: Any) -> None:
@@ -58,6 +59,7 @@ class Shell:
         self.done: list[tuple[float, Any]] = []
         self.exits: dict[str, Exit] = {}
         self.silent: set[str] = set()
+        self.unheard: set[str] = set()
         self.unstartable: dict[str, str] = {}
         self.stuck: set[str] = set()  # their files travel, or they hang in the kernel: a kill does not end them
         self.files: Any = lambda worker: (False, None)
@@ -117,7 +119,7 @@ class Shell:
     def observe(self) -> None:
         for worker in self.supervision.lives:
             self.observe_one(worker)
-        self.tell(Observed())
+        self.tell(Observed(frozenset(self.unheard), frozenset(self.unheard)))
 
     def run(self, until_s: float) -> list[Any]:
         """Turn until a time; return the actions that were executed, without displays."""
@@ -125,7 +127,7 @@ class Shell:
         while self.now < until_s:
             self.now = round(self.now + TURN_S, 3)
             for worker, life in self.supervision.lives.items():
-                if worker not in self.exits and worker not in self.silent and self.now % 1.0 < TURN_S:
+                if worker not in {*self.exits, *self.silent, *self.unheard} and self.now % 1.0 < TURN_S:
                     self.tell(Heartbeat(worker, life.incarnation, 1))
             self.observe()
             self.execute(self.machine.tick(self.now))

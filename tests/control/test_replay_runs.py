@@ -224,7 +224,7 @@ def test_the_plan_shows_the_replay_of_a_second_policy(tmp_path):
         return graph.add(replay, drawn, back).connect("learner-b", samples=drawn.name, priorities=back.name)
 
     e = dataclasses.replace(experiment("device", placement="inline", num_groups=2), replay=None)
-    text = describe(make_plan(e, str(tmp_path), tmp_path, graph=with_replay), [])
+    text = describe(make_plan(e, str(tmp_path), tmp_path, edit=with_replay), [])
     for words in (
         "replay-b -> learner-b  batches-b  shared-memory: batches of about",
         "replay (host): 2,000 env steps",

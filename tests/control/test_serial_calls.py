@@ -70,23 +70,28 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     return made, lost
 
 
+def loop(run: Any) -> None:
+    while run._session.run.reason is None:
+        run._turn()
+
+
 @pytest.mark.parametrize("method", ["step", "report", "close"])
 def test_a_serial_run_continues_without_a_dispensable_worker_that_fails(method: str) -> None:
     learner, other = Scripted("learner"), Scripted("watch", method)
     run, lost = serial_run(learner, other)
-    run._loop()
+    loop(run)
     run._close()
     assert (lost, learner.steps) == (["watch"], 3)
     with pytest.raises(ZeroDivisionError, match=f"learner: {method}"):
         run, _ = serial_run(Scripted("learner", method), Scripted("watch"))
-        run._loop()
+        loop(run)
         run._close()
 
 
 def test_a_serial_run_continues_without_a_dispensable_worker_that_cannot_begin() -> None:
     run, lost = serial_run(Scripted("learner"), Scripted("watch"))
     del run._workers["watch"]
-    run._loop()
+    loop(run)
     run._close()
     assert lost == []
 
@@ -128,11 +133,11 @@ def test_a_serial_run_without_any_work_warns_once(monkeypatch: pytest.MonkeyPatc
         clock[0] += 21.0
         return 0
 
-    run._loop()
+    loop(run)
     assert told == []
     learner.step = idle  # type: ignore[method-assign]
     run._session.run.reason, run._session.ticks = None, 0
-    run._loop()
+    loop(run)
     assert told == ["no worker has done any work for 63 s; the run continues (report: here)"]
 
 
@@ -184,7 +189,7 @@ def test_running_update_of_a_serial_run_is_shown() -> None:
         reporter.left()
         number = len(calls)
         other = SerialReporter("actor-0", session, list)  # type: ignore[arg-type]
-        other.entering("a step", 60.0)
+        other.entering("a step", 1)
         other.left()
     assert {call[:2] for call in calls[:-1]} == {("learner", "an update")} and all(call[2] >= 0 for call in calls)
     assert calls[-1] == ("learner", "", 0.0) and len(calls) == number
@@ -198,7 +203,7 @@ def test_due_work_after_the_time_limit_ends_at_ctrl_c_and_at_the_limit(over: boo
     evaluator, told = Scripted("evaluator"), list[str]()
     run._session.run.reason, run._session.time_is_over, run._running = "max_minutes", over, True
     run._session.end, run._session.display.message = lambda reason: None, lambda text, *_: told.append(text)
-    run._session.tick = lambda: run._interrupt() if evaluator.steps == 2 and not over else None
+    run._session.tick = lambda: run.interrupt() if evaluator.steps == 2 and not over else None
     run._finish_due_work(evaluator)
     assert evaluator.steps == (1 if over else 2)
     assert told == (["evaluator: what it played was cut, because max_minutes are over"] if over else [])

@@ -168,6 +168,19 @@ def test_a_host_that_is_lost_costs_no_restart() -> None:
         assert next(action.text for action in actions if isinstance(action, Died)).startswith("started again, in")
 
 
+def test_a_worker_is_silent_only_while_its_host_is_heard() -> None:
+    """Whether a host that is cut off is lost is decided elsewhere; one that returns gives its workers time to speak."""
+    shell = Shell(rules("actor-0"), hosts={"actor-0": "far"})
+    shell.unheard.add("actor-0")
+    assert deaths(shell.run(60.0)) == []
+    shell.unheard.clear()
+    shell.silent.add("actor-0")  # it hangs all the same
+    assert deaths(shell.run(89.0)) == []
+    what = "sent no message for 30 s (stopped, or stuck in a call that holds the GIL)"
+    assert deaths(shell.run(91.0)) == [("actor-0", what, "replaced")]
+    assert shell.supervision.budgets.used("actor-0", shell.now) == 1
+
+
 # -- causes -----------------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +229,30 @@ def test_ranks_are_replaced_together_because_of_the_one_that_ended_or_hangs(how:
     assert {action.worker for action in actions if isinstance(action, Kill)} == set(RANKS)  # also the one that hangs
     assert starts(actions) == [("learner", 1, 1), ("rank-1", 1, 1)]
     assert shell.supervision.budgets.counts == {"learner": 1}
+
+
+@pytest.mark.parametrize("fails", ["learner", ""])
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_rank_whose_host_is_cut_off_costs_no_restart(fails: str, returns: bool) -> None:
+    """Updates fail after `deadlines.rank_s`, before the host counts as lost after 20 s, or although it has returned."""
+    shell = Shell(rules(*RANKS, ranks=RANKS), hosts={"rank-1": "far"})
+    shell.run(5.0)
+    shell.unheard.add("rank-1")
+    shell.stuck.add("rank-1")  # nothing reaches it
+    shell.run(14.0)
+    if returns:
+        shell.unheard.clear()
+        shell.stuck.clear()
+    shell.run(15.0)
+    if fails:
+        shell.crash(fails, "RuntimeError")
+    shell.run(25.0)
+    if not returns:
+        shell.exits["rank-1"] = Exit(None, "lost with its host", with_host=True)
+    shell.run(30.0)
+    restarts = 1 if fails or not returns else 0
+    assert [shell.incarnation(rank) for rank in RANKS] == [restarts] * 2
+    assert shell.supervision.budgets.used("learner", shell.now) == 0
 
 
 def test_all_ranks_start_once_more_if_one_could_not_be_started() -> None:

@@ -258,7 +258,7 @@ def test_reader_of_two_policies_with_other_leaves_is_refused(tmp_path: Path, mon
 
     words = r"spy belongs to 'policy' and reads rows of 'b' \(samples-b\), .* add a worker for each policy"
     with pytest.raises(ConfigError, match=words):
-        make_plan(small(), str(tmp_path), tmp_path, graph=edit)
+        make_plan(small(), str(tmp_path), tmp_path, edit=edit)
 
 
 def test_kind_of_the_script_itself_is_refused_for_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,9 +268,9 @@ def test_kind_of_the_script_itself_is_refused_for_processes(tmp_path: Path, monk
     def edit(graph: Graph) -> Graph:
         return graph.add(node("watch", "__main__:MINE", params=graph.params))
 
-    assert make_plan(small(), str(tmp_path), tmp_path, graph=edit).kinds["watch"] == watch
+    assert make_plan(small(), str(tmp_path), tmp_path, edit=edit).kinds["watch"] == watch
     with pytest.raises(ConfigError, match="__main__:MINE of watch is in the script or notebook itself"):
-        make_plan(small(placement="inline"), str(tmp_path), tmp_path, graph=edit)
+        make_plan(small(placement="inline"), str(tmp_path), tmp_path, edit=edit)
 
 
 def raises(*args, **kwargs):

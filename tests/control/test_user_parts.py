@@ -27,7 +27,7 @@ from jsrl.graph.placements import make_graph
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.runs.process import ProcessIdentity
 from jsrl.services.runs.state import RUNNING, read_state
-from jsrl.transport.table import Transport, find_transport, place_in, transport_at
+from jsrl.transport.table import Transport, connect_ranks, find_transport, place_in, transport_at
 from jsrl.types import version_updates
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind, Shown
@@ -200,5 +200,5 @@ def test_transport_is_refused_where_it_does_not_work() -> None:
         find_transport(f"{HERE}:MARK")
     with pytest.raises(ConfigError, match=r"'nowhere:TRANSPORT' cannot be imported .*No module named 'nowhere'"):
         transport_at("transport:nowhere:TRANSPORT:/somewhere")
-    with pytest.raises(ConfigError, match="carries no inference"):
-        FILES.connect_inference("transport:x:y:z", None, None, {}, 1.0, keys=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"\(Files\) carries no ranks"):
+        connect_ranks(f"transport:{HERE}:FILES:/somewhere", keys=None)

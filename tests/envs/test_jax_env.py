@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import gymnasium
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 
 from jsrl import EnvConfig, Experiment, PPOConfig, check_env, load_policy, make_env, run
+from jsrl.envs.adapters.in_jax import reset_all, step_all
+from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError, EnvironmentFault
-from jsrl.extend import ArraySpec, Continuous, Discrete, EnvSpec, JaxStep
+from jsrl.extend import ArraySpec, Continuous, Discrete, EnvSpec, GameSpec, JaxStep, Seat
 from jsrl.graph.plan import make_plan
+from tests.envs.jax_rows import assert_rows_agree
 
 
 class State(NamedTuple):
@@ -68,7 +72,7 @@ def test_rows_are_those_of_next_step_resets(truncates: bool) -> None:
     ended = steps[2].episodes
     assert [(e.slot, e.return_, e.length, e.terminated) for e in ended] == [(s, 6, 3, not truncates) for s in (0, 1)]
     assert steps[2].observation[0, 0] == first.observation[0, 0] != steps[3].observation[0, 0]  # another random start
-    assert env._step._cache_size() == 1
+    assert env._envs._functions.step._cache_size() == 1
 
 
 def test_the_same_seed_and_group_give_the_same_episodes() -> None:
@@ -119,6 +123,84 @@ def test_the_same_bits_in_the_process_and_in_actors(tmp_path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+# -- seats ------------------------------------------------------------------------------------------------------------
+
+
+class Counted(Climb):
+    traced = 0
+
+    def step(self, key, state, action):
+        Counted.traced += 1  # takes 100 s, see below
+        return super().step(key, state, action)
+
+
+def test_check_env_compiles_it_once_outside_its_limit_of_time(monkeypatch) -> None:
+    monkeypatch.setattr("jsrl.envs.check.time.monotonic", lambda: 100.0 * Counted.traced)
+    assert check_env(EnvConfig(Counted, backend="jax"), steps=20, max_seconds=10.0).episodes > 0
+    assert Counted.traced == 1
+
+
+class Tug:
+    """Two seats pull at a rope: one earns what the other loses; it ends beyond 2, or is truncated after `limit` steps."""
+
+    def __init__(self, limit: int = 5):
+        seat = ArraySpec((2,), "float32"), Discrete(3)
+        self.spec, self.limit = GameSpec((Seat("left", *seat), Seat("right", *seat)), zero_sum=True), limit
+
+    def reset(self, key):
+        state = {"at": jax.random.uniform(key, minval=-1.0), "time": jnp.int32(0)}
+        return state, self._seen(state)
+
+    def step(self, key, state, action):
+        pull = 0.5 * (action["right"] - action["left"])
+        state = {"at": state["at"] + pull, "time": state["time"] + 1}
+        over = jnp.abs(state["at"]) > 2
+        return JaxStep(state, self._seen(state), {"left": -pull, "right": pull}, over, state["time"] >= self.limit)
+
+    def _seen(self, state):
+        return {name: jnp.stack([sign * state["at"], jnp.float32(state["time"])]) for name, sign in SIGNS.items()}
+
+
+SIGNS = {"left": -1, "right": 1}
+
+
+def test_rows_of_seats_are_the_same_fused_and_in_actors() -> None:
+    endings = assert_rows_agree(EnvConfig(f"{__name__}:Tug", backend="jax"))
+    assert any(endings) and not all(endings)
+
+
+def test_each_policy_sees_its_seats_and_earns_for_them() -> None:
+    assert check_env(EnvConfig(Tug, backend="jax"), steps=30).episodes > 0
+    env = make_game(EnvConfig(Tug, kwargs={"limit": 2}, backend="jax"), 2, 0)
+    first, seen = env.reset().observation, []
+    for _ in range(3):
+        seen.append(env.step({"left": np.zeros((2, 1), np.int32), "right": np.array([[1], [2]], np.int32)}))
+    np.testing.assert_allclose(seen[0].observation["right"][:, 0, 0] - first["right"][:, 0, 0], [0.5, 1.0], atol=1e-6)
+    np.testing.assert_array_equal(seen[0].observation["left"][..., 0], -seen[0].observation["right"][..., 0])
+    assert seen[0].reward.tolist() == [[-0.5, 0.5], [-1.0, 1.0]] and seen[2].reward.tolist() == [[0, 0], [0, 0]]
+    assert seen[2].is_first.all() and seen[1].discount[0].tolist() == [1, 1]
+    assert seen[1].episodes[0].returns == (-1.0, 1.0) and not seen[1].episodes[0].terminated
+
+
+# -- starts from few resets -------------------------------------------------------------------------------------------
+
+
+class Costly(Climb):
+    envs_per_reset = 4
+
+
+def test_few_resets_start_the_episodes_of_many_environments() -> None:
+    env, key = Costly(), jax.random.key(3)
+    begin, go = jax.jit(partial(reset_all, env, 8)), jax.jit(partial(step_all, env))
+    state, observation = begin(key, np.uint32(1))
+    for call, ends in enumerate([[0], [1, 6], range(8)], 2):
+        first = np.isin(np.arange(8), ends)
+        seen = np.asarray(go(key, np.uint32(call), state, np.zeros(8, np.int32), first).observation)
+        assert (seen[~first, 0] == observation[~first, 0]).all() and (seen[:, 1] == np.where(first, 0, 1)).all()
+        assert not np.isin(seen[first, 0], observation[:, 0]).any()
+        assert len(set(seen[first, 0].tolist())) == min(2, len(ends)), "two resets for eight environments"
+
+
 # -- gymnax -----------------------------------------------------------------------------------------------------------
 
 
@@ -134,11 +216,3 @@ def test_cartpole_of_gymnax_moves_as_gymnasiums_and_keeps_last_observations() ->
         np.testing.assert_allclose(step.observation[1], expected, atol=1e-5)
     assert [(e.length, e.terminated) for e in step.episodes] == [(5, False)] * 3 and (step.discount == 1).all()
     assert env.step(np.zeros(3, np.int32)).is_first.all()
-
-
-def test_unknown_names_of_gymnax_are_answered() -> None:
-    pytest.importorskip("gymnax")
-    with pytest.raises(ConfigError, match=r"gymnax has no environment 'Cartpole'; nearest: CartPole-v1"):
-        make_env(EnvConfig("gymnax:Cartpole"), 1, 0)
-    with pytest.raises(ConfigError, match=r"env.kwargs has 'gravitas'; the parameters of CartPole-v1 are max_steps"):
-        make_env(EnvConfig("gymnax:CartPole-v1", kwargs={"gravitas": 1}), 1, 0)

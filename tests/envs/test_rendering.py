@@ -113,7 +113,12 @@ def test_environment_that_renders_nothing_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("probe:memory", "nothing to show"), ("openspiel:hanabi", "draw no pictures")]
+    ("name", "why"),
+    [
+        ("probe:memory", "nothing to show"),
+        ("openspiel:hanabi", "draw no pictures"),
+        ("gymnax:CartPole-v1", "environments in JAX draw no pictures"),
+    ],
 )
 def test_environments_that_cannot_render_are_refused_at_once(name, why):
     with pytest.raises(ConfigError, match=why) as caught:

@@ -12,8 +12,9 @@ from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.experiment.dividing import alike_seats, divided, may_need_policies
+from jsrl.experiment.dividing import alike_seats, divided
 from jsrl.experiment.policies import find_seats
+from jsrl.graph.plan import may_need_policies
 from jsrl.graph.policies import taken_names
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat
@@ -66,6 +67,7 @@ def test_equal_seats_share_a_policy_and_different_seats_do_not():
     spread = EnvConfig("particle:simple_spread_v3")
     assert divided(dataclasses.replace(TAGGED, env=spread), make_spec(spread))[1] is None
     assert not may_need_policies(dataclasses.replace(TAGGED, env=EnvConfig()))
+    assert may_need_policies(dataclasses.replace(TAGGED, env=EnvConfig("jaxmarl:MPE_simple_tag_v3")))
     assert not may_need_policies(made)
 
 

@@ -23,7 +23,7 @@ from jsrl.experiment import (
 )
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.checks import nearest_divisors
-from jsrl.experiment.options import with_changes
+from jsrl.experiment.numbers import with_changes
 
 
 def experiment(**values) -> Experiment:

@@ -29,8 +29,7 @@ from jsrl.experiment import (
     SupervisionConfig,
     VideoConfig,
 )
-from jsrl.experiment.options import options_of
-from jsrl.fields import decoding
+from jsrl.fields import decoding, options_of
 from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
 
@@ -58,7 +57,7 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
         Experiment,
         "placement",
         "seved",
-        "expected one of auto, serial, inline, served, apart, fused; did you mean served?",
+        "expected one of auto, serial, inline, served, apart, fused, fused-serial; did you mean served?",
     ),
     (Experiment, "transport", "tcp", "expected one of shared-memory, zeromq."),
     (Experiment, "replay", "many", "expected replay=ReplayConfig(...), or none, or auto."),

@@ -13,8 +13,7 @@ from jsrl.cli.experiments import experiments, load
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig
-from jsrl.experiment.numbers import fits, followed
-from jsrl.experiment.options import with_changes
+from jsrl.experiment.numbers import fits, followed, with_changes
 from jsrl.graph.plan import decided, make_plan
 from jsrl.networks.model import NetworkConfig
 from tests.marks import slow

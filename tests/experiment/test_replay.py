@@ -14,7 +14,9 @@ from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.happo import HAPPOConfig
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.mappo import MAPPOConfig
+from jsrl.agents.ppg import PPGConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.agents.pqn import PQNConfig
 from jsrl.agents.qmix import QMIXConfig, RecurrentQMIXConfig
 from jsrl.agents.r2d2 import R2D2Config
 from jsrl.agents.sac import SACConfig
@@ -30,7 +32,7 @@ from jsrl.graph.graph import Graph
 from jsrl.graph.placements import make_graph
 from jsrl.graph.policies import policies_of
 
-FRESH = [PPOConfig, IMPALAConfig, MAPPOConfig, HAPPOConfig]
+FRESH = [PPOConfig, PPGConfig, PQNConfig, IMPALAConfig, MAPPOConfig, HAPPOConfig]
 REPLAY = [DQNConfig, R2D2Config, DDPGConfig, TD3Config, SACConfig, VDNConfig, RecurrentVDNConfig, QMIXConfig]
 REPLAY += [RecurrentQMIXConfig]
 GIVEN = ReplayConfig(batch_size=9, window=7)

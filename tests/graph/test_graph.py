@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -21,7 +22,8 @@ from jsrl.graph.graph import Graph, Link, WorkerNode, node
 from jsrl.graph.placements import make_graph
 from jsrl.services.metrics.catalogue import Metric
 from jsrl.transport.stream import Stream
-from jsrl.workers.kinds import Kind, Lifecycle, Port, Shown, find_kind, own_kinds, value_of
+from jsrl.workers import kinds
+from jsrl.workers.kinds import OWN, Kind, Lifecycle, Port, Shown, find_kind, own_kinds, value_of
 
 REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)
 PASS = Kind(
@@ -337,6 +339,11 @@ def test_field_of_a_kind_is_a_value_or_a_function() -> None:
 def test_kinds_of_many_workers_are_found_once() -> None:
     graph = graph_of(num_envs=64, num_actors=32, num_groups=32)
     assert graph.kinds is graph.kinds and graph.kinds.keys() == {worker.name for worker in graph.workers}
+
+
+def test_the_table_has_every_kind_of_jsrl() -> None:
+    folders = {path.parent.name for path in Path(kinds.__file__).parent.glob("*/kind.py")}
+    assert set(OWN.values()) == folders and [kind.name for kind in own_kinds()] == list(OWN)
 
 
 def test_only_learners_train_a_policy() -> None:

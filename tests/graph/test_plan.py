@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jsrl import fields
 from jsrl.agents.base import ActOutput
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.happo import HAPPOConfig
@@ -22,6 +23,7 @@ from jsrl.agents.mappo import MAPPOConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.qmix import QMIXConfig
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig
+from jsrl.cli.command_line import parse
 from jsrl.cli.plan_text import describe
 from jsrl.control import memory_folder
 from jsrl.control.memory_folder import check_memory
@@ -44,7 +46,7 @@ from jsrl.graph.launcher import Hosts
 from jsrl.graph.links import begin_encryption, bind_addresses, check_address
 from jsrl.graph.machine import accelerators, within_gpu_memory
 from jsrl.graph.placements import make_graph
-from jsrl.graph.plan import Plan, make_plan, memory_mb
+from jsrl.graph.plan import Plan, decided, make_plan, memory_mb
 from jsrl.graph.schemas import make_schemas
 from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
@@ -66,7 +68,7 @@ def experiment(**values) -> Experiment:
 
 
 def plan_of(graph=None, **values):
-    return make_plan(experiment(**values), "runs/x", MEMORY, graph=graph)
+    return make_plan(experiment(**values), "runs/x", MEMORY, edit=graph)
 
 
 def agent_with(act=None, core=()):
@@ -105,6 +107,15 @@ def test_jobs_round_trip():
     for values in ({"placement": "served", "num_actors": 2}, {"placement": "inline"}):
         for job in plan_of(**values).jobs:
             assert from_json(json.loads(json.dumps(to_json(job)))) == job
+
+
+def test_a_value_is_judged_once_between_the_command_line_and_the_plan(tmp_path, monkeypatch) -> None:
+    judge, judged = fields.check_value, list[float]()
+    monkeypatch.setattr(fields, "check_value", lambda *facts: (judged.append(facts[2]), judge(*facts)))
+    words = ["--agent.learning-rate", "0.000317", "--agent.schedule", "linear", "--placement", "serial"]
+    made = make_plan(decided(parse(words, Experiment(SMALL)).experiment)[0], str(tmp_path), tmp_path)
+    agent = made.experiment.agent
+    assert agent.total_updates is not None and judged.count(agent.learning_rate) == 1  # copies are not judged again
 
 
 def test_only_served_actors_need_no_agent():
@@ -209,15 +220,15 @@ def test_a_team_of_opposed_sides_is_refused(agent):
     duel, hiding = make_spec(EnvConfig("matrix:biased_rps")), make_spec(EnvConfig("hide_and_seek:quadrant"))
     told = r"'one' plays the sides player_0 and player_1 of 'matrix:biased_rps', .* give each side a policy"
     with pytest.raises(ConfigError, match=told):
-        check_team("one", TEAM[agent], {"player_0": 0, "player_1": 1}, duel)
+        check_team("one", PolicyConfig(TEAM[agent]), {"player_0": 0, "player_1": 1}, duel)
     with pytest.raises(ConfigError, match="the sides hiders and seekers"):
-        check_team("one", TEAM[agent], dict(zip(hiding.names, range(4), strict=True)), hiding)
-    check_team("one", TEAM[agent], {"player_0": 0}, duel)
-    check_team("hiders", TEAM[agent], {"hider_0": 0, "hider_1": 1}, hiding)
+        check_team("one", PolicyConfig(TEAM[agent]), dict(zip(hiding.names, range(4), strict=True)), hiding)
+    check_team("one", PolicyConfig(TEAM[agent]), {"player_0": 0}, duel)
+    check_team("hiders", PolicyConfig(TEAM[agent]), {"hider_0": 0, "hider_1": 1}, hiding)
     for accepted in (make_spec(EnvConfig("matrix:two_step")), dataclasses.replace(duel, zero_sum=False)):
-        check_team("one", TEAM[agent], {"player_0": 0, "player_1": 1}, accepted)
+        check_team("one", PolicyConfig(TEAM[agent]), {"player_0": 0, "player_1": 1}, accepted)
     for other in (SMALL, MAPPOConfig(), AgentReference("tests:none")):
-        check_team("one", other, {"player_0": 0, "player_1": 1}, duel)
+        check_team("one", PolicyConfig(other), {"player_0": 0, "player_1": 1}, duel)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from jsrl.networks.model import NetworkConfig, actor_critic, observation_leaves
 from jsrl.networks.off_policy import policy_network, value_network
 from jsrl.networks.orthogonal import orthogonal, orthonormal_columns
 from jsrl.networks.torsos import as_image
-from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, named_leaves
 from tests.marks import nightly, slow
 from tests.networks.weights import drawn, programs
 
@@ -105,6 +105,18 @@ def test_off_policy_head_starts_at_the_chosen_log_std():
     mean, log_std = network.apply(network.init(KEY), np.zeros((3, 4), np.float32))  # the weights of zeros do not matter
     np.testing.assert_array_equal(mean, 0.0)
     np.testing.assert_array_equal(log_std, -1.5)
+
+
+@pytest.mark.parametrize("spec", [VECTOR, slow(PIXELS)], ids=["mlp", "nature"])
+def test_layer_norm_normalises_before_each_activation(spec):
+    network = value_network(NetworkConfig(hidden=(8, 8), activation="relu", layer_norm=True), spec)
+    weights = jax.jit(network.init)(KEY)
+    norms = [path for path, _ in named_leaves(weights) if path.endswith("scale")]
+    assert len(norms) == (2 if spec is VECTOR else 4)
+    large = jax.tree.map(lambda x: 10.0 * x if x.ndim > 1 else x, weights["torso"])  # its kernels; biases are 0
+    rows, apply = (28 * make_rows(spec, 2, 3), np.zeros((2, 3), bool), ()), jax.jit(network.apply)
+    one, other = (apply({**weights, "torso": torso}, *rows)[0] for torso in (weights["torso"], large))
+    np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)  # its scale is divided out
 
 
 def test_action_values_read_the_normalised_core():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from zmq.utils import z85
 
-from jsrl.cluster.members import JOIN, Received, Revoke
+from jsrl.cluster.members import HEARD_S, JOIN, Received, Revoke
 from jsrl.cluster.messages import LEASE_S, Exited, Hello, Leaving, Order
 from jsrl.services.runs.control_bodies import FINAL, AnyMessage, Command, Crash, Report
 from tests.simulated.world import Process, Violation, World
@@ -72,7 +72,7 @@ class Checks:
         self._began_s: dict[Life, float] = {}
         self._killed: set[Life] = set()  # by the controller
         self._judged_s: dict[Life, float] = {}  # when the controller began to end it,
-        self._silent_s: dict[Life, float] = {}  # and for how long it was silent then
+        self._silent_s: dict[Life, float] = {}  # and for how long it was silent then while its host was heard
         self._reported: set[Life] = set()  # deaths
         self._finished: set[str] = set()  # workers that have reported the end of their task
         self._stopped_s: dict[str, float] = {}  # worker -> when it was told to stop, as the run ends
@@ -315,7 +315,8 @@ class Checks:
         """Record that the controller begins to end an incarnation; `kills`: it does so now."""
         life = (worker, incarnation)
         heard_s = max(self._worker_heard_s.get(life, 0.0), self._began_s[life])
-        self._silent_s.setdefault(life, self.world.now - heard_s)
+        until_s = self._heard_s.get(self._placed.get(life, 0), self.world.now) + HEARD_S
+        self._silent_s.setdefault(life, min(self.world.now, until_s) - heard_s)
         self._judged_s.setdefault(life, self.world.now)
         if kills:
             self._killed.add(life)
@@ -369,7 +370,7 @@ class Checks:
         if death.what.startswith("sent no message"):
             limit_s = self.limits.rank_s / 2 if len(self.rules[death.worker].ranks) > 1 else self.limits.silence_s
             if self._silent_s[life] < limit_s - SLACK_S:
-                self.fail(f"{what}, and was heard {self._silent_s[life]:.1f} s before")
+                self.fail(f"{what}, and was silent for {self._silent_s[life]:.1f} s while its host was heard")
             if is_here and not process.was_frozen and not process.error:
                 self.fail(f"{what}, and was never stopped")
         if "status" in death.what and process.ended_s > self._judged_s.get(life, now):

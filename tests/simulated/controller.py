@@ -79,6 +79,10 @@ class Handle:
     def is_away(self) -> bool:
         return self.remote is not None and self.remote.host.is_away(self._controller.host.now)
 
+    @property
+    def is_heard(self) -> bool:
+        return self.remote is None or self.remote.host.is_heard(self._controller.host.now)
+
     def kill(self) -> Iterator[float]:
         """End it; the controller waits for its end, for a while."""
         if self.local is not None:
@@ -89,7 +93,7 @@ class Handle:
             self._controller.port.tell(
                 Tell(host.epoch, Signal(host.epoch, self.remote.worker, self.remote.incarnation, "kill"))
             )
-            while self.exit is None and self._controller.world.now < until_s:
+            while self.exit is None and self.is_heard and self._controller.world.now < until_s:
                 yield END_POLL_S
 
 
@@ -220,7 +224,9 @@ class Controller(Process):
     def _observe(self) -> None:
         for worker in self.handles:
             self._look_at(worker)
-        self._tell(Observed(frozenset(name for name, handle in self.handles.items() if handle.is_away)))
+        away = frozenset(name for name, handle in self.handles.items() if handle.is_away)
+        unheard = frozenset(name for name, handle in self.handles.items() if not handle.is_heard)
+        self._tell(Observed(away, unheard))
 
     def _look_at(self, worker: str) -> None:
         life, ended = self.supervision.lives[worker], self.handles[worker].exit

@@ -96,6 +96,12 @@ FAULTS = (
         "",
     ),
     Planted(
+        "a rank is called silent while its host is cut off",
+        SUPERVISION,
+        "        return max(self.beat_s, self.unheard_s)\n",
+        "        return self.beat_s\n",
+    ),
+    Planted(
         "only the rank that died restarts",
         SUPERVISION,
         "        ranks = [self.lives[name] for name in self.rules[life.worker].ranks]\n        first",
@@ -349,8 +355,8 @@ FAULTS = (
     Planted(
         "updates begin after a rank has left",
         RANKS,
-        "self._request.has_batch and self._stopped_s is None and self._all_have()",
-        "self._request.has_batch and self._all_have()",
+        'newest.what == "has" and newest.number == self._number',
+        'newest.what in ("has", "leaves") and newest.number == self._number',
         "ranks",
     ),
 )

@@ -21,6 +21,7 @@ from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.types import named_leaves
 from tests.cluster.agents import Agent, hosts_without_files
 from tests.system.launched import FOREVER, Launched, assert_balanced
+from tests.system.test_broken_links import inner_end, ip
 
 pytestmark = pytest.mark.slow
 RANKS = ("learner", "rank-1")
@@ -163,6 +164,37 @@ def test_ranks_on_two_hosts(hosts, tmp_path: Path, rank: str, fault: str) -> Non
         assert meta["epoch"] == 10 and "samples.rank-1" in run.result()["legs"]
         assert max(took) <= RECOVERED_S
         assert agent.ends()[0] == 0
+    finally:
+        if agent is not None:
+            agent.close()
+        run.kill()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_a_rank_that_is_cut_off_with_its_host_costs_no_restart(hosts, tmp_path: Path) -> None:
+    """Updates fail before its host counts as lost."""
+    address, (main, far, _) = hosts
+    key = tmp_path / "join.key"
+    run = Launched(
+        tmp_path,
+        *(*TWO, "--restart", "1", "--snapshots.period-s", "0.5", *FOREVER),
+        *("--listen", f"{address}:7000", "--num-hosts", "1", "--join-key", str(key)),
+        within=["ip", "netns", "exec", main, "unshare", "--uts", "sh", "-c", MAIN.replace("$NAME", main), "sh"],
+    )
+    agent = None
+    try:
+        run.until(key.exists, "the join key", 120.0)
+        agent = Agent(key, far, tmp_path / "far.txt", far, patience_s=120.0)
+        run.until(lambda: list(tmp_path.glob("*/*/experiment.json")), "the run", 120.0)
+        await_training(run, 0, 100.0, more=30)
+        ip("-n", far, "link", "set", inner_end(far), "down")
+        time.sleep(40.0)
+        ip("-n", far, "link", "set", inner_end(far), "up")
+        await_training(run, 1, 100.0)
+        text = (run.folder / "logs" / "controller.log").read_text()
+        assert "started again, in" in text and "restart 1 of 1" not in text, text
+        assert end(run)["epoch"] == 1
     finally:
         if agent is not None:
             agent.close()

@@ -17,10 +17,16 @@ import zmq
 from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed
 from jsrl.transport.base import ProducerId
 from jsrl.transport.door import hello
-from jsrl.transport.door.hello import MAX_NAMES, Admission, HelloChecker, HelloMessage, JoinRules
+from jsrl.transport.door.hello import (
+    Door,
+    HelloMessage,
+    JoinRules,
+    Refused,
+    raise_refusal,
+)
 from jsrl.transport.network import call
-from jsrl.transport.shared import inference as inference_shared
-from jsrl.transport.shared import samples as samples_shared
+from jsrl.transport.shared.connections import connect_socket
+from jsrl.transport.shared.segment import Segment
 from jsrl.transport.table import bind_inference, bind_samples, connect_inference, connect_samples
 from jsrl.transport.wire.message import pack, unpack
 from jsrl.transport.wire.schema import encode_schema, flatten_schema
@@ -32,6 +38,7 @@ TIMEOUT_S = 20.0
 ACTORS = JoinRules(frozenset({"actor-0", "actor-1"}), num_groups=4, rows=8)
 HUGE = 1 << 31
 HELLOS = msgspec.msgpack.Decoder(HelloMessage)
+REFUSALS = msgspec.msgpack.Decoder(Refused)
 
 
 def connecting(server: Any, connect: Callable[[], Any]) -> Any:
@@ -61,11 +68,10 @@ def refuse_work(patch: pytest.MonkeyPatch) -> None:
     def work(*_: Any, **__: Any) -> None:
         raise AssertionError("a hello was worked on before it was checked")
 
-    patch.setattr(inference_shared.Segment, "create", work)
+    patch.setattr(Segment, "unnamed", work)
     patch.setattr(call, "_Client", work)
     for name in ("compare_schemas", "decode_schema"):
         patch.setattr(hello, name, work)
-    patch.setattr(samples_shared.ProducerPages, "create", work)
 
 
 def test_hello_lost_with_its_connection_is_sent_again(tmp_path: Path) -> None:
@@ -130,13 +136,11 @@ def test_samples(transport: str, producer, groups, expected: str, tmp_path: Path
     consumer.close()
 
 
-@pytest.mark.parametrize("transport", ["shm", "ipc"])
-def test_oversized_hello_is_not_decoded(transport: str, tmp_path: Path) -> None:
-    consumer = bind_samples(address(transport, tmp_path), SCHEMA, join_rules=ACTORS)
-    place = consumer.address if transport == "ipc" else f"ipc://{tmp_path}/run/s.samples.hello"
+def test_oversized_hello_is_not_decoded(tmp_path: Path) -> None:
+    consumer = bind_samples(address("ipc", tmp_path), SCHEMA, join_rules=ACTORS)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
-        stranger.connect(place)
+        stranger.connect(consumer.address)
         schema = msgspec.Raw(msgspec.msgpack.encode([["x", [1], "f4"]] * 50_000))
         stranger.send_multipart(pack(HelloMessage("actor-0", 0, [(0, 1)], schema)))
         assert not stranger.poll(300), "the connection was closed, or the hello refused unread"
@@ -144,16 +148,20 @@ def test_oversized_hello_is_not_decoded(transport: str, tmp_path: Path) -> None:
     consumer.close()
 
 
-def test_open_stream_limits_the_number_of_names() -> None:
-    known = {f"w{i}" for i in range(MAX_NAMES)}
-    JoinRules().check(ProducerId("w0", 1), known)
-    with pytest.raises(StreamClosed, match=f"its limit of {MAX_NAMES} names"):
-        JoinRules().check(ProducerId("another", 0), known)
+def test_oversized_hello_within_a_host_is_not_decoded(tmp_path: Path) -> None:
+    consumer = bind_samples(address("shm", tmp_path), SCHEMA, join_rules=ACTORS)
+    with connect_socket(tmp_path / "run" / "s", TIMEOUT_S, lambda: None) as stranger:
+        schema = msgspec.Raw(msgspec.msgpack.encode([["x", [1], "f4"]] * 10_000))
+        stranger.send(b"".join(pack(HelloMessage("actor-0", 0, [(0, 1)], schema))))
+        with pytest.raises(CodecError, match="expected at most"):
+            raise_refusal(unpack([stranger.recv(1 << 16)], REFUSALS, 1 << 16)[0])
+    connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 4, TIMEOUT_S).close()
+    consumer.close()
 
 
 def test_incarnations_only_rise_and_a_client_that_left_may_return() -> None:
     first, second = ProducerId("actor-0", 3), ProducerId("actor-0", 4)
-    admission = Admission(ACTORS)
+    admission = Door("the consumer", (), ACTORS)
     admission.admit(first)
     with pytest.raises(StreamClosed, match="incarnation 3, has joined before: start the worker again with a higher"):
         admission.admit(first)
@@ -178,13 +186,13 @@ def test_malformed_groups_are_refused(given: Any) -> None:
         message, _ = unpack(
             pack(HelloMessage("actor-0", 0, given, msgspec.Raw(encode_schema(schema)))), HELLOS, 1 << 20
         )
-        HelloChecker("the consumer", schema, ACTORS).read(message)
+        Door("the consumer", schema, ACTORS).read(message)
 
 
 def test_hello_fields_are_checked_before_the_schema(tmp_path: Path) -> None:
     """A hello of an unauthorised client costs nothing, with any schema."""
     consumer: Any = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, join_rules=ACTORS)
     with pytest.raises(StreamClosed, match="stranger cannot join"):
-        consumer._hello_checker.read(HelloMessage("stranger", 0, [(0, 1)], msgspec.Raw(b"no schema")))
+        consumer.door.read(HelloMessage("stranger", 0, [(0, 1)], msgspec.Raw(b"no schema")))
     assert os.listdir(tmp_path) == ["s"]
     consumer.close()

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import resource
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,13 +10,13 @@ import numpy as np
 import pytest
 import zmq
 
-from jsrl.errors import ConfigError, StreamTimeout
+from jsrl.errors import ConfigError
 from jsrl.transport.base import ProducerId
 from jsrl.transport.door.hello import Hello, hello_frames
 from jsrl.transport.door.keys import make_keys
-from jsrl.transport.door.unix_socket import connect_socket
 from jsrl.transport.ends.area import AreaLayout
 from jsrl.transport.network import call
+from jsrl.transport.shared.connections import connect_socket
 from jsrl.transport.table import bind_inference, connect_inference
 from jsrl.transport.wire.message import pack
 from jsrl.transport.wire.schema import flatten_schema
@@ -31,7 +27,6 @@ from tests.contracts.inference_contract import (
     Transport,
     collect_some,
     connect,
-    connect_while,
     make_request,
     wait_until,
 )
@@ -96,30 +91,6 @@ def test_many_clients_at_once_are_all_welcome(tmp_path) -> None:
     server.close()
     for client in clients:
         client.close()
-
-
-def test_silent_connections_are_evicted(tmp_path) -> None:
-    """More silent connections than descriptors: they are closed to admit a client."""
-    held = len(os.listdir("/proc/self/fd"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    server = bind_inference(f"shm:{tmp_path}/run/inference", SPEC)
-    strangers = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 120, hard))
-    try:
-        for _ in range(100):
-            with contextlib.suppress(OSError):
-                strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                strangers[-1].setblocking(False)
-                strangers[-1].connect(str(tmp_path / "run" / "inference"))
-            with contextlib.suppress(StreamTimeout):
-                server.collect(1, 0.0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(strangers) > 20
-    connect_while(server, "actor-0", 0, {0: 5}).close()
-    for one in strangers:
-        one.close()
-    server.close()
 
 
 def test_hundreds_of_late_requests_of_a_replaced_client_are_refused(tmp_path: Path) -> None:

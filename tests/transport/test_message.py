@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from jsrl.errors import CodecError
 from jsrl.transport.door.hello import Refused
+from jsrl.transport.ends.packing import Packing
 from jsrl.transport.network import call, latest, reliable
 from jsrl.transport.wire.message import SMALL_BYTES, pack, unpack
-from jsrl.transport.wire.packing import Packing
 
 HEADER_BYTES = 1 << 12
 MESSAGES: list[Any] = [

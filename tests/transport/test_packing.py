@@ -19,10 +19,9 @@ from jsrl.experiment import Experiment
 from jsrl.transport.base import InferenceSpec, ProducerId, Request
 from jsrl.transport.door.keys import make_keys
 from jsrl.transport.ends.area import question_schema
-from jsrl.transport.ends.packing import Packer, RequestPacker
+from jsrl.transport.ends.packing import PLAIN, Packed, Packer, Packing, RequestPacker
 from jsrl.transport.network.reliable import Credit
 from jsrl.transport.table import bind_inference, bind_samples, connect_inference, connect_samples
-from jsrl.transport.wire.packing import PLAIN, Packed, Packing
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec
 

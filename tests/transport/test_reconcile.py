@@ -51,9 +51,9 @@ def test_a_miscount_on_either_side_never_balances(transport: int, committed: int
 
 def test_in_flight_is_counted_and_not_inferred() -> None:
     assert not reconcile(accounted(7, in_flight=0), [connection(committed=9)]).holds
-    in_ring = reconcile(accounted(), [connection(committed=9, has_left=False, ring=9)])
-    assert in_ring.balanced and in_ring.in_flight == 2
-    assert not reconcile(accounted(), [connection(committed=9, has_left=False, ring=8)]).holds
+    in_stream = reconcile(accounted(), [connection(committed=9, has_left=False, here=True)])
+    assert in_stream.balanced and in_stream.in_flight == 2
+    assert not reconcile(accounted(), [connection(committed=9, started=8, has_left=False, here=True)]).holds
     assert not LegLedger(produced=3, consumed=100, in_flight=-97).holds
 
 

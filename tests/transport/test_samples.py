@@ -15,21 +15,21 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import zmq
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
-from jsrl.transport.base import Origin, ProducerId
-from jsrl.transport.door.hello import HelloMessage, hello_frames, hello_of_producer
+from jsrl.transport.base import ProducerId
+from jsrl.transport.door.hello import hello_frames, hello_of_producer
 from jsrl.transport.door.keys import make_keys
 from jsrl.transport.network import reliable, sockets
 from jsrl.transport.shared import samples as shared
+from jsrl.transport.shared.connections import connect_socket
 from jsrl.transport.table import bind_samples, connect_samples
-from jsrl.transport.wire.message import pack, unpack
+from jsrl.transport.wire.message import pack
 from jsrl.transport.wire.schema import flatten_schema, make_layout
-from jsrl.types import zeros
+from jsrl.types import ArraySpec, zeros
 from tests.contracts import sample_contract
 from tests.contracts.sample_contract import *  # noqa: F403
 from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Transport, connect, drain, producing, wait_for
@@ -37,11 +37,12 @@ from tests.marks import nightly, slow
 from tests.transport.addresses import new_addresses, tag_of
 
 HELLO = hello_frames(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)))
-HELLOS = msgspec.msgpack.Decoder(HelloMessage)
+SMALL = {"x": ArraySpec((1,), "int8")}
 _numbers = itertools.count()
 _CONSUMER = """
 import sys, time
 from jsrl.transport.shared import samples as shared
+from jsrl.transport.shared.connections import connect_socket
 from jsrl.transport.table import bind_samples
 sys.path.insert(0, sys.argv[2])
 from tests.contracts.sample_producer import make_schema
@@ -138,12 +139,10 @@ def test_shared_files_are_private_and_removed(tmp_path: Path) -> None:
     producer = connect(consumer)
     lives = connect(consumer, ProducerId("other", 0))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    files = {path.name: path for path in folder.iterdir()}
-    pages = files["s.samples.actor-0.0.pages"]
-    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files.values())
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600]  # the socket
     producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
     producer.close()
-    assert consumer.pending() == 1 and not pages.exists()  # the file is removed, the committed block stays readable
+    assert consumer.pending() == 1  # the committed block stays readable
     drain(consumer, 1, check=False)
     consumer.close()
     assert list(folder.iterdir()) == []
@@ -157,33 +156,28 @@ def test_dead_producer_is_detected(tmp_path: Path) -> None:
         drain(consumer, 3)
         running.report()
         wait_for(lambda: consumer.pending() == 1)
-        assert list((tmp_path / "run").glob("*.pages"))
+        assert ACTOR in consumer._peers
         running.kill()
-    time.sleep(0.3)
-    wait_for(lambda: consumer.pending() == 1 and not list((tmp_path / "run").glob("*.pages")))
+    wait_for(lambda: consumer.pending() == 1 and not consumer._peers)
     drain(consumer, 1)
-    consumer.close()
-
-
-def test_memory_of_a_producer_that_dies_before_it_maps_it_is_freed(tmp_path: Path, monkeypatch) -> None:
-    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
-    consumer._welcome(unpack(HELLO, HELLOS, 1 << 16)[0])
-    consumer.pending()
-    assert len(list((tmp_path / "run").glob("*.pages"))) == 1
-    monkeypatch.setattr(shared, "_ATTACH_S", 0.0)
-    wait_for(lambda: consumer.pending() == 0 and not list((tmp_path / "run").glob("*.pages")))
     consumer.close()
 
 
 def test_producer_that_gave_up_before_its_welcome_may_ask_again(tmp_path: Path) -> None:
     """Making the memory of many producers takes longer than each of them waits."""
-    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
-    consumer._welcome(unpack(HELLO, HELLOS, 1 << 16)[0])
+    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA, leg=tmp_path / "leg")
+    for moment in ("before it is welcome", "after that"):
+        with connect_socket(tmp_path / "run" / "s", TIMEOUT_S, lambda: None) as early:
+            early.send(HELLO[0])
+            if moment == "after that":
+                wait_for(lambda: consumer.pending() == 0 and bool(consumer._peers))
+    wait_for(lambda: consumer.pending() == 0 and not consumer._peers)  # and the memory is freed
     producer = connect(consumer, groups=1)
     producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
     drain(consumer, 1, check=False)
     with pytest.raises(StreamClosed, match="joined before"):
         connect(consumer, groups=1)
+    assert len(list((tmp_path / "leg").iterdir())) == 1  # it is counted as one connection
     consumer.close()
 
 
@@ -205,44 +199,63 @@ def test_fenced_producer_writes_to_an_orphaned_ring(tmp_path: Path) -> None:
     consumer.close()
 
 
-def test_invalid_commit_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["local", "shm"])
+def test_committed_trajectory_is_there_without_waiting(scheme: str, tmp_path: Path) -> None:
+    consumer = bind_samples(make_transport(scheme, tmp_path).new_address(), SCHEMA)
+    producers = [connect(consumer, ProducerId(f"actor-{number}", 0)) for number in range(2)]
+    for number in range(8):
+        producers[number % 2].put(zeros(SCHEMA), 0, TIMEOUT_S)
+        lease = consumer.get(0.0)
+        assert lease.entry.producer == producers[number % 2].producer
+        consumer.release(lease)
+    consumer.close()
+
+
+def test_garbage_of_a_producer_ends_its_connection(tmp_path: Path) -> None:
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
-    nobody, early = Origin(ProducerId("../etc", 0), 0), Origin(ProducerId("actor-1", 0), -1)
-    commits = [(77, 0, 0), (0, 9, 0), (0, 0, 5), (0, -1, 0), (0, 0, 0, nobody), (0, 0, 0, early)]
-    for life, commit in enumerate(commits):
+    for life, garbage in enumerate((b"not a message of ours", pack(shared.Commit(77, 0, 0, None))[0])):
         producer = connect(consumer, ProducerId("actor-0", life))
-        producer._pages.commit(*commit)
-        with pytest.raises(StreamError, match=r"fenced|origin of a trajectory"):
+        producer._connection.send(garbage)
+        with pytest.raises(StreamError, match="actor-0 sent no commit"):
             consumer.get(TIMEOUT_S)
         with pytest.raises(StreamClosed):
             producer.reserve(0.1)
-        assert consumer.ledger.received == 0 and consumer.ledger.balanced
     consumer.close()
 
 
-def test_waiting_producer_is_woken_by_the_doorbell(tmp_path: Path) -> None:
+def test_commit_is_received_from_a_producer_that_died_with_unread_messages(tmp_path: Path) -> None:
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
     producer = connect(consumer)
-    for waiting in (True, False):
-        producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
-        lease = consumer.get(TIMEOUT_S)
-        producer._pages.waiting(waiting)
-        producer._bell.drain()
-        consumer.release(lease)
-        assert producer._bell.wait(0.0) is waiting  # a producer that does not wait is not woken
-    producer.close()
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    block = producer.reserve(TIMEOUT_S)
+    consumer.release(consumer.get(TIMEOUT_S))
+    with consumer._lock:
+        block.commit(0)
+        producer._connection.close()  # as the end of its process does
+    drain(consumer, 1, check=False)
     consumer.close()
 
 
-def test_files_of_a_dead_consumer_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir(mode=0o700)
-    stale = tmp_path / "run" / "s.samples.actor-0.0.pages"
-    stale.write_bytes(b"old")
-    other = tmp_path / "run" / "t.samples.actor-0.0.pages"
-    other.write_bytes(b"of another stream")
-    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
-    assert not stale.exists() and other.exists()
-    connect(consumer).close()
+@pytest.mark.parametrize("scheme", ["local", "shm"])
+def test_hundreds_of_commits_and_freed_blocks_wait_for_a_busy_peer(scheme: str, tmp_path: Path) -> None:
+    """A connection holds fewer: the producer waits, and the consumer sends what is free later."""
+    number = 6000
+    consumer = bind_samples(make_transport(scheme, tmp_path).new_address(), SMALL, blocks_per_producer=number)
+    producer = connect(consumer, groups=1, schema=SMALL)
+    with consumer._lock, ThreadPoolExecutor(1) as pool:
+        made = pool.submit(lambda: [producer.put(zeros(SMALL), 0, TIMEOUT_S) for _ in range(number)])
+        time.sleep(0.3)
+        assert not made.done()
+        consumer._lock.release()
+        while not made.done():
+            consumer.pending()
+        consumer._lock.acquire()
+    drain(consumer, number, check=False)
+    for _ in range(number):
+        producer.put(zeros(SMALL), 0, TIMEOUT_S)
+        consumer.pending()
+    assert consumer.pending() == number
+    producer.close()
     consumer.close()
 
 

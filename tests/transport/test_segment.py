@@ -1,17 +1,15 @@
-"""Shared-memory segments and doorbells between real processes."""
+"""Shared-memory segments between real processes, locks and schemas."""
 
 import os
 import stat
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed
 from jsrl.transport.shared import locks
-from jsrl.transport.shared.doorbell import Doorbell
 from jsrl.transport.shared.locks import (
     ALIVE,
     is_held,
@@ -45,7 +43,7 @@ def test_a_segment_is_private_aligned_and_shared(tmp_path):
     assert layout.offsets == (0, 0, 64) and layout.size_bytes == 128
     segment = Segment.create(folder / "s", 4096)
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700 and stat.S_IMODE(os.stat(folder / "s").st_mode) == 0o600
-    tree = segment.tree(layout, SCHEMA, 64)
+    tree = layout.tree(SCHEMA, segment.buffer, 64)
     assert not tree["image"].any()
     code = (
         "import sys; from jsrl.transport.shared.segment import Segment\n"
@@ -55,14 +53,14 @@ def test_a_segment_is_private_aligned_and_shared(tmp_path):
         assert child.wait() == 0
     assert tree["image"].ravel()[:2].tolist() == [2, 1] and np.isnan(tree["x"][0])
     assert (folder / "s").exists()  # an attaching process that exits removes nothing
-    frozen = segment.views(layout, 64, writeable=False)
+    frozen = layout.views(segment.buffer, 64, writeable=False)
     with pytest.raises(ValueError):
         frozen[1][:] = 1
     segment.unlink()
     segment.close()
     assert tree["image"].ravel()[0] == 2  # views outlive the close
     with pytest.raises(StreamClosed):
-        segment.views(layout)
+        layout.views(segment.buffer)
     with pytest.raises(StreamClosed, match="no segment"):
         Segment.attach(folder / "s")
 
@@ -90,21 +88,6 @@ def test_a_folder_that_others_can_read_is_refused(tmp_path):
         make_folder(tmp_path / "link")
 
 
-def test_lock_of_a_segment_is_released_with_its_process(tmp_path):
-    segment = Segment.create(tmp_path / "s", 64)
-    code = (
-        "import sys, time; from jsrl.transport.shared.segment import Segment\n"
-        "s = Segment.attach(sys.argv[1]); print(s.lock(), flush=True); time.sleep(60)"
-    )
-    assert not segment.locked()
-    with python(code, segment.path) as child:
-        assert child.stdout.readline() == "True\n"
-        assert segment.locked() and not segment.lock()
-        child.kill()
-    assert not segment.locked() and segment.lock() and not segment.locked()
-    assert Segment.attach(segment.path).locked()
-
-
 def test_lock_is_shared_by_several_or_held_by_one(tmp_path):
     path = tmp_path / "running"
     assert not share_lock(path)  # there is no such file
@@ -112,43 +95,6 @@ def test_lock_is_shared_by_several_or_held_by_one(tmp_path):
     assert alone is not None and not share_lock(path)
     os.close(alone)
     assert share_lock(path) and share_lock(path) and is_held(path) and lock_file(path) is None
-
-
-def test_a_doorbell_wakes_across_processes_and_restarts(tmp_path):
-    bell = Doorbell.create(tmp_path / "bell")
-    ringer = "import sys; from jsrl.transport.shared.doorbell import Doorbell; Doorbell.attach(sys.argv[1]).ring()"
-    assert not bell.wait(0.01)
-    for _ in range(2):
-        with python(ringer, bell.path) as child:
-            assert bell.wait(30)
-            assert child.wait() == 0
-    assert not bell.wait(0)
-    bell.ring()
-    bell.close()  # the waiter restarts: a ring in between is not lost while any process has it open, and never blocks
-    again = Doorbell.create(tmp_path / "bell")
-    again.ring()
-    assert again.wait(1)
-    again.unlink()
-    again.ring()
-    with pytest.raises(StreamClosed):
-        Doorbell.attach(tmp_path / "bell")
-
-
-def test_ring_never_blocks_and_a_wait_clears_all_rings(tmp_path):
-    waiter, ringer = Doorbell.create(tmp_path / "bell"), Doorbell.attach(tmp_path / "bell")
-    started = time.monotonic()
-    for _ in range(80_000):
-        ringer.ring()
-    assert time.monotonic() - started < 20
-    assert waiter.wait(0) and not waiter.wait(0)
-    waiter.close()
-    ringer.ring()
-
-
-def test_a_doorbell_that_is_no_pipe_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="named pipe"):
-        Doorbell.create(tmp_path / "file")
 
 
 def test_schemas_differ_by_name():

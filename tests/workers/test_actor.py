@@ -147,9 +147,9 @@ def test_rows_follow_the_table_and_trajectories_are_contiguous():
 
 def test_environments_of_a_group_share_the_time_to_make_them(monkeypatch):
     limits = []
-    monkeypatch.setattr(NullReporter, "entering", lambda heard, call, limit_s: limits.append(limit_s))
-    Rig(makes=B, step_deadline_s=2.0)
-    assert limits[:2] == [B * 2.0, 2.0]  # making them, and their first reset
+    monkeypatch.setattr(NullReporter, "entering", lambda heard, call, steps: limits.append(steps))
+    Rig(makes=B)
+    assert limits[:2] == [B, 1]  # making them, and their first reset
 
 
 def test_the_environment_gets_the_action_of_its_row():

@@ -19,13 +19,12 @@ import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.errors import StreamError
-from jsrl.parallel import data_parallel
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.metrics.phases import Phases
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId, Request
-from jsrl.transport.local.samples import aligned_zeros
 from jsrl.transport.table import bind_samples, connect_samples
+from jsrl.transport.wire.schema import aligned_zeros
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.attached.prefetched import Prefetched
@@ -149,8 +148,8 @@ class EarlyRelease(OwnUpdate):
         """Replace the `batcher` method that is called after an update."""
         self._recycle, batcher.recycle = batcher.recycle, lambda batch: None
 
-    def __call__(self, state, batch, key):
-        result = super().__call__(state, batch, key)
+    def __call__(self, state, batch, number):
+        result = super().__call__(state, batch, number)
         self._recycle(Batch(batch, [], 0))
         return result
 
@@ -159,14 +158,13 @@ def evidence(feed: Feed, folder, *, buffers: int, reuse: int = 1, aligned: bool 
     """Run a learner with prefetching over a feed; return the (smallest, largest) number in each update."""
     plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, buffers=buffers, reuse=reuse)
     batcher = (AlignedBatcher if aligned else Batcher)(feed.consumer, SPEC, plan)
-    spread = data_parallel(AGENT.update, jax.local_devices()[:1], donate=False)
-    updater = EarlyRelease(AGENT, spread) if early else OwnUpdate(AGENT, spread)
+    updater = (EarlyRelease if early else OwnUpdate)(AGENT, jax.local_devices()[:1], jax.random.key(0), donate=False)
     if early:
         updater.give_back(batcher)
     source = Prefetched(FromStream(batcher, T * B), Phases())
     published, store = Published(), SnapshotStore(folder / "state")
     updates = 400 if early else 8  # on a busy machine, few updates are still computing when their buffer is refilled
-    settings = LearnerSettings(jax.random.key(0), updates // reuse * T * B, calls_per_batch=reuse, poll_s=5.0)
+    settings = LearnerSettings(updates // reuse * T * B, calls_per_batch=reuse, poll_s=5.0)
     begin = lambda: updater.make(jax.random.key(0))  # noqa: E731
     outlet = OpenOutlet(lambda: published, store, NullReporter(), Meter("learner"))
     learner = Learner(updater, begin, lambda: source, outlet, settings, NullReporter())

@@ -16,7 +16,6 @@ from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Update, Up
 from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.errors import AgentFault, NonFiniteUpdate
-from jsrl.parallel import data_parallel
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command
 from jsrl.services.snapshots.store import SnapshotStore
@@ -166,9 +165,9 @@ def test_a_team_whose_seats_returns_cancel_is_warned(tmp_path, monkeypatch, join
 
 def test_environments_of_the_evaluator_share_the_time_to_make_them(tmp_path, monkeypatch):
     limits = []
-    monkeypatch.setattr(EventRecorder, "entering", lambda heard, call, deadline_s: limits.append(deadline_s))
-    EvaluatorRig(tmp_path, num_envs=4, step_deadline_s=2.0)
-    assert limits == [8.0]
+    monkeypatch.setattr(EventRecorder, "entering", lambda heard, call, steps: limits.append(steps))
+    EvaluatorRig(tmp_path, num_envs=4)
+    assert limits == [4]
 
 
 def test_the_evaluator_lowers_its_priority_unless_it_shares_its_process(tmp_path, monkeypatch):
@@ -183,7 +182,7 @@ def test_the_evaluator_lowers_its_priority_unless_it_shares_its_process(tmp_path
 def test_calls_of_the_evaluators_environment_name_the_slot(tmp_path, monkeypatch):
     rig, calls = EvaluatorRig(tmp_path), []
     monkeypatch.setattr(Uneven, "where", lambda env: f"slot {env.clock}", raising=False)
-    monkeypatch.setattr(rig.heard, "entering", lambda call, deadline_s: calls.append(call))
+    monkeypatch.setattr(rig.heard, "entering", lambda call, steps: calls.append(call))
     rig.params.publish(5)
     rig.play()
     assert calls and str(calls[-1]).endswith(f"(slot {rig.envs[0].clock})")
@@ -431,12 +430,10 @@ class LearnerRig:
         self.producer = connect_samples(self.consumer.address, SPEC, ProducerId("actor-0", 0), 1, 1.0)
         plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, reuse=reuse, start_updates=start, epoch=epoch)
         steps = total // reuse * T * B
-        settings = LearnerSettings(
-            jax.random.key(0), steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0
-        )
+        settings = LearnerSettings(steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0)
         self.published, self.heard, self.folder = Published(), EventRecorder(), folder
         source = FromStream(Batcher(self.consumer, SPEC, plan), T * B)
-        updater = OwnUpdate(AGENT, data_parallel(change, jax.local_devices()[:1], donate=False))
+        updater = OwnUpdate(AGENT._replace(update=change), jax.local_devices()[:1], jax.random.key(0), donate=False)
         store = SnapshotStore(folder / "state")
         outlet = OpenOutlet(lambda: self.published, store, self.heard, Meter("learner"))
         gates = [FiniteCheck(updater, folder), CountsItself(1)]

@@ -16,8 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jsrl import DQNConfig, EnvConfig, EvaluatorConfig, Experiment, NetworkConfig, PPOConfig, SACConfig, make_env, run
-from jsrl.agents.base import ActOutput, Agent
+from jsrl import (
+    DQNConfig,
+    EnvConfig,
+    EvaluatorConfig,
+    Experiment,
+    NetworkConfig,
+    PPGConfig,
+    PPOConfig,
+    PQNConfig,
+    SACConfig,
+    run,
+)
 from jsrl.cli.replay_update import replay_update
 from jsrl.errors import ConfigError, EnvironmentFault, NonFiniteUpdate, WorkerDied
 from jsrl.experiment import LearnerConfig, ReplayConfig
@@ -28,12 +38,11 @@ from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.tools.report.evidence import RunSetup, find_bottleneck
 from jsrl.workers.base import NullReporter
 from jsrl.workers.fused.kind import KIND as FUSED
-from jsrl.workers.fused.program import Program
-from jsrl.workers.fused.worker import group_keys
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import build_worker
+from tests.envs.jax_rows import assert_rows_agree
 from tests.fake_devices import fake_devices
-from tests.marks import slow
+from tests.marks import marked
 
 STEPS = 16
 
@@ -69,6 +78,11 @@ AGENTS: dict[str, Any] = {
     "recurrent ppo": dataclasses.replace(PPO, network=NetworkConfig(hidden=(16,), core="gru")),
     "dqn": DQNConfig(network=SMALL),
     "sac": SACConfig(network=SMALL),
+    "ppg": PPGConfig(
+        num_minibatches=2, phase_rows=3 * 4 * STEPS, aux_epochs=2, aux_minibatches=2, learning_rate=1e-3, network=SMALL
+    ),
+    "seats": PPO,
+    "pqn": PQNConfig(num_minibatches=4, network=NetworkConfig(hidden=(16,), layer_norm=True)),
 }
 
 
@@ -112,9 +126,11 @@ def compilations() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(note)
 
 
-@pytest.mark.parametrize("name", [slow(name) for name in AGENTS if name != "ppo"] + ["ppo"])
+@pytest.mark.parametrize("name", marked(AGENTS, slow=AGENTS.keys() - {"ppo", "ppg"}, nightly={"ppg"}))
 def test_it_trains_as_a_serial_run(name: str, tmp_path: Path) -> None:
     e = experiment(AGENTS.get(name, PPO), updates=8 if name == "ppo" else 50)
+    if name == "seats":  # both are played by the policy
+        e = dataclasses.replace(e, env=EnvConfig("tests.envs.test_jax_env:Tug", backend="jax"))
     if name == "two devices":
         e = dataclasses.replace(e, num_groups=2, learner=LearnerConfig(num_devices=2))
     serial = run(dataclasses.replace(e, placement="serial"), runs_dir=tmp_path, display="quiet", name="serial")
@@ -136,62 +152,25 @@ def test_it_trains_as_a_serial_run(name: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
-class Counting:
-    """Acts from a table; its core counts the rows since the reset, and is stored beside each row."""
-
-    def __init__(self, actions: np.ndarray) -> None:
-        self.agent = Agent(lambda key: (), lambda size: jnp.zeros((size, 1), jnp.int32), self.act, lambda: ())
-        self.actions = actions
-
-    def act(self, params, key, observation, is_first, core, *, greedy=False):
-        before = jnp.where(is_first[:, None], 0, core)
-        action = (before[:, 0] + jnp.arange(len(is_first), dtype=jnp.int32)) % 2
-        return ActOutput(action, jnp.zeros(len(is_first)), {"count": before[:, 0]}), before + 1
-
-
 @pytest.mark.parametrize("limit", [3, 1_000])  # most episodes are truncated, or all terminate
 def test_rows_are_those_of_actors(limit: int) -> None:
-    config = EnvConfig(f"{__name__}:Drift", kwargs={"limit": limit}, backend="jax", max_episode_steps=None)
-    env, agent = make_env(config, 3, 5, group=1), Counting(np.zeros(0)).agent
-    extras = {"count": ArraySpec((), "int32")}
-    program = Program(agent, Drift(limit), env.spec, extras, num_rows=STEPS, num_envs=3)
-    envs = program.begin(group_keys(5, 5, 1))
-    step = env.reset()
-    played, ended, total = jax.jit(program.play), 0, 0.0
-    for _ in range(3):
-        envs, rows, episodes = played((), envs)
-        rows = jax.tree.map(np.asarray, rows)
-        assert (rows.core[:, 0] >= 0).all()
-        for t in range(STEPS):
-            np.testing.assert_array_equal(rows.is_first[t], step.is_first)
-            np.testing.assert_allclose(rows.observation[t], step.observation, rtol=1e-6)
-            assert (rows.extras["count"][t][step.is_first] == 0).all()
-            assert (rows.extras["count"][t][~step.is_first] > 0).all()
-            step = env.step(rows.action[t])
-            np.testing.assert_allclose(rows.reward[t], step.reward, rtol=1e-6)
-            np.testing.assert_array_equal(rows.discount[t], step.discount)
-            ended += len(step.episodes)
-            total += sum(episode.return_ for episode in step.episodes)
-        np.testing.assert_allclose(rows.observation[STEPS], step.observation, rtol=1e-6)
-        np.testing.assert_array_equal(rows.is_first[STEPS], step.is_first)
-        ended, total = ended - int(episodes.count), total - float(episodes.return_)
-    assert ended == 0 and abs(total) < 1e-3
-    assert (rows.discount == 0).any() or limit == 3
+    endings = assert_rows_agree(EnvConfig(f"{__name__}:Drift", kwargs={"limit": limit}, backend="jax"))
+    assert any(endings) and all(endings) == (limit > 3)
 
 
 def test_a_resume_continues_every_bit(tmp_path: Path) -> None:
     e = experiment(updates=6)
     whole, half = worker(e, tmp_path / "whole"), worker(e, tmp_path / "half")
     for number in (1, 2, 3):  # other calls than those of the halves
-        whole._source._size = number
+        whole._updater.pace.size = number
         whole.step()
-    half._source._size = 4
+    half._updater.pace.size = 4
     half.step()
     half.close()
     store = SnapshotStore(tmp_path / "half" / "snapshots" / "state")
     start = StartPoint(epoch=1, updates=4, restore=f"{store.folder}@latest")
     other = worker(e, tmp_path / "half", start_point=start)
-    other._source._size = 2
+    other._updater.pace.size = 2
     other.step()
     assert whole.finished and other.finished
     for x, y in zip(jax.tree.leaves(whole._state), jax.tree.leaves(other._state), strict=True):
@@ -203,7 +182,7 @@ BAD = dataclasses.replace(PPO, learning_rate=1e37, num_epochs=1, num_minibatches
 
 def test_numbers_that_are_not_finite_stop_it_before_their_update(tmp_path: Path) -> None:
     found = worker(experiment(BAD, updates=9), tmp_path)
-    found._source._size = 5
+    found._updater.pace.size = 5
     found.step()
     assert found.counts["updates"] == 1 and found._state.envs.batches.tolist() == [1]
     with pytest.raises(NonFiniteUpdate, match="update 2 made"):

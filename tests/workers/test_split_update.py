@@ -40,6 +40,7 @@ jax.config.update("jax_cpu_enable_async_dispatch", False)
 assert jax.local_device_count() == 2
 network = NetworkConfig(hidden=(16,), activation="tanh")
 spec = EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,) * 2, (1.0,) * 2))
+KEY = jax.random.key(4)
 MAKERS = {"sac": (sac, SACConfig), "td3": (td3, TD3Config), "ddpg": (ddpg, DDPGConfig)}
 
 def make(name, **options):
@@ -55,7 +56,7 @@ def whole(t):
 
 def split_of(agent, **options):
     parts = (agent.split.policy, agent.split.critic)
-    return SplitUpdate(agent, parts, jax.local_devices(), **options)
+    return SplitUpdate(agent, parts, jax.local_devices(), KEY, **options)
 
 def near(a, b, atol):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=atol), a, b)
@@ -70,19 +71,19 @@ agent = make(name, **options)
 split, update = split_of(agent, max_lead=0), jax.jit(agent.update)
 alone = jax.jit(agent.init)(jax.random.key(3))
 state = split.make(jax.random.key(3))
-split.compile(state, whole(batch(0)), jax.random.key(0))
+split.compile(state, whole(batch(0)))
 for step in range(12):
-    t, key = batch(step), jax.random.key(step)
-    alone, output = update(alone, t, key)
-    state, made = split(state, whole(t), key)
-    assert set(made.metrics) == set(output.metrics) | {"split_policy_staleness", "split_critic_staleness"}
-    assert made.metrics["split_policy_staleness"] == made.metrics["split_critic_staleness"] == 0
+    t = batch(step)
+    alone, output = update(alone, t, jax.random.fold_in(KEY, step))
+    state, (metrics, _), _ = split(state, whole(t), step)
+    assert set(metrics) == set(output.metrics) | {"split_policy_staleness", "split_critic_staleness"}
+    assert metrics["split_policy_staleness"] == metrics["split_critic_staleness"] == 0
     if step == 5:  # a snapshot, and on from it
         kept = split.saved(state)
         split.close()
         split = split_of(agent, max_lead=0)
         state = split.place(kept)
-        split.compile(state, whole(t), key)
+        split.compile(state, whole(t))
 joined = split.saved(state)
 assert jax.tree.structure(joined) == jax.tree.structure(alone)
 # SAC: to rounding. The others' target policy is one update old (tau is 0.005, the rate 0.01).
@@ -103,20 +104,20 @@ replay = ReplayConfig(capacity=400, batch_size=16, min_size=20, updates_per_call
 schema = make_trajectory_spec(spec, (), (), num_rows=4, num_envs=8)
 parts = (agent.split.policy, agent.split.critic)
 sides = [on_device(agent._replace(update=part), replay, schema) for part in parts]
-split = SplitUpdate(sides[0].agent, tuple(s.agent.update for s in sides), jax.local_devices(), max_lead=lead,
+split = SplitUpdate(sides[0].agent, tuple(s.agent.update for s in sides), jax.local_devices(), KEY, max_lead=lead,
                     updates_per_call=3, donate=True, pack=sides[0].pack, unpack=sides[0].unpack)
 state = split.make(jax.random.key(0))
-split.compile(state, whole(batch(0, 4, 8)), jax.random.key(0))
+split.compile(state, whole(batch(0, 4, 8)))
 stale, losses = [], []
 for step in range(calls):
     t = batch(step, 4, 8)
     t = t._replace(reward=3 * t.observation[..., 0], discount=0 * t.discount)  # something to learn
     given = whole(t)
-    state, output = split(state, given, jax.random.key(step))
+    state, (metrics, _), _ = split(state, given, step)
     for leaf in jax.tree.leaves(given):
         leaf[...] = 0  # the caller's buffers are the caller's again
-    stale += [float(v) for k, v in output.metrics.items() if "staleness" in k]
-    losses += [float(output.metrics["loss_value"])] if "loss_value" in output.metrics else []
+    stale += [float(v) for k, v in metrics.items() if "staleness" in k]
+    losses += [float(metrics["loss_value"])] if "loss_value" in metrics else []
 joined = split.saved(state)
 assert int(joined.updates) == int(joined.params.weights.updates) == 3 * calls, joined.updates
 assert joined.extra.ring == () and int(joined.extra.made) == 3 * calls
@@ -128,21 +129,21 @@ split.close()
 # one device's ring with turns: the agent with a ring, as a learner without a split has it
 replay = dataclasses.replace(replay, updates_per_call=1)
 sides = [on_device(agent._replace(update=part), replay, schema) for part in parts]
-turns = SplitUpdate(sides[0].agent, tuple(s.agent.update for s in sides), jax.local_devices(), max_lead=0,
+turns = SplitUpdate(sides[0].agent, tuple(s.agent.update for s in sides), jax.local_devices(), KEY, max_lead=0,
                     donate=True, pack=sides[0].pack, unpack=sides[0].unpack)
 one = on_device(agent, replay, schema)
 update, alone = jax.jit(one.agent.update), one.agent.init(jax.random.key(0))
 state = turns.make(jax.random.key(0))
-turns.compile(state, whole(batch(0, 4, 8)), jax.random.key(0))
+turns.compile(state, whole(batch(0, 4, 8)))
 for step in range(8):
-    alone, _ = update(alone, batch(step, 4, 8), jax.random.key(step))
-    state, _ = turns(state, whole(batch(step, 4, 8)), jax.random.key(step))
+    alone, _ = update(alone, batch(step, 4, 8), jax.random.fold_in(KEY, step))
+    state, *_ = turns(state, whole(batch(step, 4, 8)), step)
 near(turns.saved(state).params, alone.params, 2e-5)
 bad = batch(99, 4, 8)
 bad.reward[...] = np.nan
 try:
     for step in range(200):
-        state, _ = turns(state, whole(bad), jax.random.key(step))
+        state, *_ = turns(state, whole(bad), step)
 except NonFiniteUpdate as error:
     assert "critic's side" in str(error), error
     print("refused")

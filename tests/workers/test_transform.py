@@ -55,7 +55,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
         replay=ReplayConfig(kind="host", capacity=200, batch_size=4, min_size=100),
         evaluator=EvaluatorConfig(enabled=False),
     )
-    return make_plan(experiment, str(tmp_path / "run"), tmp_path / "memory", graph=two_in_a_row)
+    return make_plan(experiment, str(tmp_path / "run"), tmp_path / "memory", edit=two_in_a_row)
 
 
 class Row:
@@ -159,7 +159,7 @@ def test_broadcast_waits_for_the_slowest_reader(plan: Plan, tmp_path: Path) -> N
         return both.with_stream("samples-augment", routing="broadcast")
 
     folder = tmp_path / "other"
-    jobs = make_plan(plan.experiment, str(folder), tmp_path / "memory-2", graph=counted).job
+    jobs = make_plan(plan.experiment, str(folder), tmp_path / "memory-2", edit=counted).job
     schema = plan.schemas.trajectory
 
     def reader(name: str, incarnation: int) -> SampleConsumer:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jsrl.cluster.join_key import ENDED
 from jsrl.cluster.messages import REPLACED
-from jsrl.errors import ConfigError, counted
+from jsrl.errors import counted
 from jsrl.experiment.options import SlurmOptions
 from jsrl.services.runs.groups import Group
 from jsrl.services.runs.runs import check_run_name
@@ -44,10 +44,6 @@ class SlurmRun:
 
     def __post_init__(self) -> None:
         check_run_name(self.name)
-        if self.num_hosts < 1:
-            raise ConfigError(
-                f"num_hosts is {self.num_hosts}; a run with --launcher slurm has at least one actor host."
-            )
 
     @property
     def name(self) -> str:

@@ -1,7 +1,8 @@
-"""Environments that are pure functions in JAX: one compiled call steps a vector of them. gymnax's, and your own."""
+"""Environments that are pure functions in JAX: one compiled call steps a vector of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -10,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.envs.base import EnvStep
-from jsrl.envs.config import EnvConfig
+from jsrl.envs.base import EnvStep, GameStep
+from jsrl.envs.config import JAX_SUITES, EnvConfig
 from jsrl.envs.faults import advice_raised
+from jsrl.envs.games.rows import VectorisedGame
 from jsrl.envs.rows import Rows, vector_seed
-from jsrl.envs.spaces import action_layout
-from jsrl.errors import ConfigError
-from jsrl.extras import import_extra
-from jsrl.references.importing import import_target, nearest
-from jsrl.types import Array, ArraySpec, EnvSpec, Tree, map_tree, spread, to_environment
+from jsrl.envs.spaces import MASK_KEY
+from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.references.importing import import_target
+from jsrl.types import Array, ArraySpec, EnvSpec, GameSpec, Tree, map_tree, spread, to_environment
 
 
 class JaxStep(NamedTuple):
@@ -34,11 +35,16 @@ class JaxStep(NamedTuple):
 class JaxEnv(Protocol):
     """One environment as pure functions, which jax traces once. It never resets itself.
 
+    In an environment with seats, observations, actions and rewards are dicts, seat -> its own; all seats act in each step, and
+    an episode ends for all of them.
+
     Attributes:
-      spec: observation and action of one environment.
+      spec: observation and action of one environment, or its seats.
+      envs_per_reset: optional. A vector of B computes B / this resets in each step, for the environments that begin an
+        episode; those beyond that number share a start. More than 1 (the default) where `reset` costs more than `step`.
     """
 
-    spec: EnvSpec
+    spec: EnvSpec | GameSpec
 
     def reset(self, key: Array) -> tuple[Tree, Tree]:
         """Return (state, observation) at the start of an episode; the state is a tree of arrays of fixed shapes."""
@@ -49,49 +55,132 @@ class JaxEnv(Protocol):
         ...
 
 
-class JaxVector:
-    """A vector of B equal environments, each with its own state and keys, on the CPU."""
+class Compiled:
+    """An environment with its functions for many, which are compiled once for each number of them."""
+
+    def __init__(self, env: JaxEnv) -> None:
+        self.spec = env.spec
+        self.reset = jax.jit(partial(reset_all, env), static_argnums=0)
+        self.step = jax.jit(partial(step_all, env), donate_argnums=2)
+
+
+class Envs:
+    """B equal environments, each with its own state and keys, on the CPU; `fault` makes the error of one that raised."""
 
     def __init__(
-        self, env: JaxEnv, config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0
+        self, functions: Compiled, num_envs: int, seed: int, fault: Callable[[int, str, str], EnvironmentFault]
     ) -> None:
-        self.spec, self.num_envs = replace(env.spec, name=str(config.id)), num_envs
-        own_seed = vector_seed(seed, group)
-        self._key = jax.device_put(jax.random.key(own_seed), jax.local_devices(backend="cpu")[0])
-        self._calls, self._most = 0, config.max_episode_steps
-        self._rows = Rows(config, num_envs, [own_seed] * num_envs)
-        self._rows.watch_masks(self.spec)
-        self._reset = jax.jit(partial(reset_all, env, num_envs))
-        self._step = jax.jit(partial(step_all, env), donate_argnums=2)
+        self._functions, self._num_envs, self._calls, self._fault = functions, num_envs, 0, fault
+        self._key = jax.device_put(jax.random.key(seed), jax.local_devices(backend="cpu")[0])
         self._state: Tree = None
 
+    def reset(self) -> Tree:
+        """Return the observations at the start of all episodes."""
+        self._state, observation = self._call("reset", partial(self._functions.reset, self._num_envs))
+        return observation
+
+    def step(self, action: Tree, first: np.ndarray) -> JaxStep:
+        """Step all; `first`: see step_all."""
+        stepped = self._call("step", self._functions.step, self._state, action, first)
+        self._state = stepped.state
+        return stepped
+
+    def _call(self, where: str, function: Any, *args: Any) -> Any:
+        self._calls += 1
+        try:
+            return function(self._key, np.uint32(self._calls), *args)
+        except Exception as error:
+            what = f"raised {type(error).__name__} in {where}: {error}"
+            raise self._fault(0, what, advice_raised(error)) from error
+
+    def close(self) -> None:
+        self._state = None
+
+
+class JaxVector:
+    """A vector of B equal environments."""
+
+    def __init__(
+        self, functions: Compiled, config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0
+    ) -> None:
+        assert isinstance(functions.spec, EnvSpec)
+        self.spec, self.num_envs = replace(functions.spec, name=str(config.id)), num_envs
+        self._most, own_seed = config.max_episode_steps, vector_seed(seed, group)
+        self.another = partial(type(self), functions, config)  # (num_envs, seed): a vector that compiles nothing again
+        self._rows = Rows(config, num_envs, [own_seed] * num_envs)
+        self._rows.watch_masks(self.spec)
+        self._envs = Envs(functions, num_envs, own_seed, self._rows.fault)
+
     def reset(self) -> EnvStep:
-        self._state, observation = self._call("reset", self._reset, self._key, self._next())
-        return self._rows.opened(_as_numpy(self.spec, observation))
+        return self._rows.opened(_as_numpy(self.spec, self._envs.reset()))
 
     def step(self, action: Array) -> EnvStep:
         rows = self._rows
-        chosen = to_environment(self.spec.action, np.asarray(action))
-        stepped = self._call("step", self._step, self._key, self._next(), self._state, chosen, rows.first)
-        self._state = stepped.state
+        stepped = self._envs.step(to_environment(self.spec.action, np.asarray(action)), rows.first)
         reward, terminated, truncated = (np.asarray(x) for x in stepped[2:])
         if self._most is not None:
             truncated = truncated | (rows.lengths() + 1 >= self._most)
         return rows.step(_as_numpy(self.spec, stepped.observation), reward, terminated, truncated)
 
-    def _next(self) -> np.uint32:
-        self._calls += 1
-        return np.uint32(self._calls)
+    def close(self) -> None:
+        self._envs.close()
 
-    def _call(self, where: str, function: Any, *args: Any) -> Any:
-        try:
-            return function(*args)
-        except Exception as error:
-            what = f"raised {type(error).__name__} in {where}: {error}"
-            raise self._rows.fault(0, what, advice_raised(error)) from error
+
+class JaxGame(VectorisedGame):
+    """A vector of B equal environments with seats."""
+
+    def __init__(
+        self,
+        functions: Compiled,
+        config: EnvConfig,
+        num_envs: int,
+        seed: int | tuple[int, ...],
+        group: int = 0,
+        groups: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        assert isinstance(functions.spec, GameSpec)
+        super().__init__(replace(functions.spec, name=str(config.id)), config, num_envs, seed, group, groups)
+        self._envs = Envs(functions, num_envs, vector_seed(seed, group), self._rows.fault)
+        self.another = partial(type(self), functions, config)  # (num_envs, seed)
+
+    def reset(self) -> GameStep:
+        return self._rows.opened(self._seen(self._envs.reset()))
+
+    def step(self, action: Mapping[str, Array]) -> GameStep:
+        chosen = zip(self.spec.seats, self._groups.actions(action), strict=True)
+        actions = {seat.name: to_environment(seat.action, own) for seat, own in chosen}
+        stepped = self._envs.step(actions, self._rows.first)
+        reward = np.stack([np.asarray(stepped.reward[name]) for name in self.spec.names], axis=1)
+        terminated, truncated = (np.broadcast_to(np.asarray(x)[:, None], reward.shape) for x in stepped[3:])
+        return self._rows.step(self._seen(stepped.observation), reward, terminated, truncated)
+
+    def _seen(self, observation: Mapping[str, Tree]) -> dict[str, Tree]:
+        return self._groups.stacked([_as_numpy(seat, observation[seat.name]) for seat in self.spec.seats])
 
     def close(self) -> None:
-        self._state = None
+        self._envs.close()
+
+
+class AllSeats:
+    """An environment with seats as the one policy that plays all of them sees it: arrays have a leading axis of seats."""
+
+    def __init__(self, env: JaxEnv) -> None:
+        assert isinstance(env.spec, GameSpec)
+        self._env, self._names = env, env.spec.names
+        self.spec: EnvSpec | GameSpec = env.spec.view(self._names)
+        self.envs_per_reset = getattr(env, "envs_per_reset", 1)
+
+    def reset(self, key: Array) -> tuple[Tree, Tree]:
+        state, observation = self._env.reset(key)
+        return state, self._stacked(observation)
+
+    def step(self, key: Array, state: Tree, action: Array) -> JaxStep:
+        stepped = JaxStep(*self._env.step(key, state, dict(zip(self._names, action, strict=True))))
+        observation, reward = self._stacked(stepped.observation), self._stacked(stepped.reward)
+        return stepped._replace(observation=observation, reward=reward)
+
+    def _stacked(self, seats: Mapping[str, Tree]) -> Tree:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(seats[name] for name in self._names))
 
 
 def reset_all(env: JaxEnv, num_envs: int, key: Array, call: Array) -> tuple[Tree, Tree]:
@@ -103,14 +192,23 @@ def step_all(env: JaxEnv, key: Array, call: Array, state: Tree, action: Array, f
     """Step all environments; those whose episode ended in the last step begin a new one, and their action is ignored."""
     keys = jax.random.split(jax.random.fold_in(key, call), (2, *first.shape))
     stepped = JaxStep(*jax.vmap(env.step)(keys[0], state, action))
-    fresh = jax.vmap(env.reset)(keys[1])
+    fresh = _starts(env, keys[1], first)
 
     def pick(new: Array, old: Array) -> Array:
         return _strong(jnp.where(spread(first, new), new, old))
 
     state, observation = jax.tree.map(pick, fresh, (stepped.state, stepped.observation))
-    ends = (jnp.broadcast_to(x, first.shape) for x in stepped[2:])
-    return JaxStep(state, observation, *ends)
+    return stepped._replace(state=state, observation=observation)
+
+
+def _starts(env: JaxEnv, keys: Array, first: Array) -> tuple[Tree, Tree]:
+    """Return (state, observation) of starts, of which those at `first` count."""
+    shared = getattr(env, "envs_per_reset", 1)
+    if shared == 1:
+        return jax.vmap(env.reset)(keys)
+    count = -(-len(keys) // shared)
+    which = (jnp.cumsum(first) - 1) % count
+    return jax.tree.map(lambda x: x[which], jax.vmap(env.reset)(keys[:count]))
 
 
 def _strong(x: Array) -> Array:
@@ -118,49 +216,28 @@ def _strong(x: Array) -> Array:
     return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x.astype(x.dtype)
 
 
-def _as_numpy(spec: EnvSpec, observation: Tree) -> Tree:
+def _as_numpy(spec: Any, observation: Tree) -> Tree:
     return map_tree(lambda leaf, x: np.asarray(x, leaf.dtype), spec.observation, observation)
 
 
-# -- gymnax -----------------------------------------------------------------------------------------------------------
+def spec_seen(observation: Tree) -> Tree:
+    """Return the schema of a suite's observation, given as arrays or their shapes: numbers become float32."""
 
+    def spec(path: tuple[Any, ...], x: Array) -> ArraySpec:
+        if path and getattr(path[-1], "key", None) == MASK_KEY:
+            return ArraySpec(x.shape, "uint8")
+        return ArraySpec(x.shape, "bool" if x.dtype == bool else "float32")
 
-class Gymnax:
-    """An environment of gymnax; its own automatic reset is not used, so that truncations keep their last observation."""
-
-    def __init__(self, config: EnvConfig) -> None:
-        modules = ("gymnax", "gymnax.environments.spaces")
-        gymnax, spaces = (import_extra(module, "gymnax", f"environment {config.id!r}") for module in modules)
-        name = config.id.partition(":")[2]
-        if name not in gymnax.registered_envs:
-            raise ConfigError(f"gymnax has no environment {name!r}{nearest(name, gymnax.registered_envs)}")
-        self._env, params = gymnax.make(name)
-        unknown = sorted(set(config.kwargs) - set(vars(params)))
-        if unknown:
-            raise ConfigError(f"env.kwargs has {unknown[0]!r}; the parameters of {name} are {', '.join(vars(params))}.")
-        self._params = params.replace(**config.kwargs)
-        space = spaces.gymnax_space_to_gym_space(self._env.action_space(self._params))
-        self._shape, layout = space.shape, action_layout(space, config.id, config.action_transform)
-        observation, _ = jax.eval_shape(self._env.reset_env, jax.random.key(0), self._params)
-        self.spec = EnvSpec(jax.tree.map(lambda x: ArraySpec(x.shape, str(x.dtype)), observation), layout.spec)
-
-    def reset(self, key: Array) -> tuple[Tree, Tree]:
-        observation, state = self._env.reset_env(key, self._params)
-        return state, observation
-
-    def step(self, key: Array, state: Tree, action: Array) -> JaxStep:
-        action = jnp.reshape(action, self._shape)
-        observation, state, reward, terminated, _ = self._env.step_env(key, state, action, self._params)
-        truncated = self._env.is_truncated(state, self._params)
-        return JaxStep(state, observation, reward, terminated, truncated & ~terminated)
+    return jax.tree_util.tree_map_with_path(spec, observation)
 
 
 def make_one(config: EnvConfig, factory: Any = None) -> JaxEnv:
-    """Return one environment: `gymnax:NAME`, or what the id's class or function (or `factory`) makes."""
-    if factory is None and config.id.startswith("gymnax:"):
-        return Gymnax(config)
+    """Return one environment: of a suite (`gymnax:NAME`), or what the id's class or function (or `factory`) makes."""
+    scheme = "" if factory is not None else config.id.partition(":")[0]
+    if scheme in JAX_SUITES:
+        return import_target(JAX_SUITES[scheme])(config)
     env: JaxEnv = (factory or import_target(config.id))(**config.kwargs)
-    if not isinstance(getattr(env, "spec", None), EnvSpec):
+    if not isinstance(getattr(env, "spec", None), EnvSpec | GameSpec):
         raise ConfigError(
             f"{config.id!r} with env.backend=jax made {type(env).__name__}; expected an environment with spec, reset(key) "
             "and step(key, state, action): see jsrl.extend.JaxEnv"
@@ -168,8 +245,22 @@ def make_one(config: EnvConfig, factory: Any = None) -> JaxEnv:
     return env
 
 
+def make_single(config: EnvConfig, factory: Any = None) -> JaxEnv:
+    """Return one environment without seats, or with all of them for one policy; see make_one."""
+    env = make_one(config, factory)
+    return AllSeats(env) if isinstance(env.spec, GameSpec) else env
+
+
 def make_jax(
-    config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0, factory: Any = None
-) -> JaxVector:
+    config: EnvConfig,
+    num_envs: int,
+    seed: int | tuple[int, ...],
+    group: int = 0,
+    groups: Mapping[str, tuple[str, ...]] | None = None,
+    factory: Any = None,
+) -> JaxVector | JaxGame:
     """Return a vector of equal environments, see make_one."""
-    return JaxVector(make_one(config, factory), config, num_envs, seed, group)
+    functions = Compiled(make_one(config, factory))
+    if isinstance(functions.spec, GameSpec):
+        return JaxGame(functions, config, num_envs, seed, group, groups)
+    return JaxVector(functions, config, num_envs, seed, group)

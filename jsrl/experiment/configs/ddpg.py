@@ -1,17 +1,11 @@
 """DDPG with its usual settings; choose the environment: --env.id Hopper-v5"""
 
-from jsrl import DDPGConfig, EnvConfig, EvaluatorConfig, Experiment
+import dataclasses
+
+from jsrl import DDPGConfig, Experiment
+from jsrl.experiment.configs import sac
 
 
 def config() -> Experiment:
-    """Return DDPG on Pendulum; --env.id chooses another environment; one update per env step."""
-    return Experiment(
-        name="ddpg",
-        env=EnvConfig("Pendulum-v1"),
-        agent=DDPGConfig(),
-        num_envs=8,
-        rollout_length=4,
-        max_policy_lag=None,
-        total_env_steps=100_000,
-        evaluator=EvaluatorConfig(episodes=10, num_envs=10, final_episodes=20),
-    )
+    """Return the experiment `sac` with DDPG."""
+    return dataclasses.replace(sac.config(), name="ddpg", agent=DDPGConfig())

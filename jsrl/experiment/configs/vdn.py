@@ -4,7 +4,7 @@ from jsrl import EnvConfig, EvaluatorConfig, Experiment, VDNConfig
 
 
 def config() -> Experiment:
-    """Return VDN with the settings of qmix; windows of whole teams."""
+    """Return VDN with double Q-learning and 3-step returns; replay's windows hold whole teams."""
     return Experiment(
         name="vdn",
         env=EnvConfig("particle:simple_spread_v3"),

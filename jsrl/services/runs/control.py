@@ -55,6 +55,7 @@ class ControlClient:
       stop: set when the controller sent stop, or is gone.
       refused: why the controller rejected this end (which also sets `stop`), or None.
       commands: other commands of the controller.
+      step_s: time limit of one step of an environment.
       stuck_s: time limit of one turn of the worker's loop (None: none). turned_s: start of the current turn, by
         the monotonic clock; 0: the worker is not working and has no limit.
       lease: of this host, if it has joined the run; the process ends when it is over.
@@ -72,6 +73,7 @@ class ControlClient:
         self.refused: AccessDenied | None = None
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.progress = 0
+        self.step_s = math.inf
         self.stuck_s: float | None = None
         self.turned_s = 0.0
         self.lease: Lease | None = None
@@ -102,12 +104,12 @@ class ControlClient:
         """Report the current stage of the start; `ready` ends it."""
         self.send(Stage, stage=stage, pid=os.getpid())
 
-    def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Record what the worker enters (its `str`); after `deadline_s` inside it, the process ends with a typed report.
+    def entering(self, activity: object, steps: float | None = None) -> None:
+        """Record what the worker enters (its `str`); after the time of `steps` in it, the process ends with a typed report.
 
-        The deadline starts again when its `str` changes: each slot of a vector of environments has its own.
+        The time starts again when its `str` changes: each slot of a vector of environments has its own.
         """
-        self._activity = (activity, time.monotonic(), deadline_s)
+        self._activity = (activity, time.monotonic(), steps)
 
     def left(self) -> None:
         """Record that the worker is between activities again."""
@@ -179,7 +181,8 @@ class ControlClient:
         socket.send_multipart(outgoing([message], self._keys))
 
     def _beat(self, socket: zmq.Socket) -> None:
-        entered, since, deadline_s = self._activity
+        entered, since, steps = self._activity
+        deadline_s = None if steps is None else steps * self.step_s
         activity = str(entered)
         last, last_since = self._beaten
         if last_since >= since:

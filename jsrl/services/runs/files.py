@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from jsrl.errors import ConfigError
+from jsrl.fields import options_of
 from jsrl.linux import stat
 from jsrl.plain_files import read_plain
 
@@ -77,6 +78,17 @@ def json_ready(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"{type(value).__name__} has no JSON form (value {value!r})")
+
+
+def plain_options(config: Any) -> dict[str, Any]:
+    """Return the options of a config, name -> value as JSON, or as text."""
+    options = {}
+    for option in options_of(config).values():
+        try:
+            options[option.name] = json_ready(option.default)
+        except TypeError:
+            options[option.name] = str(option.default)
+    return options
 
 
 def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:

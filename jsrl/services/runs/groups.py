@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from jsrl.experiment.placements import TOGETHER
 from jsrl.services.runs.files import read_json, write_json
 from jsrl.services.runs.state import is_whole
 
@@ -45,6 +46,11 @@ class Group:
     @property
     def runs_dir(self) -> Path:
         return self.path.parents[1]
+
+    @property
+    def together(self) -> bool:
+        """Return whether the runs of several seeds can share one compiled program."""
+        return TOGETHER in self.args
 
     def folder(self, seed: int) -> Path:
         return self.path.with_name(f"{self.path.name}-seed{seed}")

@@ -13,7 +13,7 @@ from jsrl.services.runs.curves import curve_of, scores_of
 from jsrl.tools.report.charts import SMALL, Series, bands, chart
 from jsrl.tools.report.run_report import RunReport, of_policy
 from jsrl.workers.actor.kind import KIND as ACTOR
-from jsrl.workers.kinds import kind_metrics, own_kinds
+from jsrl.workers.kinds import OWN, kind_metrics
 from jsrl.workers.learner.kind import KIND as LEARNER
 from jsrl.workers.learner.kind import MEASURED
 
@@ -58,7 +58,7 @@ def own_workers(report: RunReport) -> str:
     columns = [of_policy(report.columns, policy) for policy in report.policies]
     titles, known = dict[str, str](), dict[str, Metric]()
     for kind in kinds_of(report.folder):
-        if kind in own_kinds():
+        if kind.name in OWN:
             continue
         known |= {metric.name: metric for metric in kind_metrics(kind)}
         shares = {f"{kind.prefix}/{activity.name}_share" for activity in kind.all_activities}

@@ -10,11 +10,8 @@ from jsrl.references.importing import import_target
 from jsrl.services.metrics.display_state import percent
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.evaluator.kind import KIND as EVALUATOR
-from jsrl.workers.fused.kind import KIND as FUSED
-from jsrl.workers.inference.kind import KIND as INFERENCE
 from jsrl.workers.kinds import Kind, named_kinds
 from jsrl.workers.learner.kind import KIND as LEARNER
-from jsrl.workers.video_recorder.kind import KIND as VIDEO_RECORDER
 
 VERDICT = "jsrl.tools.report.verdicts:verdict"  # imported where a run has several processes
 FULL = 0.85  # share of the cores above which no process fits
@@ -63,6 +60,10 @@ class Evidence:
         """Return the share of time of some activities of a kind of worker; 0 if nothing was reported."""
         return sum(self.shares.get(kind, {}).get(activity, 0.0) for activity in activities)
 
+    def named(self, name: str) -> Kind | None:
+        """Return the kind of a name that something was reported of."""
+        return next((kind for kind in (*self.shares, *self.cpu) if kind.name == name), None)
+
     @property
     def cores_used(self) -> float:
         """Return CPU time of all workers per second."""
@@ -81,9 +82,9 @@ class Evidence:
     @property
     def crowded(self) -> bool:
         """Return whether processes wait for cores: by the load, or because workers that compute get little CPU time."""
-        computes = ((LEARNER, "update", 1), (INFERENCE, "act", self.facts.servers))
+        computes = ((LEARNER, "update", 1), (self.named("inference"), "act", self.facts.servers))
         hungry = not (self.facts.accelerators or self.facts.hosts) and any(
-            kind in self.cpu and self.cpu[kind] < LEAST_CPU * self.share(kind, work) * count
+            kind is not None and kind in self.cpu and self.cpu[kind] < LEAST_CPU * self.share(kind, work) * count
             for kind, work, count in computes
         )
         return hungry or self.load >= MOST_LOAD * self.facts.cores
@@ -131,7 +132,7 @@ def _turns(e: Evidence) -> Sequence[tuple[str, float]]:
     """Return the activities with their shares of the single process's time, largest first."""
     turns = {"evaluating": e.share(EVALUATOR, "env", "act", "publish", "other")}
     for kind, own in e.shares.items():
-        for activity, share in own.items() if kind not in (EVALUATOR, VIDEO_RECORDER) else ():
+        for activity, share in own.items() if kind.name not in ("evaluator", "video-recorder") else ():
             if activity in WORK:
                 turns[WORK[activity]] = turns.get(WORK[activity], 0.0) + share
     return sorted(turns.items(), key=lambda entry: -entry[1])
@@ -163,8 +164,8 @@ def find_bottleneck(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterab
       facts: of the experiment and the machine. kinds: of the run's workers; None: jsrl's own.
     """
     e = gather(metrics, facts, kinds)
-    if FUSED in e.shares and LEARNER not in e.shares:
-        share = percent(e.share(FUSED, "update"))
+    if (fused := e.named("fused")) is not None and LEARNER not in e.shares:
+        share = percent(e.share(fused, "update"))
         return Bottleneck(
             "fused", f"Environments, acting and updates are one compiled program; it runs {share} of the time."
         )

@@ -33,7 +33,6 @@ from jsrl.tools.report.page import RUNS
 from jsrl.tools.report.signs import learning_text
 from jsrl.transport.ledger.legs import SAMPLES, read_legs
 from jsrl.workers.actor.kind import KIND as ACTOR
-from jsrl.workers.inference.kind import KIND as INFERENCE
 from jsrl.workers.kinds import Kind, find_kind
 
 PLAIN_TAGS = {"$tuple", "$dict", "$float", "$int"}
@@ -227,7 +226,7 @@ def with_zero_shares(columns: dict[str, np.ndarray], kinds: Iterable[Kind]) -> d
 
 def with_shared_workers(own: Mapping[str, float], first: Mapping[str, float]) -> dict[str, float]:
     """Return a policy's means; of actors and inference servers that work for all policies, those of the first one."""
-    shared = (f"{kind.prefix}/" for kind in (ACTOR, INFERENCE))
+    shared = ("actor/", "inference/")
     missing = tuple(p for p in shared if not any(n.startswith(p) and n.endswith("_share") for n in own))
     return {name: value for name, value in first.items() if name.startswith(missing)} | dict(own)
 

@@ -14,8 +14,8 @@ from jsrl.graph.launcher import Need
 from jsrl.graph.needs import needs_of
 from jsrl.graph.plan import Plan, make_plan
 from jsrl.linux import SHM
+from jsrl.transport.ends.packing import is_stack
 from jsrl.transport.network.relay import FAN_OUT
-from jsrl.transport.wire.packing import is_stack
 from jsrl.types import ArraySpec, leaves
 from jsrl.workers.inference.worker import batch_sizes
 from jsrl.workers.jobs import Job

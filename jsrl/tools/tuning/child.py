@@ -8,13 +8,17 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from jsrl.control.result import is_intended
 from jsrl.services.runs.limits import RUNS_AT_ONCE
+from jsrl.services.runs.state import RESULT, ask_to_stop, read_identity, read_result, read_state
 
 LEAVE_S = 20.0  # time for a clean end
+AND = "--and"  # between the arguments of runs that share one process and compiled program
 SCORE, WIN_RATE = "evaluator/return_mean", "evaluator/win_rate"  # the latter if opponents are named
 
 
@@ -83,6 +87,12 @@ class Child:
         error = self._result().get("error") if self.status == 1 else None  # 2: refused, the result is older
         return str(error).partition("\n")[0] if error else self.last_line
 
+    def runs(self, folders: Sequence[Path]) -> list[Child]:
+        """Return a child for each run, if the process makes several."""
+        runs = list[Child]()
+        runs += [Member(self._process, folder, self._output, runs) for folder in folders]
+        return runs
+
     def new_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of metrics that were written since the last call."""
         if self._metrics is None:
@@ -104,8 +114,7 @@ class Child:
 
     def outcome(self) -> tuple[float | None, str]:
         """Return (score of the ended run, error); the final score if there is one, else the last one."""
-        status = self._process.returncode
-        result = self._result()
+        status, result = self.status, self._result()
         facts = result.get("final") or result.get("evaluation") or {}
         if (status == 0 or (status == 1 and result.get("unsaved"))) and "return_mean" in facts:
             return float(facts.get("win_rate", facts["return_mean"])), ""
@@ -139,6 +148,45 @@ class Child:
             self._process.wait()
         if self._metrics is not None:
             self._metrics.close()
+
+
+class Member(Child):
+    """One of several runs of a process (`jsrl.cli.run.together`), as if it had a process of its own."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], folder: Path, output: Path | None, runs: Sequence[Child]
+    ) -> None:
+        """`runs`: all of them."""
+        (folder / RESULT).unlink(missing_ok=True)  # of an earlier start
+        self.folder, self._output, self._process, self._runs = folder, output, process, runs
+        self.stopping, self._metrics, self._rest, self.pid = False, None, b"", process.pid
+
+    @property
+    def status(self) -> int | None:
+        ended, result = super().status, read_result(self.folder)
+        if not result or (ended is None and read_state(self.folder).is_running):  # its report is being written
+            return ended
+        return 1 if result.get("error") or result.get("unsaved") else 0 if is_intended(result["ended"]) else 130
+
+    def stop(self) -> None:
+        process = read_identity(self.folder)
+        if process is None or self.ended:  # it has not begun
+            super().stop()
+        else:
+            ask_to_stop(self.folder, process)
+            self.stopping = True
+
+    def close(self) -> None:
+        if all(one.ended for one in self._runs) or not self.ended:
+            super().close()
+        elif self._metrics is not None:
+            self._metrics.close()
+
+
+def child_command(*runs: Sequence[str]) -> list[str]:
+    """Return the command of a process that makes these runs, each given as the arguments of `jsrl run`."""
+    words = [word for run in runs for word in (AND, *run)][1:]
+    return [sys.executable, "-P", "-m", "jsrl.cli.child", str(os.getpid()), *words]
 
 
 class Lines:

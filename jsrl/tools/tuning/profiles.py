@@ -19,7 +19,7 @@ import msgspec
 import jsrl
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import options_of
+from jsrl.fields import filled, options_of
 from jsrl.references.reference import to_json
 from jsrl.services.runs.files import read_json, write_json
 from jsrl.services.runs.provenance import hardware_facts
@@ -68,7 +68,7 @@ def work_facts(experiment: Experiment, given: Collection[str] = ()) -> dict[str,
       experiment: to describe. given: options that were given explicitly, and are not tuned.
     """
     own = options_of(experiment)
-    experiment = dataclasses.replace(experiment, num_envs=experiment.envs)
+    experiment = filled(experiment, num_envs=experiment.envs)
     facts = _without(to_json(experiment), (*FREE, *(name.replace("-", "_") for name in TUNED)))["fields"]
     for part in (facts, *(policy["fields"] for policy in facts["policies"].values())):
         part.pop("stop_at_return", None)

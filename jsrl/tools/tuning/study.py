@@ -15,7 +15,7 @@ from jsrl.extras import require_extra
 from jsrl.fields import PositiveInt, option, suggesting
 from jsrl.interrupts import interrupts
 from jsrl.services.runs.files import file_lock
-from jsrl.tools.tuning.child import Child
+from jsrl.tools.tuning.child import Child, child_command
 from jsrl.tools.tuning.ranges import Range
 
 JOURNAL, RUNS, OUTPUT, LOCK, ASKING = "optuna.journal", "runs", "output", "running", "asking"  # in a search's folder
@@ -57,7 +57,9 @@ class Setup:
 
     Attributes:
       folder: of the search. experiment: name of the runs' folder. ranges: varied options. total_env_steps, seed: of a run.
-      command: (option -> value as text, seed, name of the run, folder of runs) -> the command that starts a run, as arguments.
+      words: (option -> value as text, seed, name of the run, folder of runs) -> the arguments of `jsrl run`; ConfigError if
+        these values exclude each other.
+      together: the trials at the same time share one process and compiled program.
     """
 
     folder: Path
@@ -65,7 +67,8 @@ class Setup:
     ranges: Sequence[Range]
     total_env_steps: int
     seed: int
-    command: Callable[[dict[str, str], int, str, Path], list[str]]
+    words: Callable[[dict[str, str], int, str, Path], list[str]]
+    together: bool = False
 
 
 @dataclass
@@ -116,7 +119,8 @@ class Search:
                 while not self.interrupted and (self._running or self._missing > 0):
                     self._start_missing()
                     for trial in list(self._running):
-                        self._look_at(trial)
+                        if trial.child is not None:
+                            self._look_at(trial, trial.child)
                     self._show("; ".join(f"trial {trial.number}: {trial.latest}" for trial in self._running))
                     time.sleep(POLL_S)
             finally:
@@ -145,36 +149,48 @@ class Search:
             return asked
 
     def _start_missing(self) -> None:
+        """Start the runs that may start; those that share a program start when no other one runs."""
+        if self._setup.together and any(trial.child for trial in self._running):
+            return
         while len(self._running) < self._options.parallel and (asked := self._ask()) is not None:
             values = {r.option: r.text(asked.params[r.option]) for r in self._setup.ranges}
             trial = _Trial(asked, values, time.monotonic())
             self._running.append(trial)
             text = ", ".join(f"{option} {value}" for option, value in values.items())
             self._notify(f"trial {trial.number}: {text}")
-            self._start(trial)
+        runs = [run for trial in list(self._running) if trial.child is None and (run := self._run_of(trial))]
+        for together in [runs] if self._setup.together and runs else [[run] for run in runs]:
+            self._start(together)
 
-    def _start(self, trial: _Trial) -> None:
-        setup, index = self._setup, len(trial.scores)
-        name = f"trial-{trial.number}-seed{setup.seed + index}"
+    def _run_of(self, trial: _Trial) -> tuple[_Trial, str, list[str]] | None:
+        """Return a trial, the name of its next run and its arguments; None: the trial has failed."""
+        setup, seed = self._setup, self._setup.seed + len(trial.scores)
+        name = f"trial-{trial.number}-seed{seed}"
         try:
-            command = setup.command(trial.values, setup.seed + index, name, setup.folder / RUNS)
+            return trial, name, setup.words(trial.values, seed, name, setup.folder / RUNS)
         except ConfigError as error:  # values that are each valid, but not together
             self._fail(trial, str(error))
-            return
-        folder = setup.folder / RUNS / setup.experiment / name
-        trial.child = Child(command, folder, setup.folder / OUTPUT / f"{name}.txt", self._options.parallel)
-        trial.part = -1
+            return None
 
-    def _look_at(self, trial: _Trial) -> None:
-        """Report the scores of a trial's run; start the next when it has ended."""
-        assert trial.child is not None
-        ended = trial.child.ended
-        for env_steps, score in trial.child.new_scores():
+    def _start(self, runs: Sequence[tuple[_Trial, str, list[str]]]) -> None:
+        """Start a process with the runs of some trials."""
+        setup, together = self._setup, self._setup.together
+        folders = [setup.folder / RUNS / setup.experiment / name for _, name, _ in runs]
+        output = setup.folder / OUTPUT / f"{runs[0][1]}.txt"
+        at_once = 1 if together else self._options.parallel
+        child = Child(child_command(*(words for _, _, words in runs)), folders[0], output, at_once)
+        for (trial, _, _), own in zip(runs, child.runs(folders) if together else [child], strict=True):
+            trial.child, trial.part = own, -1
+
+    def _look_at(self, trial: _Trial, child: Child) -> None:
+        """Report the scores of a trial's run; its next one may start when it has ended."""
+        ended = child.ended
+        for env_steps, score in child.new_scores():
             self._report(trial, env_steps, score)
         if trial.pruned:
-            trial.child.stop()
+            child.stop()
         if ended and not self.interrupted:  # a signal to all processes of a job is no failure of the trial
-            self._ended(trial, trial.child)
+            self._ended(trial, child)
 
     def _report(self, trial: _Trial, env_steps: int, score: float) -> None:
         trial.latest = f"{score:.4g} at {min(1.0, env_steps / self._setup.total_env_steps):.0%} of its env steps"
@@ -195,9 +211,8 @@ class Search:
             self._fail(trial, why)
         else:
             trial.scores.append(score)
-            if len(trial.scores) < self._options.seeds_per_trial:
-                self._start(trial)
-            else:
+            trial.child = None
+            if len(trial.scores) >= self._options.seeds_per_trial:
                 mean = sum(trial.scores) / len(trial.scores)
                 self._finish(trial, value=mean)
                 self._notify(f"trial {trial.number}: {mean:.4g} (best: {self.study.best_value:.4g})")

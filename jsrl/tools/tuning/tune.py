@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -85,10 +84,6 @@ def tune(
     """
     if experiment.deterministic:
         raise ConfigError("a deterministic run fixes its groups and their order; tune without --deterministic.")
-    if not 0 < minutes < math.inf:
-        raise ConfigError(f"the time for tuning is {minutes} minutes; give more than 0, and finite.")
-    if trial_seconds is not None and not 0 < trial_seconds < math.inf:
-        raise ConfigError(f"the time for a trial is {trial_seconds} seconds; give more than 0, and finite.")
     work = work_facts(experiment, given)  # as a run sees it, whose options are settled after it has chosen a profile
     folder = profiles_folder(profiles_dir)
     if folder is not None:

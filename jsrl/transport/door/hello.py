@@ -9,7 +9,7 @@ connecting end raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -23,7 +23,6 @@ from jsrl.transport.wire.schema import Leaf, compare_schemas, decode_schema, enc
 
 Check = Callable[[], None]
 """Raises StreamClosed if the awaited end is gone, so that waiting is useless."""
-MAX_NAMES = 4096  # for a stream that accepts any name
 _SHOWN = 8
 _HELLO_BYTES = 1 << 15  # for a foreign schema, whose first difference is reported
 _GROUP_BYTES = 16
@@ -37,7 +36,7 @@ class JoinRules:
     """Rules for joining a stream.
 
     Attributes:
-      names: of the workers that may join; None: any, up to 4096 names.
+      names: of the workers that may join; None: any.
       num_groups: most groups of environments per worker, numbered from 0.
       rows: most rows per group (inference).
     """
@@ -46,21 +45,14 @@ class JoinRules:
     num_groups: int = 1024
     rows: int = 1 << 20
 
-    def check(self, sender: ProducerId, known: Collection[str]) -> None:
-        """Check name and incarnation; `known` are the names admitted so far."""
+    def check(self, sender: ProducerId, groups: dict[int, int]) -> None:
+        """Check a worker's name and incarnation, and the rows of its groups."""
         check_producer(sender)
-        if self.names is None:
-            if sender.name not in known and len(known) >= MAX_NAMES:
-                raise StreamClosed(
-                    f"{sender.name} cannot join: this stream has reached its limit of {len(known)} names."
-                )
-        elif sender.name not in self.names:
+        if self.names is not None and sender.name not in self.names:
             shown = ", ".join(sorted(self.names)[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
             raise StreamClosed(
                 f"{sender.name} cannot join: this stream is for {shown}; is the address of another stream?"
             )
-
-    def check_groups(self, sender: ProducerId, groups: dict[int, int]) -> None:
         if not 1 <= len(groups) <= self.num_groups:
             raise ConfigError(
                 f"{sender.name} has {len(groups)} groups, expected 1 to {self.num_groups} on this stream."
@@ -74,45 +66,6 @@ class JoinRules:
 
 
 ANYBODY = JoinRules()
-
-
-class Admission:
-    """Which incarnation of each worker may use a binding end: incarnations only rise, and each joins once.
-
-    Args:
-      rules: for joining.
-    """
-
-    def __init__(self, rules: JoinRules = ANYBODY) -> None:
-        self.rules = rules
-        self._lowest: dict[str, int] = {}  # name -> the lowest incarnation that may join
-
-    def check(self, sender: ProducerId, groups: dict[int, int]) -> None:
-        self.rules.check(sender, self._lowest)
-        self.rules.check_groups(sender, groups)
-
-    def check_incarnation(self, sender: ProducerId) -> None:
-        """Refuse an incarnation that has joined already, was fenced, or after which a later one has joined."""
-        latest = self._lowest.get(sender.name, 0) - 1
-        if sender.incarnation <= latest:
-            verb = "has joined before" if sender.incarnation == latest else f"was replaced by incarnation {latest}"
-            raise StreamClosed(
-                f"{sender.name}, incarnation {sender.incarnation}, {verb}: start the worker again with a higher incarnation."
-            )
-
-    def admit(self, sender: ProducerId) -> None:
-        """Admit a new incarnation; earlier ones may not join any more."""
-        self.check_incarnation(sender)
-        self._lowest[sender.name] = sender.incarnation + 1
-
-    def leave(self, sender: ProducerId) -> None:
-        """Record that an incarnation left without a trace: it may join again, unless a later one has joined."""
-        if self._lowest.get(sender.name) == sender.incarnation + 1:
-            self._lowest[sender.name] = sender.incarnation
-
-    def fence(self, sender: ProducerId) -> None:
-        """Reject this incarnation and earlier ones from now on."""
-        self._lowest[sender.name] = max(sender.incarnation + 1, self._lowest.get(sender.name, 0))
 
 
 class Hello(NamedTuple):
@@ -166,20 +119,21 @@ def raise_refusal(refused: Refused) -> NoReturn:
     raise _ERRORS.get(refused.error, StreamError)(refused.text)
 
 
-class HelloChecker:
-    """Checks hellos for a binding end: first the identity and groups, then the schema.
+class Door:
+    """Who may use a binding end: checks hellos, first the identity and groups, then the schema.
+
+    Incarnations of a worker only rise, and each joins once.
 
     Args:
       name: of this end, for messages. schema: of the stream. rules: for joining.
 
     Attributes:
-      admission: which incarnations may join; the end records admissions.
       header_bytes: limit of a hello.
     """
 
     def __init__(self, name: str, schema: tuple[Leaf, ...], rules: JoinRules) -> None:
-        self.admission = Admission(rules)
-        self._name, self._schema = name, schema
+        self._name, self._schema, self._rules = name, schema, rules
+        self._lowest: dict[str, int] = {}  # name -> the lowest incarnation that may join
         (own,) = hello_frames(Hello(ProducerId("x" * 64, 0), {}, schema))
         self.header_bytes = max(_HELLO_BYTES, 2 * len(own)) + _GROUP_BYTES * rules.num_groups
 
@@ -196,15 +150,32 @@ class HelloChecker:
         if len(groups) != len(message.groups):
             raise CodecError(f"a hello that names {len(message.groups)} groups, of which only {len(groups)} differ.")
         sender = ProducerId(message.name, message.incarnation)
-        self.admission.check(sender, groups)
+        self._rules.check(sender, groups)
         if not speaks_for(sender.name):
             raise StreamClosed(f"{sender.name} cannot join with the key of this host: the run has not placed it there.")
-        return self._compared(Hello(sender, groups, decode_schema(message.schema)))
+        schema = decode_schema(message.schema)
+        compare_schemas(self._schema, schema, self._name, sender.name)
+        return Hello(sender, groups, schema)
 
-    def check(self, hello: Hello) -> None:
-        self.admission.check(hello.sender, hello.groups)
-        self._compared(hello)
+    def check_incarnation(self, sender: ProducerId) -> None:
+        """Refuse an incarnation that has joined already, was fenced, or after which a later one has joined."""
+        latest = self._lowest.get(sender.name, 0) - 1
+        if sender.incarnation <= latest:
+            verb = "has joined before" if sender.incarnation == latest else f"was replaced by incarnation {latest}"
+            raise StreamClosed(
+                f"{sender.name}, incarnation {sender.incarnation}, {verb}: start the worker again with a higher incarnation."
+            )
 
-    def _compared(self, hello: Hello) -> Hello:
-        compare_schemas(self._schema, hello.schema, self._name, hello.sender.name)
-        return hello
+    def admit(self, sender: ProducerId) -> None:
+        """Admit a new incarnation; earlier ones may not join any more."""
+        self.check_incarnation(sender)
+        self._lowest[sender.name] = sender.incarnation + 1
+
+    def leave(self, sender: ProducerId) -> None:
+        """Record that an incarnation left without a trace: it may join again, unless a later one has joined."""
+        if self._lowest.get(sender.name) == sender.incarnation + 1:
+            self._lowest[sender.name] = sender.incarnation
+
+    def fence(self, sender: ProducerId) -> None:
+        """Reject this incarnation and earlier ones from now on."""
+        self._lowest[sender.name] = max(sender.incarnation + 1, self._lowest.get(sender.name, 0))

@@ -5,18 +5,26 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout, UnknownPolicy
-from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
-from jsrl.transport.door.hello import Admission
+from jsrl.errors import (
+    CodecError,
+    ConfigError,
+    JsrlError,
+    SpecMismatch,
+    StreamClosed,
+    StreamError,
+    StreamTimeout,
+    UnknownPolicy,
+)
+from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.door.hello import Door, Hello, JoinRules
+from jsrl.transport.ends.area import AreaLayout, ClientArea, ServerArea
 from jsrl.transport.wire.message import Count, Message
+from jsrl.transport.wire.schema import flatten_schema
 from jsrl.types import Array
-
-if TYPE_CHECKING:
-    from jsrl.transport.ends.area import ClientArea, ServerArea
 
 
 class PolicyNotServed(Message, tag="unserved"):
@@ -33,44 +41,73 @@ class PolicyNotServed(Message, tag="unserved"):
     problem: str = ""
 
 
-class ConnectedClient(Protocol):
-    """A client connected to an inference server; each transport has its own class."""
+class ConnectedClient:
+    """A client connected to an inference server; a transport says how answers and refusals are sent.
 
-    client: ProducerId
-    areas: dict[int, ServerArea]
+    Args:
+      memory: of its areas.
+    """
+
+    def __init__(self, client: ProducerId, layout: AreaLayout, memory: Any) -> None:
+        self.client = client
+        self.areas = {group: ServerArea(layout, client, group, memory) for group in layout.group_sizes}
+
+    def _send_answer(self, group: int, has_core: bool) -> bool:
+        raise NotImplementedError
+
+    def _send(self, message: Message) -> bool:
+        raise NotImplementedError
 
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         """Send a reply; return False if the client is gone."""
-        ...
+        group, wants_core = request.group, request.request.wants_core
+        self.areas[group].write(reply, wants_core)
+        return self._send_answer(group, wants_core)
 
     def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
         """Send a refusal instead of a reply; return False if the client is gone."""
-        ...
-
-    def disconnect(self, reason: str) -> None:
-        """Tell the client that the connection ends, and free its memory."""
-        ...
+        self.areas[request.group].refuse()
+        return self._send(unserved)
 
 
 class ServerEnd:
     """The part of an InferenceServer that all transports share: admission, fencing, queueing, departures.
 
-    A transport implements `_gather` (process arrivals) and `_shut`, and sets `waitable`.
+    A transport implements `_gather` (process arrivals), `_disconnect` and `_shut`, and sets `address` and `waitable`.
+
+    Args:
+      max_bytes: limit of a client's areas.
     """
 
     address: str
     waitable: Any = None
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    def __init__(self, spec: InferenceSpec, join_rules: JoinRules, max_bytes: int) -> None:
+        self.spec, self._max_bytes = spec, max_bytes
+        self.door = Door("the inference server", flatten_schema(spec), join_rules)
         self._ready: deque[ClientRequest] = deque()
         self._departed: list[ProducerId] = []
         self._peers: dict[str, ConnectedClient] = {}
         self._complaints: deque[SpecMismatch] = deque()
         self._closed = False
 
+    def _layout_of(self, hello: Hello) -> AreaLayout:
+        """Return the layout of a new client's areas, which may join."""
+        self.door.check_incarnation(hello.sender)
+        layout = AreaLayout(self.spec, hello.groups)
+        if layout.size_bytes > self._max_bytes:
+            raise ConfigError(
+                f"the groups of {hello.sender.name} take {layout.size_bytes} bytes, at most {self._max_bytes} are possible; "
+                "use smaller groups."
+            )
+        return layout
+
     def _gather(self, max_wait_s: float) -> None:
         """Process everything that has arrived; wait up to `max_wait_s` for the first event."""
+        raise NotImplementedError
+
+    def _disconnect(self, peer: Any, reason: str) -> None:
+        """Tell a client that the connection ends, and free its memory."""
         raise NotImplementedError
 
     def _shut(self) -> None:
@@ -132,7 +169,7 @@ class ServerEnd:
             return
         self._closed = True
         for peer in list(self._peers.values()):
-            peer.disconnect("the server closed")
+            self._disconnect(peer, "the server closed")
         self._peers.clear()
         self._ready.clear()
         self._shut()
@@ -143,17 +180,17 @@ class ServerEnd:
         if older is not None:
             self._drop(older, f"it was replaced by incarnation {peer.client.incarnation}")
         self._peers[peer.client.name] = peer
-        self._admission.admit(peer.client)
+        self.door.admit(peer.client)
 
     def _drop(self, peer: ConnectedClient, reason: str) -> None:
         """Forget a client and its requests that were not collected yet."""
         if self._peers.get(peer.client.name) is not peer:
             return
         del self._peers[peer.client.name]
-        self._admission.leave(peer.client)
+        self.door.leave(peer.client)
         self._departed.append(peer.client)
         self._ready = deque(request for request in self._ready if request.client != peer.client)
-        peer.disconnect(reason)
+        self._disconnect(peer, reason)
 
 
 class ClientEnd:
@@ -187,6 +224,18 @@ class ClientEnd:
         return StreamError(
             f"group {group} of {name} already waits for a reply; receive it before the next send (one in flight)."
         )
+
+    def _answered(self, group: int) -> ClientArea:
+        """Return the area of a group that was answered, or refused."""
+        area = self._areas.get(group)
+        if area is None or not area.in_flight:
+            raise CodecError(f"{self.address} answered group {group}, which has sent no request.")
+        area.in_flight = False
+        return area
+
+    def _unserved(self, answer: PolicyNotServed) -> UnknownPolicy:
+        self._answered(answer.group)
+        return unknown_policy(self.address, answer)
 
     def _check_open(self) -> None:
         if self._closed_because is not None:

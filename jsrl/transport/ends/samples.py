@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Block, Entry, Lease, Ledger, Origin, ProducerId, SampleProducer, remaining
 from jsrl.transport.door.address import check_producer
-from jsrl.transport.door.hello import ANYBODY, HelloChecker, JoinRules
+from jsrl.transport.door.hello import ANYBODY, Door, JoinRules
 from jsrl.transport.ledger.leg_page import LegPage, new_session
 from jsrl.transport.wire.message import Message
 from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema, make_layout
@@ -109,114 +109,15 @@ class ProducerEnd:
         )
 
 
-class SampleQueue:
-    """Committed trajectories, waiting or lent, and the consumer's counts. Any thread may add to it."""
-
-    def __init__(self, ledger: Ledger | None) -> None:
-        self.address = ""
-        self.ledger = ledger or Ledger(dropped={})
-        self.changed = threading.Condition()
-        self._waiting: deque[tuple[Lease, Any]] = deque()
-        self._lent: dict[Entry, Any] = {}
-        self._faults: deque[Exception] = deque()
-        self.closed = False
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, trajectory: Trajectory, entry: Entry, token: Any, page: LegPage) -> None:
-        """Receive a committed trajectory; `token` identifies its memory, `page` counts its connection."""
-        with self.changed:
-            self.ledger.mark(True)
-            page.receive()
-            self.ledger.arrive()
-            if self.closed:
-                self.ledger.finish("closed")
-            else:
-                self._waiting.append((Lease(trajectory, entry), token))
-                self._hold()
-                self.changed.notify_all()
-            self.ledger.mark(False)
-
-    def _hold(self) -> None:
-        self.ledger.hold(len(self._waiting) + len(self._lent))
-
-    def complain(self, error: Exception) -> None:
-        """Have the next `take` raise `error`, once."""
-        with self.changed:
-            self._faults.append(error)
-            self.changed.notify_all()
-
-    def take(self) -> Lease | None:
-        """Lend the oldest waiting trajectory; None: none waits.
-
-        Raises:
-          StreamClosed: this end is closed.
-          SpecMismatch: a producer with another schema tried to join.
-        """
-        with self.changed:
-            return self._take()
-
-    def _take(self) -> Lease | None:
-        if self.closed:
-            raise StreamClosed(f"{self.address} is closed at this end.")
-        if self._faults:
-            raise self._faults.popleft()
-        if not self._waiting:
-            return None
-        lease, token = self._waiting.popleft()
-        self._lent[lease.entry] = token
-        return lease
-
-    def take_within(self, timeout_s: float) -> Lease:
-        """Lend the oldest trajectory, waiting for other threads to add one."""
-        deadline = time.monotonic() + timeout_s
-        with self.changed:
-            while (lease := self._take()) is None:
-                remaining_s = deadline - time.monotonic()
-                if remaining_s <= 0:
-                    raise self.nothing_came(timeout_s)
-                self.changed.wait(remaining_s)
-            return lease
-
-    def nothing_came(self, timeout_s: float) -> StreamTimeout:
-        return StreamTimeout(f"{self.address}: no trajectory was committed within {timeout_s:g} s.")
-
-    def finish(self, lease: Lease, outcome: str) -> Any:
-        """Count the outcome of a lent trajectory; return its token, or None if the queue is closed."""
-        with self.changed:
-            if self.closed:
-                return None
-            token = self._lent.pop(lease.entry, None)
-            if token is None:
-                raise StreamError(f"{self.address}: {lease.entry} is not lent; every lease is released exactly once.")
-            self.ledger.mark(True)
-            self.ledger.finish(outcome)
-            self._hold()
-            self.ledger.mark(False)
-            return token
-
-    def close(self) -> bool:
-        """Drop everything that waits or is lent for the reason `closed`; return False if that was done before."""
-        with self.changed:
-            if self.closed:
-                return False
-            self.closed = True
-            held = len(self._waiting) + len(self._lent)
-            if held:
-                self.ledger.finish("closed", held)
-            self._waiting.clear()
-            self._lent.clear()
-            self._hold()
-            self.changed.notify_all()
-            return True
-
-
 class ConsumerEnd:
-    """The part of a consumer that all transports share: the queue, who may join, and the pages of its connections.
+    """The part of a consumer that all transports share: trajectories that wait or are lent, their counts, and who may join.
 
-    Args: see jsrl.transport.table.bind_samples. A transport sets the address of the queue.
+    Any thread may add trajectories.
+
+    Args: see jsrl.transport.table.bind_samples. A transport sets the address.
     """
+
+    address = ""
 
     def __init__(
         self,
@@ -229,26 +130,101 @@ class ConsumerEnd:
     ):
         self.schema, self.leaves = schema, flatten_schema(schema)
         self.layout = make_layout(self.leaves)
-        self.queue = SampleQueue(ledger)
+        self.door = Door("the consumer", self.leaves, join_rules)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
         self._leg, self._session = leg, new_session()
-
-    @property
-    def address(self) -> str:
-        return self.queue.address
+        self._ledger = ledger or Ledger(dropped={})
+        self._changed = threading.Condition()  # guards all of these
+        self._waiting: deque[tuple[Lease, Any]] = deque()
+        self._lent: dict[Entry, Any] = {}
+        self._faults: deque[Exception] = deque()
+        self._closed = False
 
     @property
     def ledger(self) -> Ledger:
-        return self.queue.ledger
+        return self._ledger
 
     def pending(self) -> int:
-        return len(self.queue)
+        return len(self._waiting)
 
-    def _count(self, producer: ProducerId, blocks: int, transport: int, ring: Path | None = None) -> LegPage:
+    def get(self, timeout_s: float) -> Lease:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while (lease := self._take()) is None:
+                if (remaining_s := deadline - time.monotonic()) <= 0:
+                    raise StreamTimeout(f"{self.address}: no trajectory was committed within {timeout_s:g} s.")
+                self._changed.wait(remaining_s)
+            return lease
+
+    def _take(self) -> Lease | None:
+        """Lend the oldest waiting trajectory; None: none waits."""
+        with self._changed:
+            if self._closed:
+                raise StreamClosed(f"{self.address} is closed at this end.")
+            if self._faults:
+                raise self._faults.popleft()
+            if not self._waiting:
+                return None
+            lease, token = self._waiting.popleft()
+            self._lent[lease.entry] = token
+            return lease
+
+    def _connect(self, producer: ProducerId, blocks: int, transport: int, place: Path | None = None) -> LegPage:
         """Count a new connection; return its page."""
-        self.queue.ledger.join()
-        return LegPage.create(self._leg, producer, self._session, blocks=blocks, transport=transport, ring=ring)
+        self._ledger.join()
+        return LegPage.create(self._leg, producer, self._session, blocks=blocks, transport=transport, place=place)
+
+    def _add(self, trajectory: Trajectory, entry: Entry, token: Any, page: LegPage) -> None:
+        """Receive a committed trajectory; `token` identifies its memory, `page` counts its connection."""
+        with self._changed:
+            self._ledger.mark(True)
+            page.receive()
+            self._ledger.arrive()
+            if self._closed:
+                self._ledger.finish("closed")
+            else:
+                self._waiting.append((Lease(trajectory, entry), token))
+                self._hold()
+                self._changed.notify_all()
+            self._ledger.mark(False)
+
+    def _hold(self) -> None:
+        self._ledger.hold(len(self._waiting) + len(self._lent))
+
+    def _complain(self, error: Exception) -> None:
+        """Have the next `get` raise `error`, once."""
+        with self._changed:
+            self._faults.append(error)
+            self._changed.notify_all()
+
+    def _finish(self, lease: Lease, outcome: str) -> Any:
+        """Count the outcome of a lent trajectory; return its token, or None if this end is closed."""
+        with self._changed:
+            if self._closed:
+                return None
+            token = self._lent.pop(lease.entry, None)
+            if token is None:
+                raise StreamError(f"{self.address}: {lease.entry} is not lent; every lease is released exactly once.")
+            self._ledger.mark(True)
+            self._ledger.finish(outcome)
+            self._hold()
+            self._ledger.mark(False)
+            return token
+
+    def _drop_all(self) -> bool:
+        """Drop everything that waits, is lent, or comes later, as `closed`; return False if that was done before."""
+        with self._changed:
+            if self._closed:
+                return False
+            self._closed = True
+            held = len(self._waiting) + len(self._lent)
+            if held:
+                self._ledger.finish("closed", held)
+            self._waiting.clear()
+            self._lent.clear()
+            self._hold()
+            self._changed.notify_all()
+            return True
 
 
 def check_groups(num_groups: int) -> int:
@@ -265,17 +241,6 @@ def check_blocks(blocks_per_producer: int | None) -> int | None:
     if blocks_per_producer is not None and not 1 <= blocks_per_producer <= 1 << 20:
         raise ConfigError(f"blocks_per_producer {blocks_per_producer}, expected 1 to {1 << 20}, or None.")
     return blocks_per_producer
-
-
-def wait_until(ready: Callable[[], bool], wait: Callable[[float], Any], timeout_s: float, slice_s: float) -> bool:
-    """Call `wait` in slices until `ready`; return whether it became ready in time."""
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        remaining_s = deadline - time.monotonic()
-        if remaining_s <= 0:
-            return False
-        wait(min(remaining_s, slice_s))
-    return True
 
 
 def reserve_all(ends: Sequence[SampleProducer], timeout_s: float) -> BroadcastBlock:

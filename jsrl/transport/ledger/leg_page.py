@@ -6,10 +6,10 @@ welcomes the producer: a file in the leg's folder. A producer on the same host m
 | words (int64) | written by | |
 |---|---|---|
 | 0 magic, 1 format, 2 incarnation of the consumer, 3 blocks, 4 transport | consumer, once | |
-| 8 attached, 9 started, 10 committed | producer | commits started, and commits finished |
-| 11 left | producer, or the process that removes the ring | commits that no consumer will ever take; -1: not counted |
+| 8 attached, 9 started, 10 committed | producer | commits started, by the stream's own count, and finished |
+| 11 left | producer, or who finds the consumer dead | commits that no consumer will ever take; -1: not counted |
 | 16 received, 17 counted, 18 has_left | consumer | received; commits by the producer's last message (-1: none); has ended |
-| from byte 256: path | consumer, once | of the ring in shared memory |
+| from byte 256: path | consumer, once | of its socket on this host |
 
 Every change is one 8-byte store. A producer killed between `started` and `committed` leaves one trajectory that may or may
 not be committed, and the page shows it.
@@ -42,7 +42,7 @@ class Connection(NamedTuple):
     """The counts of one connection; see the table of the page.
 
     Attributes:
-      ring: commits in the shared-memory ring; -1: it is gone, or never existed.
+      here: the stream is within this host: what was started and not received is in its connection.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Connection(NamedTuple):
     received: int = 0
     counted: int = -1
     has_left: bool = True
-    ring: int = -1
+    here: bool = False
 
 
 class LegPage:
@@ -79,7 +79,7 @@ class LegPage:
         *,
         blocks: int,
         transport: int,
-        ring: Path | None = None,
+        place: Path | None = None,
     ) -> LegPage:
         """Make the page in a leg's folder; in memory only if there is no folder, or it cannot be written."""
         content = bytearray(_PAGE_BYTES)
@@ -92,12 +92,12 @@ class LegPage:
             transport,
         )
         words[_LEFT] = words[_COUNTED] = -1
-        name = os.fsencode(ring or "")
+        name = os.fsencode(place or "")
         if len(name) <= _PAGE_BYTES - _PATH_AT:
             content[_PATH_AT : _PATH_AT + len(name)] = name
         try:
             if folder is not None:
-                return cls(_new_file(page_path(folder, producer, session), bytes(content)))
+                return cls(new_page(page_path(folder, producer, session), bytes(content)))
         except OSError:
             pass  # the ledger counts connections, so a missing page is noticed
         page = mmap.mmap(-1, _PAGE_BYTES)
@@ -122,18 +122,16 @@ class LegPage:
         """Record that this producer counts its commits here."""
         self._words[_ATTACHED] = 1
 
-    def begin(self) -> None:
-        self._words[_STARTED] = self._words[_COMMITTED] + 1
+    def begin(self, number: int) -> None:
+        """Record that the commit with this number begins, from 1 on, by the stream's own count."""
+        self._words[_STARTED] = number
 
     def commit(self) -> None:
         self._words[_COMMITTED] += 1
 
-    def leave(self, committed: int) -> None:
-        """Record how many commits no consumer will take: `committed` by the stream's own count, minus those taken.
-
-        Call it only when the consumer is dead, or reads no more.
-        """
-        self._words[_LEFT] = max(0, committed - self._words[_RECEIVED])
+    def leave(self) -> None:
+        """Record how many commits no consumer will take; call it only when the consumer is dead, or reads no more."""
+        self._words[_LEFT] = max(0, self._words[_STARTED] - self._words[_RECEIVED])
 
     # -- the consumer's end
 
@@ -172,16 +170,16 @@ def pages_in(folder: Path) -> Iterator[Path]:
     return folder.glob(f"*{_SUFFIX}")
 
 
-def count_rings(folder: Path) -> None:
-    """Record how many commits are left in rings that are about to be removed, because no reader will take them.
+def count_unread(folder: Path) -> None:
+    """Record how many commits no reader will take: all consumers of the leg on this host are dead.
 
-    A producer that is alive counts once more when it closes. Unreadable pages are left to `read_connections`.
+    Unreadable pages are left to `read_connections`.
     """
     for path in pages_in(folder):
         with contextlib.suppress(OSError, StreamError):
             connection = _read(path)
-            if connection.ring >= 0 and connection.left < 0 and not connection.has_left:
-                LegPage(_map(_open(path))).leave(connection.ring)
+            if connection.here and connection.left < 0 and not connection.has_left:
+                LegPage(_map(_open(path))).leave()
 
 
 def _read(path: Path) -> Connection:
@@ -196,7 +194,7 @@ def _read(path: Path) -> Connection:
             f"{path} is not a page of a connection ({len(page)} bytes, expected {_PAGE_BYTES}); delete the folder "
             f"{path.parent} to continue without its counts."
         )
-    ring = os.fsdecode(page[_PATH_AT:].rstrip(b"\0"))
+    place = os.fsdecode(page[_PATH_AT:].rstrip(b"\0"))
     return Connection(
         name=re.sub(r"\.[0-9a-f]{12}$", "", name),
         transport=words[_TRANSPORT],
@@ -208,27 +206,42 @@ def _read(path: Path) -> Connection:
         received=words[_RECEIVED],
         counted=words[_COUNTED],
         has_left=bool(words[_HAS_LEFT]),
-        ring=_commits_in(Path(ring), words[_SESSION]) if ring else -1,
+        here=words[_TRANSPORT] == LOCAL or (bool(place) and Path(place).exists()),
     )
 
 
-def _commits_in(path: Path, session: int) -> int:
-    from jsrl.transport.shared.pages import read_commits
+def new_page(path: Path, content: bytes, *, durable: bool = False) -> mmap.mmap:
+    """Write a page to a new file, put it in the place of an old one, and return it mapped.
 
-    return read_commits(path, session)
-
-
-def _new_file(path: Path, content: bytes) -> mmap.mmap:
+    Args:
+      durable: it is on disk then.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")  # readers of `path` find a whole page, and hosts send no hidden ones
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    draft = path.with_name(
+        f".{path.name}.{os.getpid()}.draft"
+    )  # readers find a whole page, and hosts send no hidden ones
+    try:
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        page = write_page(descriptor, content, durable=durable)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    return page
+
+
+def write_page(descriptor: int, content: bytes, *, durable: bool) -> mmap.mmap:
+    """Write a page to an open file, which is closed; return it mapped."""
     try:
         os.write(descriptor, content)  # allocates the blocks: a store into a hole on a full disk would be SIGBUS
-        page = mmap.mmap(descriptor, _PAGE_BYTES)
+        if durable:
+            os.fsync(descriptor)
+        return mmap.mmap(descriptor, len(content))
     finally:
         os.close(descriptor)
-    os.rename(draft, path)
-    return page
 
 
 def _open(path: Path) -> int:

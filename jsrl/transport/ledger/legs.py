@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.errors import SnapshotError, StreamError
-from jsrl.transport.ledger.leg_page import count_rings, read_connections
+from jsrl.transport.ledger.leg_page import count_unread, read_connections
 from jsrl.transport.ledger.page import LEDGER, PageContent, read_page
 from jsrl.transport.ledger.reconcile import LegLedger, reconcile
 
@@ -68,6 +68,6 @@ def read_legs(run: Path) -> dict[str, LegLedger]:
 
 
 def close_legs(run: Path) -> None:
-    """Count what is left in rings, before the run's shared memory is removed; all its processes have ended."""
+    """Count what no reader took, before the run's shared memory is removed; all its processes have ended."""
     for folder in (run / LEGS).glob("*"):
-        count_rings(folder)
+        count_unread(folder)

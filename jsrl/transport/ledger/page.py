@@ -15,7 +15,6 @@ no space for a new file, it goes on in the old one, whose blocks it has.
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ import numpy as np
 from jsrl.errors import SnapshotError
 from jsrl.plain_files import read_plain
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger.leg_page import pages_in
+from jsrl.transport.ledger.leg_page import new_page, pages_in, write_page
 
 LEDGER = "ledger"  # name of the page in a run folder
 _MAGIC, _FORMAT = 0x4A53524C4C454447, 2
@@ -112,38 +111,12 @@ def open_ledger(
         last = PageContent(epoch, ledger, carried=ledger.received)
     content = _page_of(last._replace(epoch=epoch, ledger=ledger))
     try:
-        return epoch, PersistedLedger(ledger, _new_page(path, content))
+        return epoch, PersistedLedger(ledger, new_page(path, content, durable=True))
     except OSError:
         if not path.exists():
             raise
-    return epoch, PersistedLedger(ledger, _write_page(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), content))
-
-
-def _new_page(path: Path, content: bytes) -> mmap.mmap:
-    """Write a page to a new file, and put it in the place of the old one."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    draft.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        page = _write_page(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return page
-
-
-def _write_page(descriptor: int, content: bytes) -> mmap.mmap:
-    """Write a page to an open file, which is closed; return it mapped."""
-    try:
-        os.write(descriptor, content)
-        os.fsync(descriptor)
-        return mmap.mmap(descriptor, _PAGE_BYTES)
-    finally:
-        os.close(descriptor)
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return epoch, PersistedLedger(ledger, write_page(descriptor, content, durable=True))
 
 
 def continued(last: PageContent | None, saved: dict[str, Any] | None, *, rolls_back: bool = True) -> Ledger:

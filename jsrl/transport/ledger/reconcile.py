@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger.leg_page import LOCAL, ZEROMQ, Connection
+from jsrl.transport.ledger.leg_page import ZEROMQ, Connection
 
 _MAX_FAULTS = 3  # shown in the text
 
@@ -134,7 +134,7 @@ def reconcile(
         produced=carried + absent + sum(one.produced for one in compared),
         consumed=ledger.consumed,
         dropped=dropped,
-        in_flight=still + sum(one.in_ring for one in compared),
+        in_flight=still + sum(one.in_stream for one in compared),
         unknown=sum(one.unknown for one in compared),
         uncounted=sum(one.uncounted for one in compared) + (max(1, absent) if missing else 0),
         faults=tuple(faults),
@@ -148,7 +148,7 @@ class _Compared(NamedTuple):
     produced: int
     received: int
     lost: int = 0
-    in_ring: int = 0
+    in_stream: int = 0
     unknown: int = 0
     uncounted: int = 0
     fault: str = ""
@@ -159,18 +159,18 @@ def _compare(c: Connection) -> _Compared:
         return _Compared(c.received, c.received, uncounted=c.blocks)  # the counts of another host cannot be read
     low, high = (c.committed, c.started) if c.attached else (max(c.counted, 0), max(c.counted, 0))
     high = max(low, min(high, low + 1))
-    lost = in_ring = unknown = 0
+    lost = in_stream = unknown = 0
     if c.left >= 0:
         lost = c.left
-    elif not c.has_left and c.ring >= 0:
-        in_ring = max(0, c.ring - c.received)
-    elif c.transport != LOCAL and (not c.has_left or c.transport == ZEROMQ):  # killed: its last messages may be lost
+    elif not c.has_left and c.here:
+        in_stream = max(0, c.started - c.received)
+    elif not c.has_left or c.transport == ZEROMQ:  # killed: its last messages may be lost
         unknown = max(0, min(_nearest(c.received, low, high) - c.received, c.blocks))
-    accounted = c.received + lost + in_ring + unknown
+    accounted = c.received + lost + in_stream + unknown
     produced, fault = _nearest(accounted, low, high), ""
     if produced != accounted:
         fault = f"{c.name} committed {produced}, but {c.received} were received and {accounted - c.received} were left"
-    return _Compared(produced, c.received, lost, in_ring, unknown, 0, fault)
+    return _Compared(produced, c.received, lost, in_stream, unknown, 0, fault)
 
 
 def _nearest(count: int, low: int, high: int) -> int:

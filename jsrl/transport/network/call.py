@@ -22,13 +22,12 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from jsrl.errors import AccessDenied, CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamTimeout
+from jsrl.errors import AccessDenied, CodecError, JsrlError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport import base
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.door.hello import (
     Check,
     Hello,
-    HelloChecker,
     HelloMessage,
     JoinRules,
     Refused,
@@ -36,12 +35,11 @@ from jsrl.transport.door.hello import (
     refusal,
 )
 from jsrl.transport.door.keys import ClientKeys, KeyPath
-from jsrl.transport.ends.area import AreaLayout, ClientArea, ServerArea
-from jsrl.transport.ends.inference import ClientEnd, PolicyNotServed, ServerEnd, unknown_policy
-from jsrl.transport.ends.packing import RequestPacker
+from jsrl.transport.ends.area import AreaLayout, ClientArea
+from jsrl.transport.ends.inference import ClientEnd, ConnectedClient, PolicyNotServed, ServerEnd
+from jsrl.transport.ends.packing import PLAIN, Packed, Packing, RequestPacker
 from jsrl.transport.network.link import BindingLink, ConnectingLink, Received
 from jsrl.transport.wire.message import Count, Message
-from jsrl.transport.wire.packing import PLAIN, Packed, Packing
 from jsrl.transport.wire.schema import flatten_schema
 
 MAX_BODY_BYTES = 1 << 28
@@ -106,14 +104,14 @@ class _Buffer:
         }
 
 
-class _Client:
+class _Client(ConnectedClient):
     """A connected client, as the server knows it."""
 
     def __init__(self, hello: Hello, route: bytes, layout: AreaLayout, packing: Packing, link: BindingLink):
-        self.client, self.route, self._link = hello.sender, route, link
-        self.heard_s = time.monotonic()
         self._buffer = _Buffer(layout)
-        self.areas = {g: ServerArea(layout, self.client, g, self._buffer.memory) for g in layout.group_sizes}
+        super().__init__(hello.sender, layout, self._buffer.memory)
+        self.route, self._link = route, link
+        self.heard_s = time.monotonic()
         self._packers = {g: RequestPacker(layout.spec, rows, packing) for g, rows in layout.group_sizes.items()}
 
     def take(self, request: Request, body: memoryview) -> ClientRequest:
@@ -129,21 +127,15 @@ class _Client:
         self._packers[request.group].unpack(packed, request.step, self._buffer.questions[request.group])
         return area.read(request.min_updates, request.step, request.wants_core)
 
-    def answer(self, request: ClientRequest, reply: Reply) -> bool:
-        group, has_core = request.group, request.request.wants_core
-        self.areas[group].write(reply, has_core)
+    def _send_answer(self, group: int, has_core: bool) -> bool:
         return self._link.send(self.route, Answer(group, has_core), self._buffer.answers[group, has_core])
 
-    def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
-        self.areas[request.group].refuse()
-        return self._link.send(self.route, unserved)
+    def _send(self, message: Message) -> bool:
+        return self._link.send(self.route, message)
 
     def ping(self) -> bool:
         """Return whether the connection may still exist; pings may be lost."""
         return self._link.send(self.route, Ping(), may_drop=True)
-
-    def disconnect(self, reason: str) -> None:
-        self._link.send(self.route, refusal(StreamClosed(f"{reason}.")))
 
 
 class ZmqInferenceServer(ServerEnd):
@@ -152,13 +144,11 @@ class ZmqInferenceServer(ServerEnd):
     def __init__(
         self, endpoint: str, spec: InferenceSpec, *, keys: KeyPath, join_rules: JoinRules, packing: Packing = PLAIN
     ):
-        self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
-        super().__init__(self._hello_checker.admission)
-        self.spec = spec
+        super().__init__(spec, join_rules, MAX_BODY_BYTES)
         self._clients: dict[bytes, _Client] = {}
         self._pinged_s = time.monotonic()
         request_bytes = min(MAX_BODY_BYTES, AreaLayout(spec, {0: join_rules.rows}).question_bytes(0))
-        header_bytes = self._hello_checker.header_bytes
+        header_bytes = self.door.header_bytes
         self._link = BindingLink(endpoint, keys, _TO_SERVER, header_bytes=header_bytes, body_bytes=request_bytes)
         self._packing = PLAIN if self._link.keys is None else packing  # messages within this host are not packed
         self.waitable, self.address = self._link.socket, self._link.address
@@ -186,7 +176,7 @@ class ZmqInferenceServer(ServerEnd):
             message, body = self._link.read(received)
             if isinstance(message, HelloMessage):
                 speaks_for = functools.partial(self._link.speaks_for, received)
-                self._welcome(received.route, self._hello_checker.read(message, speaks_for))
+                self._welcome(received.route, self.door.read(message, speaks_for))
             elif peer is None:
                 raise StreamClosed(f"{self.address} does not know this client: connect again.")
             elif isinstance(message, Request):
@@ -205,21 +195,15 @@ class ZmqInferenceServer(ServerEnd):
         present: Any = self._peers.get(client.name)
         if present is not None and not present.ping():
             self._drop(present, "its connection broke")
-        self._admission.check_incarnation(client)
-        layout = AreaLayout(self.spec, hello.groups)
-        if layout.size_bytes > MAX_BODY_BYTES:
-            raise ConfigError(
-                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_BODY_BYTES} can be sent; "
-                "use smaller groups."
-            )
+        layout = self._layout_of(hello)
         peer = _Client(hello, route, layout, self._packing, self._link)
         if self._link.send(route, Welcome(self._packing)):
             self._admit(peer)
             self._clients[route] = peer
 
-    def _drop(self, peer: Any, reason: str) -> None:
+    def _disconnect(self, peer: Any, reason: str) -> None:
         self._clients.pop(peer.route, None)
-        super()._drop(peer, reason)
+        self._link.send(peer.route, refusal(StreamClosed(f"{reason}.")))
 
     def _shut(self) -> None:
         self._clients.clear()
@@ -287,12 +271,9 @@ class ZmqInferenceClient(ClientEnd):
             raise_refusal(message)
         if isinstance(message, Ping | Welcome):
             return None
-        area = self._areas.get(message.group)
-        if area is None or not area.in_flight:
-            raise CodecError(f"{self.address} answered group {message.group}, which has sent no request.")
-        area.in_flight = False
         if isinstance(message, PolicyNotServed):
-            raise unknown_policy(self.address, message)
+            raise self._unserved(message)
+        area = self._answered(message.group)
         target = self._buffer.answers[message.group, message.has_core]
         if len(body) != target.nbytes:
             raise CodecError(f"a reply of {len(body)} bytes, expected {target.nbytes}.")

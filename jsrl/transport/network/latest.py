@@ -19,7 +19,7 @@ import numpy as np
 from jsrl.errors import CodecError, StreamClosed, StreamError
 from jsrl.transport.door.hello import Refused, raise_refusal, refusal
 from jsrl.transport.door.keys import ClientKeys, KeyPath
-from jsrl.transport.local.params import LatestStore
+from jsrl.transport.ends.params import LatestStore, StoreReader
 from jsrl.transport.network.link import BindingLink, ConnectingLink
 from jsrl.transport.network.sockets import SILENCE_MS
 from jsrl.transport.network.thread import SocketThread
@@ -110,20 +110,17 @@ class ZmqParamsPublisher:
                 self._wanted = {key: have for key, have in self._wanted.items() if key[0] != route}
 
 
-class ZmqParamsSubscriber:
+class ZmqParamsSubscriber(StoreReader):
     """The reading end of `tcp://HOST:PORT` and `ipc://PATH`; a policy is fetched from its first poll or wait on.
 
     `silence_ms`: silence of the publisher after which the connection counts as lost and is made again.
     """
 
     def __init__(self, endpoint: str, *, keys: KeyPath | ClientKeys = None, silence_ms: int = SILENCE_MS):
-        self.address = endpoint
-        self._store = LatestStore()
-        self._seen: dict[int, int] = {}
+        super().__init__(endpoint, LatestStore())
         self._wanted: set[int] = set()
         self._asked: set[int] = set()  # of `_wanted`: with an open request
         self._failure: StreamError | None = None
-        self._closed = False
         self._link = ConnectingLink(
             endpoint,
             keys,
@@ -138,11 +135,11 @@ class ZmqParamsSubscriber:
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
         self._want(policy)
-        return self._store.poll(policy, self._seen)
+        return super().poll(policy)
 
     def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
         self._want(policy)
-        self._store.wait(policy, min_updates, timeout_s, self.address, check=self._check)
+        super().wait(policy, min_updates, timeout_s)
 
     @property
     def there(self) -> bool:
@@ -161,14 +158,12 @@ class ZmqParamsSubscriber:
             self._link.close()
 
     def _want(self, policy: int) -> None:
-        self._check()
         if policy not in self._wanted:
             self._wanted.add(policy)
             self._thread.wake()
 
     def _check(self) -> None:
-        if self._closed:
-            raise StreamClosed(f"the params subscriber {self.address} is closed.")
+        super()._check()
         if self._failure is not None:
             raise self._failure
 

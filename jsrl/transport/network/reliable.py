@@ -35,16 +35,14 @@ from jsrl.transport.door.address import check_origin
 from jsrl.transport.door.hello import Check, Hello, HelloMessage, Refused, hello_of_producer, refusal
 from jsrl.transport.door.keys import ClientKeys, KeyPath
 from jsrl.transport.ends import samples as ends
-from jsrl.transport.ends.packing import Packer
+from jsrl.transport.ends.packing import PLAIN, Packed, Packer, Packing
 from jsrl.transport.ends.samples import ConsumerEnd, OpenBlock, ProducerEnd, choose_blocks
 from jsrl.transport.ledger.leg_page import ZEROMQ, LegPage
-from jsrl.transport.local.samples import aligned_zeros
 from jsrl.transport.network.link import BindingLink, ConnectingLink, Received
 from jsrl.transport.network.sockets import reuse_freed_memory
 from jsrl.transport.network.thread import SocketThread
 from jsrl.transport.wire.message import Count, Message
-from jsrl.transport.wire.packing import PLAIN, Packed, Packing
-from jsrl.transport.wire.schema import make_layout
+from jsrl.transport.wire.schema import aligned_zeros, make_layout
 from jsrl.types import Trajectory, Tree
 
 _SYNC_S = 0.5
@@ -198,7 +196,7 @@ class ZmqSampleProducer(ProducerEnd):
         self._receive(0.0)
         self._check_open()
         entry, block = self._next_entry(group, origin), self._blocks[number]
-        self._page.begin()
+        self._page.begin(self._sent + 1)
         block.index, block.entry = self._sent, entry
         self._on_the_way.append(number)
         self._sent += 1
@@ -229,7 +227,7 @@ class ZmqSampleProducer(ProducerEnd):
                 self._receive(_SYNC_S)
             self._closed = self._closed or "closed by this producer"
             if self._lost or self._page.has_left:  # the counts are final
-                self._page.leave(self._sent)
+                self._page.leave()
             self._link.close()
 
     def mark_lost(self, reason: str) -> None:
@@ -326,21 +324,18 @@ class ZmqSampleConsumer(ConsumerEnd):
             endpoint,
             keys,
             _TO_CONSUMER,
-            header_bytes=self._hello_checker.header_bytes,
+            header_bytes=self.door.header_bytes,
             body_bytes=self.layout.size_bytes,
             buffer_bytes=_BUFFER_BYTES,
         )
         self._packing = PLAIN if self._link.keys is None else packing  # messages within this host are not packed
         self._packer = Packer(schema, self._packing)
-        self.queue.address = self._link.address
+        self.address = self._link.address
         self._thread = SocketThread("sample-attendant", [self._link.socket], lambda ready: self._serve())
-
-    def get(self, timeout_s: float) -> Lease:
-        return self.queue.take_within(timeout_s)
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
         """Free the memory of a lease that nothing reads any more; the producer may send one more."""
-        peer = self.queue.finish(lease, outcome)
+        peer = self._finish(lease, outcome)
         if peer is None:
             return
         with self._lock:
@@ -350,13 +345,13 @@ class ZmqSampleConsumer(ConsumerEnd):
 
     def fence(self, producer: ProducerId) -> None:
         with self._lock:
-            self._hello_checker.admission.fence(producer)
+            self.door.fence(producer)
             for peer in [peer for peer in self._peers.values() if peer.producer == producer]:
                 self._part(peer, "this incarnation was fenced by the consumer.")
         self._thread.wake()
 
     def close(self) -> None:
-        if not self.queue.close():
+        if not self._drop_all():
             return
         self._thread.stop()
         for peer in list(self._peers.values()):
@@ -392,7 +387,7 @@ class ZmqSampleConsumer(ConsumerEnd):
         route, (message, body) = received.route, self._link.read(received)
         if isinstance(message, HelloMessage):
             speaks_for = functools.partial(self._link.speaks_for, received)
-            self._welcome(route, self._hello_checker.read(message, speaks_for))
+            self._welcome(route, self.door.read(message, speaks_for))
         elif peer is None:
             raise StreamClosed("this consumer does not know the producer: join again with a new incarnation.")
         elif isinstance(message, Sample):
@@ -411,10 +406,10 @@ class ZmqSampleConsumer(ConsumerEnd):
         peer = self._known(route, producer)  # if the hello is repeated, as the welcome was late, or lost
         if peer is None:
             num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
-            self._hello_checker.admission.admit(producer)
+            self.door.admit(producer)
             for old in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
                 self._part(old, f"replaced by incarnation {producer.incarnation}.")
-            page = self._count(producer, num_blocks, ZEROMQ)
+            page = self._connect(producer, num_blocks, ZEROMQ)
             peer = self._peers[route] = _Peer(producer, route, num_groups, num_blocks, page)
         self._unsent.append((route, Welcome(peer.num_blocks, self._session, self._packing)))
 
@@ -457,14 +452,14 @@ class ZmqSampleConsumer(ConsumerEnd):
         peer.received += 1
         peer.sequences[group] = expected + 1
         trajectory = self.layout.tree(self.schema, raw, writeable=False)
-        self.queue.add(trajectory, Entry(peer.producer, group, sample.sequence, origin), peer, peer.page)
+        self._add(trajectory, Entry(peer.producer, group, sample.sequence, origin), peer, peer.page)
 
     def _refuse(self, route: bytes, peer: _Peer | None, error: JsrlError) -> None:
         if isinstance(error, SpecMismatch):
-            self.queue.complain(SpecMismatch(str(error)))
+            self._complain(SpecMismatch(str(error)))
         elif peer is not None:  # a welcomed producer violates the protocol
-            self.queue.complain(StreamError(str(error)))
-            self._hello_checker.admission.fence(peer.producer)
+            self._complain(StreamError(str(error)))
+            self.door.fence(peer.producer)
             self._peers.pop(route, None)
             peer.page.stop_reading()
         self._unsent.append((route, refusal(error)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import functools
@@ -12,12 +11,11 @@ import re
 import socket as sockets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import zmq
 
 from jsrl.errors import ConfigError
-from jsrl.transport.door.unix_socket import is_alive
+from jsrl.transport.shared.connections import is_alive
 
 SILENCE_MS = 10000
 # The ports at which sockets of this host may listen; without it any.
@@ -52,12 +50,6 @@ def configure(
     if buffer_bytes:
         socket.setsockopt(zmq.SNDBUF, buffer_bytes)
         socket.setsockopt(zmq.RCVBUF, buffer_bytes)
-
-
-def send_if_possible(socket: zmq.Socket, frames: Sequence[Any]) -> None:
-    """Send a message, unless ZeroMQ has given up the connection, as the other end refuses this one's key."""
-    with contextlib.suppress(zmq.Again):
-        socket.send_multipart(frames, zmq.NOBLOCK)
 
 
 def bind(socket: zmq.Socket, endpoint: str) -> str:

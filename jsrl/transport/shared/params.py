@@ -5,27 +5,29 @@ reader copies the latest and checks its number again: if the writer reused that 
 copy), the number differs and the reader starts over. It also checks a sum over all words.
 
 A new incarnation of the learner replaces the old one's file and marks the old one; readers follow at their next
-check. A waiting reader puts a doorbell into the folder `NAME.bells`; every publish rings all of them.
+check. A waiting reader connects to the writer's socket, over which every publish wakes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from jsrl.errors import CodecError, ConfigError, StreamClosed
-from jsrl.transport.local.params import too_late
-from jsrl.transport.shared.doorbell import Doorbell
-from jsrl.transport.shared.locks import is_locked, make_folder, try_lock
+from jsrl.errors import CodecError, StreamClosed, StreamTimeout
+from jsrl.transport.ends.params import too_late
+from jsrl.transport.shared.connections import accept, connect_socket, listen_socket
+from jsrl.transport.shared.locks import make_folder
 from jsrl.transport.shared.segment import Segment, memory_fence
 from jsrl.transport.wire.schema import (
     Layout,
     align,
+    aligned_zeros,
     compare_schemas,
     decode_schema,
     encode_schema,
@@ -34,36 +36,29 @@ from jsrl.transport.wire.schema import (
 )
 from jsrl.types import version_updates
 
-_MAGIC = 0x4A53524C_50520001  # "JSRLPR", layout 1
 _COPIES = 3
 _HEAD_WORDS = 8  # of the segment, and of each copy: one cache line
-_LATEST, _REPLACED, _SCHEMA_BYTES, _CHECKED = 1, 2, 3, 4  # words of the segment's head
+_LATEST, _REPLACED, _SCHEMA_BYTES = 0, 1, 2  # words of the segment's head
 _NUMBER, _VERSION, _SUM = 0, 1, 2  # words of a copy's head
 _HEADS_BYTES = 8 * _HEAD_WORDS * (1 + _COPIES)
 _MAX_TRIES = 64
-_POLL_S = 0.2  # how often a waiting reader checks without a ring, in case a new writer does not know its bell yet
-_SWEEP_EVERY = 256  # publishes between searches for doorbells of dead readers
+_POLL_S = 0.2  # how often a waiting reader checks unasked, and connects to a new writer
 
 
 def _policy_path(path: Path, policy: int) -> Path:
     return path.with_name(f"{path.name}.policy-{policy}")
 
 
-def _bells_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.bells")
-
-
 class SharedParamsPublisher:
     """The writing end of `shm:FOLDER/NAME`."""
 
-    def __init__(self, path: str | Path, checksum: bool = True):
+    def __init__(self, path: str | Path):
         self._path = Path(path)
         self.address = f"shm:{self._path}"
-        self._checksum = checksum
         make_folder(self._path.parent)
         self._banks: dict[int, tuple[_Bank, list[list[np.ndarray]]]] = {}
-        self._bells: dict[str, Doorbell] = {}
-        self._published = 0
+        self._listener = listen_socket(self._path)
+        self._readers: list[socket.socket] = []  # of those that have waited
         self._closed = False
 
     def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
@@ -76,14 +71,13 @@ class SharedParamsPublisher:
             bank, views = found
             self._check(bank, values, policy)
             self._write(bank, views, version, values)
-        self._published += 1
-        self._ring()
+        self._wake_readers()
 
     def _start(self, policy: int, version: int, values: list[np.ndarray]) -> None:
         final = _policy_path(self._path, policy)
         fresh = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
         layout = make_layout(flatten_schema(list(values)))
-        bank = _Bank.create(fresh, layout, self._checksum)
+        bank = _Bank.create(fresh, layout)
         views = [bank.views(number) for number in range(_COPIES)]
         self._write(bank, views, version, values)
         try:
@@ -117,64 +111,42 @@ class SharedParamsPublisher:
         for view, value in zip(views[number % _COPIES], values, strict=True):
             view[...] = value
         words[head + _VERSION] = version
-        if words[_CHECKED]:
-            words[head + _SUM] = _word_sum(bank.copies[number % _COPIES])
+        words[head + _SUM] = _word_sum(bank.copies[number % _COPIES])
         memory_fence()
         words[head + _NUMBER] = number
         memory_fence()
         words[_LATEST] = number
 
-    def _ring(self) -> None:
-        try:
-            names = os.listdir(_bells_path(self._path))
-        except FileNotFoundError:
-            return
-        sweep = self._published % _SWEEP_EVERY == 0
-        for name in names:
-            bell = self._bells.get(name)
-            if bell is None:
-                try:
-                    bell = self._bells[name] = Doorbell.attach(_bells_path(self._path) / name)
-                except (StreamClosed, ConfigError):
-                    continue  # removed since the listing, or not a doorbell
-            bell.ring()
-            if sweep and not is_locked(bell.fileno()):
-                bell.unlink()
-        if len(self._bells) > len(names):
-            for name in set(self._bells).difference(names):
-                self._bells.pop(name).close()
+    def _wake_readers(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._readers.append(accept(self._listener))
+        self._readers = [reader for reader in self._readers if _wake(reader)]
 
     def close(self) -> None:
-        """Close; the last params stay readable until `unlink` or the end of the run. May be called twice."""
+        """Close; the last params stay readable until the end of the run. May be called twice."""
+        if not self._closed:
+            self._path.unlink(missing_ok=True)
         self._closed = True
-        for bell in self._bells.values():
-            bell.close()
-        self._bells.clear()
+        for connection in (self._listener, *self._readers):
+            connection.close()
+        self._readers.clear()
         for bank, views in self._banks.values():
             views.clear()
             bank.close()
         self._banks.clear()
 
-    def unlink(self) -> None:
-        """Remove the params of every policy from the folder; readers that have opened them keep the last ones."""
-        for path in self._path.parent.glob(f"{self._path.name}.policy-*"):
-            path.unlink(missing_ok=True)
-        bells = _bells_path(self._path)
-        if bells.is_dir():
-            for path in bells.iterdir():
-                path.unlink(missing_ok=True)
-            bells.rmdir()
 
-
-class _Source:
-    """One policy's segment, as a reader has opened it."""
-
-    __slots__ = ("bank", "seen_number", "words")
-
-    def __init__(self, bank: _Bank):
-        self.bank = bank
-        self.words = bank.words
-        self.seen_number = 0
+def _wake(reader: socket.socket) -> bool:
+    """Wake a reader; return whether it is still there."""
+    try:
+        reader.send(b"new", socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True  # it has not read earlier ones
+    except OSError:
+        reader.close()
+        return False
+    return True
 
 
 class SharedParamsSubscriber:
@@ -183,37 +155,37 @@ class SharedParamsSubscriber:
     def __init__(self, path: str | Path):
         self._path = Path(path)
         self.address = f"shm:{self._path}"
-        self._sources: dict[int, _Source] = {}
-        self._bell: Doorbell | None = None
+        self._banks: dict[int, _Bank] = {}
+        self._writer: socket.socket | None = None  # once this end has waited
         self._closed = False
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
         """As ParamsSubscriber; raises CodecError if the params in memory fail their checksum."""
-        source = self._sources.get(policy)
-        if source is None or source.words[_REPLACED]:
-            source = self._follow(policy)
-            if source is None:
+        bank = self._banks.get(policy)
+        if bank is None or bank.words[_REPLACED]:
+            bank = self._follow(policy)
+            if bank is None:
                 return None
-        if source.words[_LATEST] == source.seen_number:
+        if bank.words[_LATEST] == bank.seen_number:
             return None
-        return self._copy(source, policy)
+        return self._copy(bank, policy)
 
-    def _follow(self, policy: int) -> _Source | None:
+    def _follow(self, policy: int) -> _Bank | None:
         """Open the policy's segment if there is one, or a newer one."""
         if self._closed:
             raise StreamClosed(f"the params subscriber {self.address} is closed.")
-        older = self._sources.get(policy)
+        older = self._banks.get(policy)
         try:
-            source = _Source(_Bank.attach(_policy_path(self._path, policy)))
+            bank = _Bank.attach(_policy_path(self._path, policy))
         except StreamClosed:
             return older
-        self._sources[policy] = source
+        self._banks[policy] = bank
         if older is not None:
-            older.bank.close()
-        return source
+            older.close()
+        return bank
 
-    def _copy(self, source: _Source, policy: int) -> tuple[int, list[np.ndarray]] | None:
-        words, bank = source.words, source.bank
+    def _copy(self, bank: _Bank, policy: int) -> tuple[int, list[np.ndarray]] | None:
+        words = bank.words
         for _ in range(_MAX_TRIES):
             number = words[_LATEST]
             memory_fence()
@@ -222,17 +194,17 @@ class SharedParamsSubscriber:
                 continue
             version, expected_sum = words[head + _VERSION], words[head + _SUM]
             memory_fence()
-            fresh: Any = _aligned(bank.layout.size_bytes)
+            fresh = aligned_zeros(bank.layout.size_bytes)
             fresh[...] = bank.copies[number % _COPIES]
             memory_fence()
             if words[head + _NUMBER] != number:
                 continue
-            if words[_CHECKED] and _word_sum(fresh) != expected_sum:
+            if _word_sum(fresh) != expected_sum:
                 raise CodecError(
                     f"{self.address}: params of policy {policy}, version {version}, fail their checksum: the memory "
                     "was written by another process. Stop the run and look for a second learner in the same run folder."
                 )
-            source.seen_number = number
+            bank.seen_number = number
             return version, bank.layout.views(fresh)
         return None  # the writer is faster than this reader copies: the next poll tries again
 
@@ -241,46 +213,54 @@ class SharedParamsSubscriber:
         if version is not None and version_updates(version) >= min_updates:
             return
         deadline = time.monotonic() + timeout_s
-        bell = self._own_doorbell()
         while True:
+            self._connect()
             version = self._version(policy)
             if version is not None and version_updates(version) >= min_updates:
                 return
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise too_late(self.address, policy, min_updates, timeout_s, version)
-            bell.wait(min(left_s, _POLL_S))
+            self._rest(min(left_s, _POLL_S))
 
     def _version(self, policy: int) -> int | None:
-        source = self._sources.get(policy)
-        if source is None or source.words[_REPLACED]:
-            source = self._follow(policy)
-        return None if source is None else source.bank.latest_version()
+        bank = self._banks.get(policy)
+        if bank is None or bank.words[_REPLACED]:
+            bank = self._follow(policy)
+        return None if bank is None else bank.latest_version()
 
-    def _own_doorbell(self) -> Doorbell:
-        if self._bell is None:
-            make_folder(self._path.parent)
-            bells = make_folder(_bells_path(self._path))
-            self._bell = Doorbell.create(bells / secrets.token_hex(8))
-            try_lock(self._bell.fileno())
-        return self._bell
+    def _connect(self) -> None:
+        """Connect to the writer, if there is one."""
+        if self._writer is None:
+            with contextlib.suppress(StreamTimeout):
+                self._writer = connect_socket(self._path, 0.0, lambda: None)
+
+    def _rest(self, timeout_s: float) -> None:
+        """Wait until something was published, or the writer has ended."""
+        if self._writer is None:
+            time.sleep(timeout_s)
+            return
+        self._writer.settimeout(timeout_s)
+        try:
+            if self._writer.recv(16):
+                return
+        except TimeoutError:
+            return
+        except OSError:
+            pass
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def close(self) -> None:
         self._closed = True
-        for source in self._sources.values():
-            source.bank.close()
-        self._sources.clear()
-        if self._bell is not None:
-            self._bell.unlink()
-            self._bell.close()
-            self._bell = None
-
-
-def _aligned(size_bytes: int) -> np.ndarray:
-    """Return new memory that starts at a cache line."""
-    room = np.empty(size_bytes + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    return room[start : start + size_bytes]
+        for bank in self._banks.values():
+            bank.close()
+        self._banks.clear()
+        self._hang_up()
 
 
 def _copy_head(number: int) -> int:
@@ -299,6 +279,7 @@ class _Bank:
     def __init__(self, segment: Segment, layout: Layout):
         self.segment = segment
         self.layout = layout
+        self.seen_number = 0  # of the copy that a reader has taken
         self.words = segment.words(0, _HEAD_WORDS * (1 + _COPIES))
         start = align(_HEADS_BYTES + self.words[_SCHEMA_BYTES])
         size = layout.size_bytes
@@ -306,34 +287,24 @@ class _Bank:
         self.copies = [everything[start + k * size : start + (k + 1) * size] for k in range(_COPIES)]
 
     @classmethod
-    def create(cls, path: Path, layout: Layout, checked: bool) -> _Bank:
+    def create(cls, path: Path, layout: Layout) -> _Bank:
         schema = encode_schema(layout.leaves)
         size_bytes = align(_HEADS_BYTES + len(schema)) + _COPIES * layout.size_bytes
         segment = Segment.create(path, size_bytes)
         segment.buffer[_HEADS_BYTES : _HEADS_BYTES + len(schema)] = schema
         words = segment.words(0, _HEAD_WORDS)
-        words[0], words[_SCHEMA_BYTES], words[_CHECKED] = _MAGIC, len(schema), int(checked)
+        words[_SCHEMA_BYTES] = len(schema)
         words.release()
         return cls(segment, layout)
 
     @classmethod
     def attach(cls, path: Path) -> _Bank:
-        """Open a segment of params.
-
-        Raises:
-          StreamClosed: it does not exist. CodecError: it holds something else.
-        """
+        """Open a segment of params. Raises StreamClosed: it does not exist."""
         segment = Segment.attach(path)
-        words = segment.words(0, _HEAD_WORDS) if segment.size_bytes >= _HEADS_BYTES else None
-        if words is None or words[0] != _MAGIC:
-            raise CodecError(f"{path} holds no params of this version of jsrl; remove it or use another run folder.")
+        words = segment.words(0, _HEAD_WORDS)
         end = _HEADS_BYTES + words[_SCHEMA_BYTES]
         words.release()
-        leaves = decode_schema(segment.buffer[_HEADS_BYTES:end])
-        layout = make_layout(leaves)
-        if align(end) + _COPIES * layout.size_bytes > segment.size_bytes:
-            raise CodecError(f"{path} is shorter than its schema says; remove it or use another run folder.")
-        return cls(segment, layout)
+        return cls(segment, make_layout(decode_schema(segment.buffer[_HEADS_BYTES:end])))
 
     def views(self, number: int) -> list[np.ndarray]:
         return self.layout.views(self.copies[number % _COPIES])

@@ -1,268 +1,222 @@
-"""Sample streams between processes of one host: producers write into memory that the consumer reads in place.
+"""Sample streams within a host: producers write into memory that the consumer reads in place.
 
-Files in the run folder, all mode 0600 and all the consumer's: `NAME.samples.owner` (locked while the consumer is alive),
-`.hello` (where producers ask to join), `.bell` (rung at every commit), and per producer incarnation
-`.PRODUCER.INCARNATION.pages` (see jsrl.transport.shared.pages) and `.bell` (rung when a block is granted). A trajectory
-costs no message and no copy.
+    producer                               consumer
+    hello(schema, groups)           ->     welcome(blocks, session) with the memory, or refused(error, text)
+    commit(block, group, ...)       ->
+                                    <-     freed(blocks)
+                                    <-     refused: closed or fenced
+
+A message is one datagram of a Unix socket (see jsrl.transport.shared.connections), so a commit outlives a producer that is
+killed just after it, and a connection that ends says that the other process has ended. The consumer's process makes the
+memory, anew for each producer incarnation: a late writer touches memory that nobody reads any more.
 """
 
 from __future__ import annotations
 
-import os
+import select
+import socket
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError
+from jsrl.errors import CodecError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId, remaining
-from jsrl.transport.door.address import check_ipc_path
-from jsrl.transport.door.hello import Check, Hello, HelloMessage, Refused, hello_of_producer, refusal
-from jsrl.transport.ends.samples import ConsumerEnd, OpenBlock, ProducerEnd, Welcome, choose_blocks, wait_until
-from jsrl.transport.ledger.leg_page import SHARED, LegPage, count_rings
-from jsrl.transport.network.link import BindingLink, ConnectingLink
-from jsrl.transport.network.thread import SocketThread
-from jsrl.transport.shared.doorbell import Doorbell
-from jsrl.transport.shared.locks import is_locked, make_folder, try_lock
-from jsrl.transport.shared.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
-from jsrl.transport.wire.message import Message
-from jsrl.transport.wire.schema import make_layout
-from jsrl.types import Tree
+from jsrl.transport.door.hello import Check, Hello, Refused, hello_of_producer
+from jsrl.transport.ends.samples import ConsumerEnd, OpenBlock, ProducerEnd, Welcome, choose_blocks
+from jsrl.transport.ledger.leg_page import LOCAL, SHARED, LegPage, count_unread
+from jsrl.transport.shared.connections import MAX_BYTES, Connections, address_of, is_path, meet, send, welcome
+from jsrl.transport.shared.segment import Segment
+from jsrl.transport.stream import StreamType
+from jsrl.transport.wire.message import Count, Message, pack, unpack
+from jsrl.transport.wire.schema import align, make_layout
+from jsrl.types import Trajectory, Tree
 
-_POLL_S = 0.25  # how often a waiting end checks that the other one is alive
-_LINGER_MS = 200
-_HELLOS, _ANSWERS = msgspec.msgpack.Decoder(HelloMessage), msgspec.msgpack.Decoder(Welcome | Refused)
-_LEAVING_S = 0.5  # longest wait for a consumer that is just ending a connection
-_ATTACH_S = 60.0  # how long a welcomed producer may take to map its memory
+_REASON_S = 1.0  # for the reason why a connection ended
+_COMMIT_S = 60.0  # for room in a connection, which holds some hundred commits
 
 
-@dataclass
+class Commit(Message, tag="commit"):
+    """A written block. origin: name, incarnation, sequence."""
+
+    block: Count
+    group: Count
+    sequence: Count
+    origin: tuple[str, int, int] | None
+
+
+class Freed(Message, tag="freed"):
+    """Blocks that the producer may write again."""
+
+    blocks: list[int]
+
+
+_COMMITS = msgspec.msgpack.Decoder(Commit)
+_WELCOMES = msgspec.msgpack.Decoder(Welcome | Refused)
+_ANSWERS = msgspec.msgpack.Decoder(Freed | Refused)
+
+
+@dataclass(eq=False)
 class _Peer:
     """The consumer's record of a connected producer."""
 
     producer: ProducerId
-    pages: ProducerPages
-    bell: Doorbell
-    num_groups: int
+    connection: socket.socket
+    segment: Segment
+    blocks: list[Trajectory]
     page: LegPage
-    granted_s: float = field(default_factory=time.monotonic)
-    seen: int = 0
-    sequences: dict[int, int] = field(default_factory=dict)
-    with_producer: set[int] = field(default_factory=set)  # blocks that it may write
-    ended: bool = False
+    freed: list[int] = field(default_factory=list)  # it does not know of these yet
 
 
 class SharedSampleConsumer(ConsumerEnd):
-    """The reading end of `shm:FOLDER/NAME`; it makes and removes all the files."""
+    """The reading end of `shm:FOLDER/NAME` and `local:NAME`.
 
-    def __init__(self, path: str | Path, schema: Tree, **options: Any):
+    Between processes a thread receives, and answers while the consumer is busy. Within one the producers' threads do: so
+    trajectories arrive in the order in which they were committed.
+    """
+
+    stream_type: StreamType = "samples"
+
+    def __init__(self, place: str, schema: Tree, **options: Any):
         super().__init__(schema, **options)
-        self._folder = make_folder(Path(path).parent)
-        self._name = name = Path(path).name
-        self.queue.address = f"shm:{self._folder / name}"
+        self.address = address_of(place)
         self._peers: dict[ProducerId, _Peer] = {}
-        self._lock = threading.RLock()  # the thread that answers hellos adds peers
-        self._next_poll_s = 0.0
-        prefix = f"{name}.samples"
-        check_ipc_path(f"{self._folder / prefix}.hello")
-        self._owner_path = self._folder / f"{prefix}.owner"
-        self._owner_fd = claim_owner(self._owner_path, self.address)
-        for stale in self._folder.glob(f"{prefix}.*.pages"):  # of a consumer that was killed
-            end_ring(stale)  # first, so that what is counted is all
+        self._silent: dict[ProducerId, LegPage] = {}  # pages of producers that have not committed anything yet
+        self._connections = Connections(place, self)
+        self._lock = self._connections.lock
         if self._leg is not None:
-            count_rings(self._leg)
-        for stale in self._folder.glob(f"{prefix}.*"):
-            if stale != self._owner_path:
-                stale.unlink(missing_ok=True)
-        self._bell = Doorbell.create(self._folder / f"{prefix}.bell")
-        endpoint, header_bytes = f"ipc://{self._folder / prefix}.hello", self._hello_checker.header_bytes
-        self._link = BindingLink(endpoint, None, _HELLOS, header_bytes=header_bytes)
-        self._thread = SocketThread("sample-hellos", [self._link.socket], self._answer_hellos)
+            count_unread(self._leg)  # an earlier consumer is dead: it had this place
+        self._thread: threading.Thread | None = None
+        if is_path(place):
+            self._thread = threading.Thread(target=self._run, name="sample-attendant", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._connections.serve(-1)
+
+    def _catch_up(self) -> None:
+        """Receive what was committed so far; within one process the producers' threads have done that."""
+        if self._thread is not None:
+            self._connections.serve(0.0)
 
     @property
     def ledger(self) -> Ledger:
-        self._poll()
-        return self.queue.ledger
+        self._catch_up()
+        return self._ledger
+
+    def pending(self) -> int:
+        self._catch_up()
+        return len(self._waiting)
 
     def get(self, timeout_s: float) -> Lease:
-        deadline = time.monotonic() + timeout_s
-        while (lease := self.queue.take()) is None:
-            if self._poll():
-                continue
-            if remaining(deadline) <= 0:
-                raise self.queue.nothing_came(timeout_s)
-            self._bell.wait(min(remaining(deadline), _POLL_S))
+        if (lease := self._take()) is None:
+            self._catch_up()
+            return super().get(timeout_s)
         return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        token = self.queue.finish(lease, outcome)
-        if token is None:
-            return
-        peer, block = token
-        with self._lock:
-            if not peer.ended:
-                peer.with_producer.add(block)
-                if peer.pages.grant(block):
-                    peer.bell.ring()
+        token = self._finish(lease, outcome)
+        if token is not None:
+            peer, block = token
+            with self._lock:
+                peer.freed.append(block)
+                self._give_back(peer)
 
-    def pending(self) -> int:
-        self._poll()
-        return len(self.queue)
+    def _give_back(self, peer: _Peer) -> None:
+        """Tell a producer which blocks are free; if it has not read earlier messages, with the next one."""
+        if send(peer.connection, Freed(peer.freed)):
+            peer.freed = []
 
     def fence(self, producer: ProducerId) -> None:
         with self._lock:
-            self._hello_checker.admission.fence(producer)
+            self.door.fence(producer)
             peer = self._peers.get(producer)
             if peer is not None:
-                self._part(peer, FENCED)
+                self._part(peer, "this incarnation was fenced by the consumer")
 
     def close(self) -> None:
-        if self.queue.closed:
+        if not self._drop_all():  # later arrivals count as dropped
             return
-        self._thread.stop()
-        self._link.close(_LINGER_MS)
+        self._connections.wake()
+        if self._thread is not None:
+            self._thread.join()
         with self._lock:
-            self.queue.close()  # later arrivals count as dropped
             for peer in list(self._peers.values()):
-                self._part(peer, CLOSED)
-        self._bell.close()
-        for path in self._folder.glob(f"{self._name}.samples.*"):
-            path.unlink(missing_ok=True)
-        os.close(self._owner_fd)
+                self._part(peer, "the consumer is closed")
+            self._connections.close()
 
-    # -- joining (the thread that answers hellos while the consumer is busy)
+    # -- called by the connections
 
-    def _answer_hellos(self, ready: dict[Any, int]) -> None:
-        while (received := self._link.receive()) is not None:
-            answer: Message
+    def complain(self, error: SpecMismatch) -> None:
+        self._complain(SpecMismatch(str(error)))
+
+    def admit(self, hello: Hello, connection: socket.socket) -> _Peer:
+        producer = hello.sender
+        self.door.check_incarnation(producer)
+        for older in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
+            self._part(older, f"replaced by incarnation {producer.incarnation}")
+        num_blocks = choose_blocks(self._blocks_per_producer, len(hello.groups))
+        segment = self._connections.memory(num_blocks * align(max(self.layout.size_bytes, 1)))
+        if producer not in self._silent:  # else it gave up before the welcome came, and asks again
+            place = self._connections.place
+            transport, path = (SHARED, Path(place)) if is_path(place) else (LOCAL, None)
+            self._silent[producer] = self._connect(producer, num_blocks, transport, path)
+        welcome(connection, Welcome(num_blocks, self._session), segment)
+        self.door.admit(producer)
+        blocks = _blocks_in(segment, self.layout, self.schema, num_blocks, writeable=False)
+        self._peers[producer] = peer = _Peer(producer, connection, segment, blocks, self._silent[producer])
+        return peer
+
+    def read(self, peer: _Peer) -> None:
+        while True:
             try:
-                answer = self._welcome(self._link.read(received)[0])
-            except JsrlError as error:
-                answer = refusal(error)
-            except OSError as error:  # no descriptor, no memory: the next one may get some
-                answer = refusal(StreamError(f"the consumer cannot admit another producer now: {error}"))
-            self._link.send(received.route, answer)
+                if not (message := peer.connection.recv(MAX_BYTES)):
+                    break
+                commit, _ = unpack([message], _COMMITS, MAX_BYTES)
+                trajectory = peer.blocks[commit.block]
+            except BlockingIOError:
+                if peer.freed:
+                    self._give_back(peer)
+                return
+            except ConnectionResetError:  # it closed before it read everything; its own messages follow
+                continue
+            except (CodecError, IndexError) as error:
+                self._complain(StreamError(f"{peer.producer.name} sent no commit: {error}"))
+                break
+            origin = None if commit.origin is None else _origin(*commit.origin)
+            entry = Entry(peer.producer, commit.group, commit.sequence, origin)
+            self._silent.pop(peer.producer, None)
+            self._add(trajectory, entry, (peer, commit.block), peer.page)
+        if peer.producer in self._silent:
+            self.door.leave(peer.producer)
+        self._forget(peer, "this producer left")
 
-    def _welcome(self, message: HelloMessage) -> Welcome:
-        try:
-            hello = self._hello_checker.read(message)
-        except SpecMismatch as error:
-            self.queue.complain(SpecMismatch(str(error)))
-            self._bell.ring()
-            raise
-        with self._lock:
-            peer = self._peers.get(hello.sender)
-            if peer is not None and not peer.pages.attached:  # it gave up before the welcome came, and asks again
-                peer.granted_s = time.monotonic()
-            else:
-                peer = self._admit(hello)
-        self._bell.ring()  # commits of an earlier incarnation may have been received here
-        return Welcome(peer.pages.num_blocks, self._session)
+    def _part(self, peer: _Peer, reason: str) -> None:
+        """Disconnect a producer: it commits nothing more, and what it has committed is received."""
+        peer.connection.shutdown(socket.SHUT_RD)
+        self.read(peer)
+        self._forget(peer, reason)
 
-    def _admit(self, hello: Hello) -> _Peer:
-        producer, num_groups = hello.sender, len(hello.groups)
-        num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
-        self._hello_checker.admission.admit(producer)
-        for peer in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
-            self._part(peer, FENCED)
-        stem, session = file_stem(self._name, producer), self._session
-        path = self._folder / f"{stem}.pages"
-        pages = ProducerPages.create(path, self.layout, self.schema, num_blocks, producer.incarnation, session)
-        bell = Doorbell.create(self._folder / f"{stem}.bell")
-        page = self._count(producer, num_blocks, SHARED, path)
-        self._peers[producer] = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
-        return self._peers[producer]
-
-    # -- checks and disconnections
-
-    def _poll(self) -> bool:
-        """Receive all new commits and disconnect producers that left or died; return whether anything waits."""
-        if self.queue.closed:
-            return False
-        self._bell.drain()
-        now_s = time.monotonic()
-        checks_for_dead = now_s >= self._next_poll_s
-        if checks_for_dead:
-            self._next_poll_s = now_s + _POLL_S
-        with self._lock:
-            for peer in list(self._peers.values()):
-                gone = peer.pages.left or (checks_for_dead and self._is_dead(peer, now_s))
-                self._collect(peer)
-                if gone and not peer.ended:
-                    self._part(peer, FENCED)
-            return len(self.queue) > 0
-
-    def _is_dead(self, peer: _Peer, now_s: float) -> bool:
-        if peer.pages.attached:
-            return not peer.pages.segment.locked()
-        return now_s - peer.granted_s > _ATTACH_S
-
-    def _collect(self, peer: _Peer) -> None:
-        try:
-            for commit in peer.pages.commits_since(peer.seen):
-                expected = peer.sequences.get(commit.group, 0)
-                if (
-                    commit.block not in peer.with_producer
-                    or not 0 <= commit.group < peer.num_groups
-                    or (commit.sequence, commit.incarnation) != (expected, peer.producer.incarnation)
-                ):
-                    raise StreamError(
-                        f"{peer.producer.name} committed {commit}; expected sequence {expected} of one of "
-                        f"{peer.num_groups} groups in blocks {sorted(peer.with_producer)[:8]}. It was fenced."
-                    )
-                peer.seen += 1
-                peer.sequences[commit.group] = expected + 1
-                peer.with_producer.discard(commit.block)
-                entry = Entry(peer.producer, commit.group, commit.sequence, commit.origin)
-                self.queue.add(peer.pages.blocks[commit.block], entry, (peer, commit.block), peer.page)
-        except StreamError as error:
-            self.queue.complain(error)
-            self._forget(peer, FENCED)
-
-    def _part(self, peer: _Peer, why: int) -> None:
-        """Disconnect a producer: no more commits, the committed ones stay readable, its files are removed."""
-        peer.pages.end(why)
-        self._collect(peer)
-        if not peer.ended:
-            self._forget(peer, why)
-
-    def _forget(self, peer: _Peer, why: int) -> None:
-        peer.ended = True
-        self._hello_checker.admission.fence(peer.producer)
-        self._peers.pop(peer.producer, None)
-        peer.pages.end(why)
-        peer.page.stop_reading()
-        peer.bell.ring()
-        peer.bell.unlink()
-        peer.bell.close()
-        peer.pages.segment.unlink()
-        peer.pages.close()
-
-
-def claim_owner(path: Path, address: str) -> int:
-    """Return a new, locked owner file; an old one is replaced once no process holds it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    old = os.open(path, flags, 0o600)
-    try:
-        if not try_lock(old):
-            raise ConfigError(f"{address} has a living consumer; stop it first or choose another name.")
-        path.unlink()  # producers of the old consumer hold the old file, unlocked from now on
-    finally:
-        os.close(old)
-    claimed = os.open(path, flags | os.O_EXCL, 0o600)
-    try_lock(claimed)
-    return claimed
+    def _forget(self, peer: _Peer, reason: str) -> None:
+        if self._peers.pop(peer.producer, None) is None:
+            return
+        self._connections.disconnect(peer.connection, reason)
+        if peer.producer not in self._silent:
+            peer.page.stop_reading()
+        peer.segment.close()
 
 
 class SharedSampleProducer(ProducerEnd):
-    """The writing end of `shm:FOLDER/NAME`."""
+    """The writing end of `shm:FOLDER/NAME` and `local:NAME`."""
 
     def __init__(
         self,
-        path: str | Path,
+        place: str,
         schema: Tree,
         producer: ProducerId,
         num_groups: int,
@@ -271,99 +225,117 @@ class SharedSampleProducer(ProducerEnd):
         check: Check = lambda: None,
     ):
         super().__init__(schema, producer, num_groups)
-        self.address = f"shm:{path}"
-        folder, name = Path(path).parent, Path(path).name
-        prefix = f"{name}.samples"
+        self.address = address_of(place)
         hello = hello_of_producer(producer, num_groups, self.leaves)
-        link = ConnectingLink(f"ipc://{folder / prefix}.hello", None, _ANSWERS)
-        welcome: Welcome = link.meet(hello, timeout_s, check)
-        link.close()
+        self._connection, welcome, self._segment = meet("samples", place, hello, _WELCOMES, timeout_s, check)
+        self._connection.setblocking(False)
         self._page = LegPage.attach(leg, producer, welcome.session)
-        stem = file_stem(name, producer)
-        self._owner_fd = open_owner(folder / f"{prefix}.owner")
-        self._pages = ProducerPages.attach(folder / f"{stem}.pages", make_layout(self.leaves), schema)
-        self._consumer_bell = Doorbell.attach(folder / f"{prefix}.bell")
-        self._bell = Doorbell.attach(folder / f"{stem}.bell")
-        self._taken = 0
-        self._abandoned: list[int] = []
-        self._closed = False
+        layout = make_layout(self.leaves)
+        self._blocks = _blocks_in(self._segment, layout, schema, welcome.blocks, writeable=True)
+        self._free = deque(range(welcome.blocks))
+        self._committed = 0
+        self._closed = ""
 
     def reserve(self, timeout_s: float) -> OpenBlock:
-        self._check_open()
-        number = self._take()
-        if number is None:
-            number = self._wait_for_block(timeout_s)
-        return OpenBlock(self, number, self._pages.blocks[number])
-
-    def _take(self) -> int | None:
-        if self._abandoned:
-            return self._abandoned.pop()
-        number = self._pages.take(self._taken)
-        if number is not None:
-            self._taken += 1
-        return number
-
-    def _wait_for_block(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
-        self._pages.waiting(True)
-        try:
-            while (number := self._take()) is None:
-                self._check_open()
-                if remaining(deadline) <= 0:
-                    raise self._no_room(timeout_s, self._pages.num_blocks)
-                if not self._bell.wait(min(remaining(deadline), _POLL_S)) and not is_locked(self._owner_fd):
-                    self._check_open()
-                    raise StreamClosed(f"{self.producer.name} on {self.address}: the consumer's process died.")
-            return number
-        finally:
-            self._pages.waiting(False)
+        self._receive()
+        while True:
+            self._check_open()
+            if self._free:
+                number = self._free.popleft()
+                return OpenBlock(self, number, self._blocks[number])
+            if remaining(deadline) <= 0:
+                raise self._no_room(timeout_s, len(self._blocks))
+            self._wait(select.POLLIN, remaining(deadline))
+            self._receive()
+
+    def _wait(self, event: int, timeout_s: float) -> None:
+        poller = select.poll()
+        poller.register(self._connection, event)
+        poller.poll(1000 * timeout_s)
+
+    def _receive(self) -> None:
+        """Process the consumer's messages that have arrived, and the end of the connection."""
+        while not self._closed:
+            try:
+                message = self._connection.recv(MAX_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if not message:
+                self._page.leave()
+                self._end("the consumer's process died")
+                return
+            answer, _ = unpack([message], _ANSWERS, MAX_BYTES)
+            if isinstance(answer, Refused):
+                self._end(answer.text.rstrip("."))
+            else:
+                self._free.extend(answer.blocks)
+
+    def _end(self, reason: str) -> None:
+        if not self._closed:
+            self._closed = reason
+            self._connection.close()
 
     def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry:
         self._check_group(group)
         self._check_open()
         entry = self._next_entry(group, origin)
-        self._page.begin()
-        self._pages.commit(number, group, entry.sequence, entry.made_as)
+        made_as = entry.made_as and (
+            entry.made_as.producer.name,
+            entry.made_as.producer.incarnation,
+            entry.made_as.sequence,
+        )
+        self._page.begin(self._committed + 1)
+        try:
+            self._send(pack(Commit(number, group, entry.sequence, made_as))[0])
+        except OSError:
+            self._page.begin(self._committed)
+            self._wait(select.POLLIN, _REASON_S)
+            self._receive()
+            self._end("the consumer ended the connection")
+            self._check_open()
+        self._committed += 1
         self._page.commit()
-        self._consumer_bell.ring()
+        if self._connection.here is not None:
+            self._connection.here.serve(0.0)
         return entry
+
+    def _send(self, message: bytes) -> None:
+        deadline = time.monotonic() + _COMMIT_S
+        while True:
+            try:
+                self._connection.send(message)
+                return
+            except BlockingIOError:
+                if remaining(deadline) <= 0:
+                    raise StreamTimeout(
+                        f"{self.address} did not read hundreds of commits in {_COMMIT_S:g} s."
+                    ) from None
+                self._wait(select.POLLOUT, remaining(deadline))
 
     def abandon_block(self, number: int) -> None:
         """Keep block `number` for the next `reserve` (called by the block)."""
-        self._abandoned.append(number)
+        self._free.appendleft(number)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._pages.leave()
-        self._consumer_bell.ring()
-        self._count_unread()
-        self._pages.close()
-        self._consumer_bell.close()
-        self._bell.close()
-        os.close(self._owner_fd)
-
-    def _count_unread(self) -> None:
-        """Count what is left in the ring, if the consumer reads no more: it ended this connection, or is dead."""
-        if self._page.has_file and self._pages.ending():
-            wait_until(self._reads_no_more, time.sleep, _LEAVING_S, 0.001)
-        if self._reads_no_more():
-            self._page.leave(self._pages.committed)
-
-    def _reads_no_more(self) -> bool:
-        """Return whether the consumer has ended this connection, or is dead."""
-        return self._page.has_left or not is_locked(self._owner_fd)
+        self._receive()
+        self._end("closed by this producer")
+        if self._connection.here is not None:
+            self._connection.here.serve(0.0)
+        self._blocks = []
+        self._segment.close()
 
     def _check_open(self) -> None:
-        reason = "closed by this producer" if self._closed else self._pages.ending()
-        if reason:
-            raise StreamClosed(f"{self.producer.name} on {self.address}: {reason}.")
+        if self._closed:
+            raise StreamClosed(f"{self.producer.name} on {self.address}: {self._closed}.")
 
 
-def open_owner(path: Path) -> int:
-    """Return the owner file of a living consumer, opened to check its lock."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise StreamClosed(f"{path} is gone: the consumer closed just after its welcome.") from None
+def _origin(name: str, incarnation: int, sequence: int) -> Origin:
+    return Origin(ProducerId(name, incarnation), sequence)
+
+
+def _blocks_in(segment: Segment, layout: Any, schema: Tree, num_blocks: int, *, writeable: bool) -> list[Trajectory]:
+    stride = align(max(layout.size_bytes, 1))
+    return [layout.tree(schema, segment.buffer, number * stride, writeable=writeable) for number in range(num_blocks)]

@@ -10,15 +10,11 @@ import errno
 import mmap
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from jsrl.errors import ConfigError, StreamClosed
-from jsrl.transport.shared.locks import is_locked, try_lock
-from jsrl.transport.wire.schema import Layout
 
 _fence_lock = threading.Lock()
 
@@ -31,7 +27,7 @@ def memory_fence() -> None:
 
 
 class Segment:
-    """One mapped file; make it with `create` or `attach`."""
+    """One mapped file; make it with `create`, `unnamed`, `attach` or `of`."""
 
     def __init__(self, path: Path, fd: int, size_bytes: int):
         self.path = path
@@ -48,11 +44,26 @@ class Segment:
         except OSError as error:
             raise ConfigError(f"the segment {path} cannot be made: {error.strerror}.") from error
         try:
+            return cls._allocated(path, fd, size_bytes)
+        except ConfigError:
+            path.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def unnamed(cls, folder: Path | None, size_bytes: int) -> Segment:
+        """Make a segment without a name in a folder, or in no file system; others get its descriptor over a connection."""
+        if folder is None:
+            return cls._allocated(Path("/memfd"), os.memfd_create("jsrl"), size_bytes)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            return cls._allocated(folder, os.dup(file.fileno()), size_bytes)
+
+    @classmethod
+    def _allocated(cls, path: Path, fd: int, size_bytes: int) -> Segment:
+        try:
             os.posix_fallocate(fd, 0, size_bytes)
             return cls(path, fd, size_bytes)
         except OSError as error:
             os.close(fd)
-            path.unlink(missing_ok=True)
             room = os.statvfs(path.parent)
             free_bytes = room.f_bavail * room.f_frsize
             advice = "use fewer blocks or shorter trajectories, enlarge /dev/shm, or choose the ZeroMQ transport"
@@ -81,6 +92,14 @@ class Segment:
             raise ConfigError(f"{path} is not a segment of this user; choose another run folder.")
         return cls(path, fd, found.st_size)
 
+    @classmethod
+    def of(cls, fd: int) -> Segment:
+        """Map the segment with this descriptor, which it closes with itself."""
+        return cls(Path(f"/proc/self/fd/{fd}"), fd, os.fstat(fd).st_size)
+
+    def fileno(self) -> int:
+        return self._fd
+
     @property
     def buffer(self) -> mmap.mmap:
         if self._map is None:
@@ -90,24 +109,6 @@ class Segment:
     def words(self, offset: int, count: int) -> memoryview:
         """Return `count` int64 words at `offset`; each is read and written atomically."""
         return memoryview(self.buffer)[offset : offset + 8 * count].cast("q")
-
-    def views(self, layout: Layout, offset: int = 0, *, writeable: bool = True) -> list[np.ndarray]:
-        return layout.views(self.buffer, offset, writeable=writeable)
-
-    def tree(self, layout: Layout, schema: Any, offset: int = 0, *, writeable: bool = True) -> Any:
-        """Return the arrays of a layout at `offset`, as a tree shaped like `schema`."""
-        return layout.tree(schema, self.buffer, offset, writeable=writeable)
-
-    def lock(self) -> bool:
-        """Hold the file's lock until this end closes or this process dies; return whether it was free.
-
-        Shows that a process is alive: one process holds the lock, another checks it with `locked`.
-        """
-        return try_lock(self._fd)
-
-    def locked(self) -> bool:
-        """Return whether another end (of this or any process) holds the file's lock."""
-        return is_locked(self._fd)
 
     def close(self) -> None:
         """Close this end. Memory stays mapped until the last array that shows it is gone."""

@@ -213,3 +213,10 @@ def make_layout(leaves: Sequence[Leaf]) -> Layout:
 
 def align(size_bytes: int, to: int = ALIGNMENT_BYTES) -> int:
     return -(-size_bytes // to) * to
+
+
+def aligned_zeros(size_bytes: int) -> np.ndarray:
+    """Return `size_bytes` zero bytes that start at a multiple of 64."""
+    raw = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes]

@@ -29,7 +29,6 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     settings = ActorSettings(
         num_rows=e.rollout_length,
         incarnation=job.incarnation,
-        step_deadline_s=e.actor.step_deadline_s,
         poll_s=job.poll_s,
         environment=shown_target(e.env.id),
         makes=e.group_size,

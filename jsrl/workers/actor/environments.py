@@ -23,7 +23,6 @@ class Environments:
 
     Args:
       worker: name of the actor. number: of the group in the experiment. environment: its name, for messages.
-      deadline_s: of each step.
 
     Attributes:
       env: its vector. latest: result of its last step (or reset). progress, players: of each policy.
@@ -33,27 +32,27 @@ class Environments:
     latest: EnvStep | GameStep
     players: Sequence[Players] = ()
 
-    def __init__(self, worker: str, number: int, environment: str, deadline_s: float, reporter: Reporter) -> None:
+    def __init__(self, worker: str, number: int, environment: str, reporter: Reporter) -> None:
         self.number, self.environment = number, environment
-        self._worker, self._deadline_s, self._reporter = worker, deadline_s, reporter
+        self._worker, self._reporter = worker, reporter
         self._where = f"{worker}: environment {environment!r}, group {number},"
         self.progress: list[Progress] = []
 
     def make(self, make_vector: Callable[[], VectorEnv | VectorGame], size: int) -> None:
         """Make `size` environments, which share the time for it, and reset them."""
-        with watched(self._reporter, self._named("making") + ",", size * self._deadline_s, self._where):
+        with watched(self._reporter, self._named("making") + ",", self._where, size):
             self.env = make_vector()
         self._resetting = EnvCall(self._named("reset"), self.env)
         self._stepping = EnvCall(self._named("step"), self.env)
         self.reset()
 
     def reset(self) -> None:
-        with watched(self._reporter, self._resetting, self._deadline_s, self._where):
+        with watched(self._reporter, self._resetting, self._where):
             self.latest = self.env.reset()
 
     def step(self, action: Any) -> None:
         # as `watched` does, in fewer calls
-        self._reporter.entering(self._stepping, self._deadline_s)
+        self._reporter.entering(self._stepping, 1)
         try:
             self.latest = self.env.step(action)
         except JsrlError:

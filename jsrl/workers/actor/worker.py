@@ -28,9 +28,10 @@ OUTDATED_S = 0.01  # between retries while params of the new learner are on thei
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """Settings of an actor besides its policies: T rows, and timeouts.
+    """Settings of an actor besides its policies.
 
-    `environment`: its name, for messages. `makes`: environments of a group, which share the time to make them.
+    `num_rows`: T of a trajectory. `environment`: its name, for messages. `makes`: environments of a group, which share the
+    time to make them.
     `max_ahead`: trajectories by which a group may be ahead of another if batches take one of every group (None: any
     number). `connects`: the stage in which its policies connect to streams, or in one process compile. `mean_over`: the
     newest episodes of which it reports means; None: all.
@@ -38,7 +39,6 @@ class ActorSettings:
 
     num_rows: int
     incarnation: int = 0
-    step_deadline_s: float = 60.0
     poll_s: float = 0.1
     environment: str = ""
     makes: int = 1
@@ -83,7 +83,7 @@ class Actor:
         settings = self._settings
         self._reporter.stage("making environments")
         for number, make_vector in self._environments.items():
-            group = Environments(self.name, number, settings.environment, settings.step_deadline_s, self._reporter)
+            group = Environments(self.name, number, settings.environment, self._reporter)
             group.make(make_vector, settings.makes)
             group.progress = [Progress(policy, sequence=policy.started) for policy in self._policies]
             group.players = self._rows.join(group, self._next_step(group))

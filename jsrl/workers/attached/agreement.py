@@ -144,7 +144,7 @@ class LeaderAgreement:
         if self._request is Last.LEAVE and len(self._gone()) == len(self._numbers):
             return [Do.DEPART, Do.PASS]
         if isinstance(self._request, Turn):
-            if self._request.has_batch and self._stopped_s is None and self._all_have():
+            if self._request.has_batch and self._all_have():
                 actions = self._to_all("go")
                 self._number += 1
                 return actions + self._go(now)
@@ -178,6 +178,7 @@ class LeaderAgreement:
         return [Send(RankReply(self._number, what), sender) for sender in self._senders.values()]
 
     def _all_have(self) -> bool:
+        """Return whether all ranks have a batch for this update; one that leaves has none any more."""
         return all(newest.what == "has" and newest.number == self._number for newest in self._newest.values())
 
     def _gone(self) -> list[str]:

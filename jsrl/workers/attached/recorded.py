@@ -58,7 +58,7 @@ class RecordedConsumer:
         length = recording.manifest.rows
         self._starts = np.unique(np.append(np.arange(0, length - self._rows + 1, self._rows), length - self._rows))
         self.windows = sum(chunk.count for chunk in recording.chunks) * self._windows_each
-        self._ledger, self._number = ledger or Ledger(), start
+        self._ledger, self._number, self._start = ledger or Ledger(), start, start
         self._lent: set[Entry] = set()
         self._page = LegPage.create(leg, PRODUCER, new_session(), blocks=1, transport=LOCAL)
         self._page.mark_attached()
@@ -82,7 +82,7 @@ class RecordedConsumer:
         """Return the next M windows; their arrays are not shared."""
         del timeout_s  # reading from disk does not block
         trajectory = zeros(self._spec)
-        self._page.begin()
+        self._page.begin(self._number - self._start + 1)
         targets = dict(named_leaves(trajectory))
         filled = 0
         while filled < self._columns:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jsrl.agents.base import MADE, Agent, AgentState
 from jsrl.envs.adapters.in_jax import JaxEnv, reset_all, step_all
-from jsrl.types import Array, EnvSpec, Trajectory, Tree, map_tree, to_environment
+from jsrl.types import Array, EnvSpec, Trajectory, Tree, map_tree, spread, to_environment
 
 
 class Envs(NamedTuple):
@@ -83,6 +83,7 @@ class Program:
 
     Attributes:
       agent: its update makes `updates` updates with a trajectory [T+1, B, ...]. act: schema of an action, see InferenceSpec.
+      spec: its observations; with N seats, one policy plays all of them, and what is [T+1, B] elsewhere is [T+1, B, N].
       num_rows: T. num_envs: B, on this device. max_steps: of an episode, or None.
       checks: stop after metrics that are not finite. keeps: and undo that update; replay on the device does so itself, without
         a copy of its rows.
@@ -135,7 +136,7 @@ class Program:
         trajectory = blank._replace(
             observation=jax.tree.map(with_last, rows.observation, after.observation),
             is_first=with_last(rows.is_first, after.is_first),
-            acts=jnp.ones((self.num_rows + 1, self.num_envs), jnp.uint8),
+            acts=jnp.ones(blank.reward.shape, jnp.uint8),
             core=envs.core if self.agent.store_core else (),
         )
         return after._replace(batches=envs.batches + 1), trajectory, episodes
@@ -152,25 +153,26 @@ class Program:
         stepped = step_all(
             self.env, env_key, number + 2, envs.state, to_environment(self.spec.action, action, jnp), envs.ended
         )
-        reward = jnp.where(envs.ended, 0.0, stepped.reward.astype(jnp.float32))
+        reward = jnp.where(spread(envs.ended, stepped.reward), 0.0, stepped.reward.astype(jnp.float32))
         length = jnp.where(envs.ended, 0, envs.length + 1)
         truncated = stepped.truncated.astype(bool)
         if self.max_steps is not None:
             truncated |= length >= self.max_steps
         terminated = stepped.terminated.astype(bool)
         over = (terminated | truncated) & ~envs.ended
-        return_ = jnp.where(envs.ended, 0.0, envs.return_) + reward
+        earned = reward if self.spec.num_agents is None else reward.mean(axis=1)
+        return_ = jnp.where(envs.ended, 0.0, envs.return_) + earned
         observation = self._seen(stepped.observation)
         played = Trajectory(
             observation=envs.observation,
             is_first=envs.is_first,
             action=action,
             reward=reward,
-            discount=jnp.where(over & terminated, 0.0, 1.0).astype(jnp.float32),
+            discount=jnp.where(spread(over & terminated, reward), 0.0, jnp.ones_like(reward)),
             acts=(),
             log_prob=output.log_prob.astype(jnp.float32),
             extras=map_tree(lambda leaf, x: x.astype(leaf.dtype), self.extras, output.extras),
-            version=jnp.full(self.num_envs, envs.batches * self.updates, jnp.int32),
+            version=jnp.full(reward.shape, envs.batches * self.updates, jnp.int32),
             core=(),
         )
         floats = [x for x in jax.tree.leaves((observation, reward)) if jnp.issubdtype(x.dtype, jnp.floating)]

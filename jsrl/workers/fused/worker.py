@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import numpy as np
 
 from jsrl.agents.base import MADE, AgentState, UpdateOutput
-from jsrl.envs.adapters.in_jax import make_one
+from jsrl.envs.adapters.in_jax import make_single
 from jsrl.envs.rows import vector_seed
 from jsrl.references.importing import shown_target
 from jsrl.services.metrics.metrics import Meter
@@ -24,7 +23,7 @@ from jsrl.types import Array
 from jsrl.workers.acting import ACT_STREAM, INIT_STREAM, UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.fused.program import Program
-from jsrl.workers.fused.updater import FusedUpdate
+from jsrl.workers.fused.updater import FusedUpdate, Pace
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.batching import Batch
@@ -34,25 +33,21 @@ from jsrl.workers.learner.sources import Source
 from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner
 
-CALL_S = 0.25  # of one call: then params are published, metrics reported, commands executed
 MEAN_OVER = 100  # newest episodes, at least
 ENVS = "state/extra/envs/"  # in the names of a snapshot's leaves
 
 
 class FromProgram(Source):
-    """A learner's source whose batches are numbers of trajectories to play: as many as take CALL_S.
+    """A learner's source whose batches are numbers of trajectories to play.
 
     Args:
       rows: of one trajectory of all environments. windows: that one trajectory's updates learn from; 0: from its rows.
-      most: trajectories in one call. left: until the end.
     """
 
-    def __init__(self, updater: FusedUpdate, ledger: Ledger, rows: int, updates: int, windows: int, most: int) -> None:
+    def __init__(self, updater: FusedUpdate, ledger: Ledger, rows: int, updates: int, windows: int) -> None:
         self._updater, self._ledger = updater, ledger
-        self._rows, self._updates, self._windows, self._most = rows, updates, windows, most
-        self._number, self._size, self._begun_s = 0, 1, 0.0
+        self._rows, self._updates, self._windows, self._number = rows, updates, windows, 0
         self.has_replay = windows > 0
-        self.left = 1
 
     def example(self) -> Any:
         return np.int32(1)
@@ -61,18 +56,14 @@ class FromProgram(Source):
         """Do nothing: trajectories are played in the update."""
 
     def next(self, timeout_s: float) -> Batch:
-        self._number, self._begun_s = self._number + 1, time.perf_counter()
-        trajectories: Any = np.int32(min(self._size, self.left))
+        self._number += 1
+        trajectories: Any = np.int32(min(self._updater.pace.size, self._updater.left))
         return Batch(trajectories, [0], self._number)
 
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         made = self._updater.made
         assert made is not None
-        batches = int(made.batches)
-        each_s = (time.perf_counter() - self._begun_s) / max(1, batches)
-        self._size = max(1, min(2 * self._size, self._most, int(CALL_S / each_s)))
-        self.left -= batches
-        return batches * self._rows if not self._windows else int(made.metrics[MADE]) * self._windows
+        return int(made.batches) * self._rows if not self._windows else int(made.metrics[MADE]) * self._windows
 
     def stand_in(self, absent: Collection[int]) -> None:
         """Do nothing: no groups are elsewhere."""
@@ -91,7 +82,7 @@ class FromProgram(Source):
         return self._ledger
 
     def close(self) -> None:
-        """Do nothing: it has no stream."""
+        self._updater.close()
 
 
 class Fused(Learner):
@@ -102,7 +93,7 @@ class Fused(Learner):
 
     def setup(self) -> None:
         super().setup()
-        self._source.left = self._left
+        self._updater.left = self._left
         self._played = Meter("actor")
         # Of each call: its episodes, and the sums of their returns and lengths.
         self._ended: deque[tuple[int, float, float]] = deque()
@@ -142,11 +133,12 @@ class Fused(Learner):
         return metrics | self._played.flush(), facts
 
 
-def build_fused(job: Job, reporter: Reporter) -> Fused:
+def build_fused(job: Job, reporter: Reporter, make: Callable[..., FusedUpdate] = FusedUpdate) -> Fused:
+    """`make`: the updater, a FusedUpdate or one of several in a program (jsrl/workers/fused/together.py)."""
     e, start, meter = job.experiment, begin_counting(job), make_meter(job)
     agent = trained_agent(with_total(job), job.schemas.env, job.part.hyperparameters)
     own: Any = make_updater(agent, job)[0]
-    updater = fused_update(job, own)
+    updater = fused_update(job, own, make)
 
     def begin() -> Any:
         key = stream_key(e.seed, INIT_STREAM)
@@ -154,20 +146,20 @@ def build_fused(job: Job, reporter: Reporter) -> Fused:
 
     def connect() -> Source:
         windows = 0 if e.buffer is None else e.buffer.batch_size
-        most = max(1, e.evaluation_period // e.updates_per_batch)
-        return FromProgram(updater, start.ledger, e.rows_per_update, e.updates_per_batch, windows, most)
+        return FromProgram(updater, start.ledger, e.rows_per_update, e.updates_per_batch, windows)
 
     settings = dataclasses.replace(settings_of(job, start), start_trained=0)  # it counts trajectories that travel
     outlet = open_outlet(job, meter, reporter)
-    return Fused(updater, begin, connect, outlet, settings, reporter, gates_of(job, start, updater, reporter))
+    gates = gates_of(job, start, updater, reporter)
+    return Fused(updater, begin, connect, outlet, settings, reporter, gates, updater.lifecycle())
 
 
-def fused_update(job: Job, own: OwnUpdate) -> FusedUpdate:
+def fused_update(job: Job, own: OwnUpdate, make: Callable[..., FusedUpdate]) -> FusedUpdate:
     """Return the program of a job, whose agent makes its updates by `own`."""
     e, devices = job.experiment, devices_for(job.experiment)
     program = Program(
         own.agent,
-        make_one(e.env, e.env.id if callable(e.env.id) else None),
+        make_single(e.env, e.env.id if callable(e.env.id) else None),
         job.schemas.env,
         job.schemas.act.extras,
         num_rows=e.rollout_length,
@@ -178,9 +170,8 @@ def fused_update(job: Job, own: OwnUpdate) -> FusedUpdate:
         keeps=e.learner.check_finite and e.buffer is None,
     )
     keys = np.stack([group_keys(e.seed, job.incarnation_seed, group) for group in range(len(devices))])
-    return FusedUpdate(
-        own, program, devices, keys, job.start_point.updates // e.updates_per_batch, shown_target(e.env.id)
-    )
+    begun, most = job.start_point.updates // e.updates_per_batch, max(1, e.evaluation_period // e.updates_per_batch)
+    return make(own, program, devices, keys, begun, Pace(most), shown_target(e.env.id))
 
 
 def group_keys(seed: int, episodes: int, group: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
+from jsrl.fields import filled
 from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.snapshots.store import SnapshotStore
@@ -20,8 +20,7 @@ from jsrl.transport.ledger.legs import ledger_path, leg_folder
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, named_leaves, spec_of
-from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
-from jsrl.workers.attached.prefetched import Prefetched
+from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import bind_publisher, bind_reader
 from jsrl.workers.jobs import Job, StartPoint, check_params
@@ -36,6 +35,7 @@ from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import snapshot_store
 
 # imported only where a learner has ranks, a director (or keeps its first params), reads a recording, or has replay
+PREFETCHED = "jsrl.workers.attached.prefetched:Prefetched"
 PART = "jsrl.workers.attached.ranks:part_of"
 ONLY_FINITE = "jsrl.workers.attached.ranks:OnlyFinite"
 DIRECTED = "jsrl.workers.attached.directed:director_gate"
@@ -104,7 +104,6 @@ def open_outlet(job: Job, meter: Meter, reporter: Reporter) -> Outlet:
 def settings_of(job: Job, start: LearnerStart) -> LearnerSettings:
     e = job.experiment
     return LearnerSettings(
-        key=stream_key(e.seed, UPDATE_STREAM),
         total_env_steps=e.total_env_steps,
         epoch=start.epoch,
         start_updates=job.start_point.updates,
@@ -125,9 +124,11 @@ def settings_of(job: Job, start: LearnerStart) -> LearnerSettings:
 def with_total(job: Job) -> Any:
     """Return the experiment of a job, whose agent knows the updates of the whole run, earlier starts included."""
     e = job.experiment
-    if getattr(e.agent, "total_updates", None) != e.total_updates:
+    if (
+        getattr(e.agent, "total_updates", None) != e.total_updates
+    ):  # the user's own number; else the plan has filled it in
         return e
-    return dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
+    return filled(e, agent=filled(e.agent, total_updates=job.total_updates))
 
 
 def gates_of(job: Job, start: LearnerStart, updater: Any, reporter: Reporter) -> list[Gate]:
@@ -166,7 +167,7 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
 
     join = functools.partial(Batcher, phases=phases, refusals=Refusals(job.name, reporter), ask=ask)
     source = source_of(job)(job, batch_plan(job, devices, start.epoch), start, join)
-    return Prefetched(source, phases) if prefetch else source
+    return import_target(PREFETCHED)(source, phases) if prefetch else source
 
 
 def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source]:

@@ -19,9 +19,10 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, build_agent, resolved_agent
 from jsrl.experiment.numbers import device_columns
 from jsrl.experiment.policies import explored_names
-from jsrl.parallel import AXIS_NAME, data_parallel
+from jsrl.parallel import AXIS_NAME
 from jsrl.references.importing import import_target
 from jsrl.types import EnvSpec, Trajectory, leaves, map_tree, with_columns
+from jsrl.workers.acting import UPDATE_STREAM, stream_key
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
@@ -47,14 +48,14 @@ def make_updater(agent: Agent, job: Job) -> tuple[Updater, int]:
         return import_target(SPLIT)(job, agent, devices), 1
     ring = replay_on_device(agent, job)
     if ring is not None:
-        return RingUpdate(ring, data_parallel(ring.agent.update, devices)), len(devices)
+        return RingUpdate(ring, devices, stream_key(e.seed, UPDATE_STREAM)), len(devices)
     return own_update(agent, e, devices), len(devices)
 
 
 def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpdate:
     """Return the agent's own update; it keeps the previous state if a check may need it."""
     several = several_updates(agent, e.updates_per_call)
-    return OwnUpdate(several, data_parallel(several.update, devices, donate=not e.learner.check_finite))
+    return OwnUpdate(several, devices, stream_key(e.seed, UPDATE_STREAM), donate=not e.learner.check_finite)
 
 
 def trace_update(agent: Agent, experiment: Experiment, state: AgentState, trajectory: Trajectory) -> None:

@@ -89,6 +89,13 @@ SAID = (  # by the updates of our own algorithms; those of other algorithms are 
     Metric("learning_rate", "learning rate of the last gradient step", "-", "as scheduled"),
     Metric("epochs_run", "epochs run before the KL stop", "count", "the configured number"),
     Metric("value_mean", "mean value of the sampled actions", "reward", "towards the discounted return"),
+    Metric("loss_auxiliary", "value loss of the policy's features in PPG's last auxiliary phase", "reward^2", "falls"),
+    Metric(
+        "kl_clone",
+        "KL from the policy before that phase to the policy in it, mean over its steps",
+        "nats",
+        "below 0.03",
+    ),
     Metric("temperature", "weight of the entropy in SAC", "reward/nat", "falls, then level; above 0"),
     Metric(
         "split_policy_staleness",
@@ -102,7 +109,7 @@ SAID = (  # by the updates of our own algorithms; those of other algorithms are 
         "updates",
         "at most split_lead calls",
     ),
-    Metric("epsilon", "chance of a random action in DQN", "0-1", "as scheduled"),
+    Metric("epsilon", "chance of a random action in DQN and PQN", "0-1", "as scheduled"),
     Metric(
         "hyperparameter_learning_rate",
         "learning rate that a population explores; others: `hyperparameter_NAME`",

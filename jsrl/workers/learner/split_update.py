@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.agents.base import MADE, Agent, AgentState, ReplayExtra, Split, Update, UpdateOutput
+from jsrl.agents.base import MADE, Agent, AgentState, ReplayExtra, Split, Update
 from jsrl.agents.finite import CHECKS, describe_non_finite, non_finite_metrics
 from jsrl.agents.minibatches import several_updates
 from jsrl.errors import NonFiniteUpdate
 from jsrl.experiment.building import agent_name, check_split
 from jsrl.types import Array, Trajectory, Tree
+from jsrl.workers.acting import UPDATE_STREAM, stream_key
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.build_updater import checked, replay_on_device
 
@@ -64,6 +65,7 @@ class SplitUpdate:
         agent: Agent,
         updates: tuple[Update, Update],
         devices: Sequence[jax.Device],
+        key: Array,
         *,
         max_lead: int,
         updates_per_call: int = 1,
@@ -73,7 +75,7 @@ class SplitUpdate:
         unpack: Callable[[Any, Callable[[], Any]], Any] | None = None,
     ) -> None:
         assert agent.split is not None
-        self.agent, self._split = agent, agent.split
+        self.agent, self._split, self._key = agent, agent.split, key
         self._max_lead, self._per_call, self._check_finite = max_lead, updates_per_call, check_finite
         self._pack, self._unpack = pack or (lambda state: state), unpack or (lambda packed, make: packed)
         takes, publishes = _exchange(agent.split)
@@ -128,18 +130,18 @@ class SplitUpdate:
             side.sent = jax.block_until_ready(jax.device_put(side.published, self._other(side).device))
         return self
 
-    def compile(self, state: Any, batch: Trajectory, key: Array) -> None:
+    def compile(self, state: Any, batch: Trajectory) -> None:
         """Compile both updates for arrays like these, and start the threads."""
         one = _whole(batch)
         for side in self._sides:
-            given, device_key = jax.device_put((one, key), side.device)
+            given, device_key = jax.device_put((one, self._key), side.device)
             side.call = side.function.lower(side.state, self._other(side).sent, given, device_key).compile()
         for side in self._sides:
             thread = threading.Thread(target=self._run, args=(side,), name=f"{side.name}-side", daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def __call__(self, state: Any, batch: Trajectory, key: Array) -> tuple[Any, UpdateOutput]:
+    def __call__(self, state: Any, batch: Trajectory, number: int) -> tuple[Any, Any, None]:
         """Give both sides a batch [1, T+1, B, ...]; return the metrics of the updates that ended since the last call.
 
         The batch is copied. Waits if the slower side is `max_lead` calls behind (0: until both have made this one).
@@ -147,7 +149,7 @@ class SplitUpdate:
         Raises:
           NonFiniteUpdate: a side's update made a metric that is not finite; nothing of it was published.
         """
-        copied = _whole(batch)
+        copied, key = _whole(batch), jax.random.fold_in(self._key, number)
         with self._changed:
             for side in self._sides:
                 side.waiting.append((copied, key))
@@ -158,7 +160,7 @@ class SplitUpdate:
             for side in self._sides:
                 metrics |= side.newest
                 side.newest = {}
-        return self, UpdateOutput(metrics | ({MADE: np.float32(self.late())} if self._has_ring else {}))
+        return self, (metrics | ({MADE: np.float32(self.late())} if self._has_ring else {}), self.params), None
 
     def late(self) -> int:
         """Return the updates of the critic that have ended since the last call of this."""
@@ -309,6 +311,7 @@ def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpda
         sides[0],
         (sides[0].update, sides[1].update),
         devices,
+        stream_key(e.seed, UPDATE_STREAM),
         max_lead=e.split_lead,
         updates_per_call=e.updates_per_call,
         donate=ring is not None or not e.learner.check_finite,

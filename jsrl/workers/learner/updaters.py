@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
-from jsrl.agents.base import MADE, Agent, AgentState, UpdateOutput
+from jsrl.agents.base import MADE, Agent, AgentState
 from jsrl.agents.finite import CHECKS
-from jsrl.parallel import DataParallel
+from jsrl.parallel import OnEach, Packed, Replicas, pack
 from jsrl.types import Array, Trajectory, Tree, map_trajectory
 
 if TYPE_CHECKING:
@@ -29,17 +31,21 @@ class Updater(Protocol):
     def place(self, saved: AgentState) -> Any:
         """Return the state of a snapshot."""
 
-    def compile(self, state: Any, batch: Trajectory, key: Array) -> None:
+    def compile(self, state: Any, batch: Trajectory) -> None:
         """Compile for arrays like these; the next call with such arrays starts at once."""
 
-    def __call__(self, state: Any, batch: Trajectory, key: Array) -> tuple[Any, UpdateOutput]:
-        """Return (the new state, metrics and priorities) of an update with a batch [D, T+1, B/D, ...].
+    def __call__(self, state: Any, batch: Trajectory, number: int) -> tuple[Any, Any, Any]:
+        """Make an update with a batch [D, T+1, B/D, ...]; return (the new state, what to `fetch`, priorities or None).
 
-        The old state may be donated (deleted), and numpy arrays of the batch may be read, until the result is ready.
+        Fetched, the second is (metrics, params). The old state may be donated (deleted), and numpy arrays of the batch may be
+        read, until the result is ready.
+
+        Args:
+          number: of the update; each has its own random numbers.
         """
 
     def fetch(self, tree: Tree) -> Tree:
-        """Return arrays of a state or an output as numpy arrays, once they are ready."""
+        """Return arrays of a state, or what a call returned, as numpy arrays, once they are ready."""
 
     def saved(self, state: Any) -> AgentState:
         """Return the snapshot of a state, as numpy arrays."""
@@ -65,35 +71,47 @@ class Failed(NamedTuple):
 
 
 class OwnUpdate(Updater):
-    """An agent's own update, spread over one device or several."""
+    """An agent's own update, spread over one device or several.
 
-    def __init__(self, agent: Agent, spread: DataParallel) -> None:
-        self.agent, self._spread = agent, spread
+    Args:
+      key: the random numbers of all updates come from it. donate: let an update write the new state over the old one.
+    """
+
+    def __init__(self, agent: Agent, devices: Sequence[jax.Device], key: Array, *, donate: bool = True) -> None:
+        self.agent, self._key, self._replicas = agent, key, Replicas(devices)
+
+        def call(
+            state: AgentState, batch: Trajectory, key: Array, number: Array, axis_name: str
+        ) -> tuple[AgentState, Packed, Any]:
+            state, output = agent.update(state, batch, jax.random.fold_in(key, number), axis_name=axis_name)
+            return state, pack((output.metrics, state.params)), output.priorities
+
+        self._call = OnEach(call, devices, (None, 0, None, None), (None, None, 0), donate=(0,) if donate else ())
 
     def fresh(self, key: Array) -> AgentState:
         return self.agent.init(key)
 
     def make(self, key: Array) -> Any:
-        return self._spread.make(self.agent.init, key)
+        return self._replicas.make(self.agent.init, key)
 
     def place(self, saved: AgentState) -> Any:
-        return self._spread.place(saved)
+        return self._replicas.place(saved)
 
-    def compile(self, state: AgentState, batch: Trajectory, key: Array) -> None:
-        self._spread.compile(state, batch, key)
+    def compile(self, state: AgentState, batch: Trajectory) -> None:
+        self._call.compile(state, batch, self._key, np.uint32(0))
 
-    def __call__(self, state: AgentState, batch: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
-        return self._spread(state, batch, key)
+    def __call__(self, state: AgentState, batch: Trajectory, number: int) -> tuple[AgentState, Packed, Any]:
+        return self._call(state, batch, self._key, np.uint32(number))
 
     def fetch(self, tree: Tree) -> Tree:
-        return self._spread.fetch(tree)
+        return self._replicas.fetch(tree)
 
     def saved(self, state: AgentState) -> AgentState:
         return self.fetch(state)
 
     def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:
         """Return the failed update; `before` must not be donated."""
-        return Failed(before, {"state": self.fetch(before), "batch": batch}, {"devices": self._spread.num_devices})
+        return Failed(before, {"state": self.fetch(before), "batch": batch}, {"devices": self._replicas.num_devices})
 
     def close(self) -> None:
         """Do nothing: it has no threads."""
@@ -102,8 +120,8 @@ class OwnUpdate(Updater):
 class RingUpdate(OwnUpdate):
     """The update of an agent that was combined with a ring of rows; a snapshot may leave the rows out."""
 
-    def __init__(self, replay: OnDevice, spread: DataParallel) -> None:
-        super().__init__(replay.agent, spread)
+    def __init__(self, replay: OnDevice, devices: Sequence[jax.Device], key: Array) -> None:
+        super().__init__(replay.agent, devices, key)
         self._replay = replay
 
     def fresh(self, key: Array) -> AgentState:

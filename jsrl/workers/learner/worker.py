@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from jsrl.agents.base import MADE, UpdateOutput
 from jsrl.services.runs.control_bodies import Command
-from jsrl.types import Array, make_version
+from jsrl.types import make_version
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
 from jsrl.workers.learner.seams import Gate, LearnerState, Lifecycle, Outlet, Skip, Snapshot
@@ -27,7 +25,7 @@ class LearnerSettings:
     """Settings of a learner: when it ends, where it starts, and how it makes updates and snapshots.
 
     Attributes:
-      key: of which each update gets its own. total_env_steps: the end. epoch: of this process.
+      total_env_steps: the end. epoch: of this process.
       start_updates, start_unmade: see StartPoint. start_trained: trajectories that its first state was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
       drains: before it leaves it trains on the whole batches that are there, so that all learners leave after the same update.
@@ -36,7 +34,6 @@ class LearnerSettings:
         reading.
     """
 
-    key: Array
     total_env_steps: int
     epoch: int = 0
     start_updates: int = 0
@@ -127,7 +124,7 @@ class Learner:
         for gate in self._gates:
             gate.begin(self._now())
         self._reporter.stage("compiling the update")
-        self._updater.compile(self._state, self._source.example(), self._settings.key)
+        self._updater.compile(self._state, self._source.example())
         self._source.begin()
 
     def step(self) -> int:
@@ -178,10 +175,9 @@ class Learner:
     def _learn(self, before: LearnerState, batch: Batch) -> UpdateOutput:
         """Make one call of the update."""
         self._phases.enter("update")
-        key = jax.random.fold_in(self._settings.key, self.number)
         self._reporter.entering("an update")
-        self._state, output = self._updater(before.state, batch.trajectory, key)
-        fetched, params = self._updater.fetch((output.metrics, self._state.params))  # waits for the update
+        self._state, told, priorities = self._updater(before.state, batch.trajectory, self.number)
+        fetched, params = self._updater.fetch(told)  # waits for the update
         self._reporter.left()
         metrics = {name: float(value) for name, value in fetched.items()}
         self._phases.enter("other")
@@ -198,7 +194,7 @@ class Learner:
         self._outlet.learned(metrics, replay)
         self._phases.mark("updates", self.updates)
         self._outlet.publish(self.version, params)
-        return UpdateOutput(metrics, output.priorities)
+        return UpdateOutput(metrics, priorities)
 
     def _count(self, made: int) -> None:
         self.number += self._settings.updates_per_call

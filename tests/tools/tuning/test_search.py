@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from jsrl.cli.main import main
 from jsrl.cli.option_help import help_of
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, TrialsFailed
-from jsrl.experiment.options import options_of
+from jsrl.fields import options_of
 from jsrl.services.runs.files import file_lock
 from jsrl.services.runs.limits import RUNS_AT_ONCE
 from jsrl.tools.report.charts import Axis
@@ -33,9 +34,15 @@ from jsrl.tools.tuning.study import ASKING, Search, SearchOptions, Setup, finish
 pytestmark = pytest.mark.skipif(find_spec("optuna") is None, reason="without optuna")
 
 
+def together(*runs: list[str]) -> list[str]:
+    """Return the command of a process that makes these runs at the same time."""
+    return runs[0] if len(runs) == 1 else ["sh", "-c", " & ".join(map(shlex.join, runs)) + "; wait"]
+
+
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     monkeypatch.setattr("jsrl.tools.tuning.study.POLL_S", 0.01)
+    monkeypatch.setattr("jsrl.tools.tuning.study.child_command", together)
 
 
 # A fake run: its score rises over ten evaluations to 10 - (x - 3)^2, plus its seed.
@@ -52,7 +59,7 @@ with (folder / "metrics.jsonl").open("a") as file:
         file.flush()
         if hang == "yes" and (part == 4 and x > 9 or part == 10):
             time.sleep(3600)
-(folder / "result.json").write_text(json.dumps({"final": {"return_mean": score}}))
+(folder / "result.json").write_text(json.dumps({"ended": "total_env_steps", "final": {"return_mean": score}}))
 """
 RANGES = [parse_range("x", "lin:-10:10"), parse_range("mode", "plain,other")]
 
@@ -103,6 +110,36 @@ def test_the_mean_over_seeds_counts(tmp_path):
     (trial,) = search.study.trials
     assert trial.value == 11.0 and trial.user_attrs["scores"] == [10.0, 11.0, 12.0]
     assert trials_table(search.study, RANGES).rows[0][1] == "11 ± 0.58"
+
+
+def test_trials_at_the_same_time_share_a_process(tmp_path):
+    """One of three fails; the others start their second runs together, and the next trials follow them."""
+    setup = dataclasses.replace(
+        setup_of(tmp_path / "s", [RANGES[0], parse_range("mode", "plain,broken")]), together=True
+    )
+    search = Search(setup, SearchOptions(trials=4, parallel=3, seeds_per_trial=2, prune=False), lambda line: None)
+    for x, mode in ((3.0, "plain"), (1.0, "broken"), (2.0, "plain"), (3.0, "plain")):
+        search.study.enqueue_trial({"x": x, "mode": mode})
+    started: list[list[str]] = []
+    real = search._start
+    search._start = lambda runs: real([*runs, *(started.append([name for _, name, _ in runs]) or [])])  # type: ignore
+    search.run()
+    assert [trial.value for trial in search.study.trials] == [10.5, None, 9.5, 10.5]
+    first = ["trial-0-seed0", "trial-1-seed0", "trial-2-seed0"]
+    assert started == [first, ["trial-0-seed1", "trial-2-seed1", "trial-3-seed0"], ["trial-3-seed1"]]
+
+
+def test_only_numbers_that_the_agent_explores_are_arrays_of_a_program():
+    env = EnvConfig("examples.jax_cartpole:CartPole", backend="jax")
+    e = dataclasses.replace(load("ppo"), env=env)
+    number, choice = parse_range("agent.learning-rate", "log:1e-4:1e-2"), parse_range("agent.max-grad-norm", "0.5,none")
+    assert command.in_one_program(e, [number], 4)[0] and not command.in_one_program(e, [number], 1)[0]
+    assert not command.in_one_program(load("ppo"), [number], 4)[0]
+    for other in (choice, parse_range("rollout-length", "int:8:16")):
+        found, line = command.in_one_program(e, [number, other], 4)
+        assert (
+            not found and f"--vary {other.option} cannot be an array of numbers; these can: agent.learning-rate" in line
+        )
 
 
 def test_interrupted_search_continues(tmp_path):
@@ -162,7 +199,7 @@ def test_search_ends_if_all_trials_fail(tmp_path):
     ranges = [RANGES[0], parse_range("mode", "broken,broken too")]
     setup = setup_of(tmp_path / "s", ranges)
     broken = Setup(
-        setup.folder, "tried", ranges, 1000, 0, lambda *a: [*setup.command(*a)[:5], "broken", *["0", "x", "no"]]
+        setup.folder, "tried", ranges, 1000, 0, lambda *a: [*setup.words(*a)[:5], "broken", *["0", "x", "no"]]
     )
     with pytest.raises(TrialsFailed, match="all 3 trials have failed, the last one with: ConfigError: no such mode"):
         Search(broken, SearchOptions(trials=9), lambda line: None).run()

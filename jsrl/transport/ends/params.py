@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -37,34 +36,43 @@ class LatestStore:
             self.latest[policy] = Latest(version, values)
             self.changed.notify_all()
 
-    def poll(self, policy: int, seen: dict[int, int]) -> tuple[int, list[np.ndarray]] | None:
-        """Return (version, copies of the leaves) if the version differs from the one in `seen`, which it updates."""
-        found = self.latest.get(policy)
-        if found is None or seen.get(policy) == found.version:
+
+class StoreReader:
+    """A ParamsSubscriber that reads a store of its process."""
+
+    def __init__(self, address: str, store: LatestStore) -> None:
+        self.address, self._store = address, store
+        self._seen: dict[int, int] = {}  # policy -> version
+        self._closed = False
+
+    def _check(self) -> None:
+        """Raise the reason why nothing can come any more."""
+        if self._closed:
+            raise StreamClosed(f"the params subscriber {self.address} is closed.")
+
+    def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
+        self._check()
+        found = self._store.latest.get(policy)
+        if found is None or self._seen.get(policy) == found.version:
             return None
-        seen[policy] = found.version
+        self._seen[policy] = found.version
         return found.version, [array.copy() for array in found.values]
 
-    def wait(
-        self, policy: int, min_updates: int, timeout_s: float, address: str, *, check: Callable[[], None] | None = None
-    ) -> None:
-        """Block until a version with at least `min_updates` updates is here.
-
-        Args:
-          check: called periodically; raises if the wait cannot succeed.
-        """
+    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        with self.changed:
+        with self._store.changed:
             while True:
-                found = self.latest.get(policy)
+                self._check()
+                found = self._store.latest.get(policy)
                 if found is not None and version_updates(found.version) >= min_updates:
                     return
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    raise too_late(address, policy, min_updates, timeout_s, found and found.version)
-                if check is not None:
-                    check()
-                self.changed.wait(left_s if check is None else min(left_s, _CHECK_S))
+                    raise too_late(self.address, policy, min_updates, timeout_s, found and found.version)
+                self._store.changed.wait(min(left_s, _CHECK_S))
+
+    def close(self) -> None:
+        self._closed = True
 
 
 def too_late(address: str, policy: int, min_updates: int, timeout_s: float, version: int | None) -> StreamTimeout:
@@ -106,24 +114,8 @@ class LocalParamsPublisher:
         self._closed = True
 
 
-class LocalParamsSubscriber:
+class LocalParamsSubscriber(StoreReader):
     """The reading end of `local:NAME`."""
 
     def __init__(self, name: str):
-        self.address = f"local:{name}"
-        self._store = _store(name)
-        self._seen: dict[int, int] = {}
-        self._closed = False
-
-    def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
-        if self._closed:
-            raise StreamClosed(f"the params subscriber {self.address} is closed.")
-        return self._store.poll(policy, self._seen)
-
-    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
-        if self._closed:
-            raise StreamClosed(f"the params subscriber {self.address} is closed.")
-        self._store.wait(policy, min_updates, timeout_s, self.address)
-
-    def close(self) -> None:
-        self._closed = True
+        super().__init__(f"local:{name}", _store(name))

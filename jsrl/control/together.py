@@ -1,0 +1,49 @@
+"""`run_together`: several fused runs in this process, whose updates one compiled program makes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsrl.control.result import Result
+from jsrl.control.run import ReadyRun, ready_run
+from jsrl.control.serial import SerialRun, run_in_turn
+from jsrl.control.session import Session
+from jsrl.references.importing import import_target
+
+TOGETHER = "jsrl.workers.fused.together:Together"  # loads jax
+
+
+def run_together(runs: Sequence[Mapping[str, Any]]) -> list[Result | BaseException]:
+    """Train several experiments of placement `fused-serial`; return their results, or why they failed.
+
+    They may differ in their seeds, and in the `explorable` numbers of their agents. Each has its own folder.
+
+    Args:
+      runs: arguments of `ready_run` for each.
+
+    Raises:
+      ConfigError: one of them cannot run, or not in one program. Then none has begun.
+    """
+    with contextlib.ExitStack() as stack:
+        each = [stack.enter_context(contextlib.ExitStack()) for _ in runs]
+        ready = [own.enter_context(ready_run(**options)) for own, options in zip(each, runs, strict=True)]
+        group = import_target(TOGETHER)([job for one in ready for job in one.plan.jobs if job.kind == "fused"])
+        sessions = [one.begin() for one in ready]
+        for session in sessions:
+            session.begin()
+
+        def ended(number: int) -> None:
+            """Release the folder of a run."""
+            with each[number]:
+                _finish(ready[number], sessions[number])
+
+        pairs = zip(ready, sessions, strict=True)
+        return run_in_turn([SerialRun(one.plan, session, group.build) for one, session in pairs], ended)
+
+
+def _finish(ready: ReadyRun, session: Session) -> None:
+    with contextlib.suppress(KeyboardInterrupt):  # it ends the wait for hooks and sinks; the run has ended already
+        session.finish()
+    ready.report()

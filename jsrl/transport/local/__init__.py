@@ -1,1 +1,0 @@
-"""Streams inside one process: serial mode, notebooks, tests."""
