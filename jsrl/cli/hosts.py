@@ -19,7 +19,7 @@ from jsrl.control.run import check_starts_workers
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
-from jsrl.services.runs.door import printable
+from jsrl.services.runs.message_limits import printable
 from jsrl.transport.network.sockets import allowed_ports
 
 if TYPE_CHECKING:

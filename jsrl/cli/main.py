@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import jsrl
 from jsrl.interrupts import remembered, repeated
-from jsrl.services.runs.door import printable
+from jsrl.services.runs.message_limits import printable
 
 CHAPTERS = {
     "Train": {

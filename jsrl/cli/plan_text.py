@@ -5,9 +5,9 @@ from __future__ import annotations
 from jsrl.cluster.layout import Layout
 from jsrl.errors import counted
 from jsrl.experiment import Experiment
+from jsrl.graph.addresses import stays_here
 from jsrl.graph.devices import process_environment
 from jsrl.graph.graph import Link, WorkerNode
-from jsrl.graph.links import stays_here
 from jsrl.graph.machine import within_gpu_memory
 from jsrl.graph.plan import ACTOR_MB, Plan, memory_mb
 from jsrl.graph.policies import PolicyPart

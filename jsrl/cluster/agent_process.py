@@ -37,12 +37,12 @@ from jsrl.cluster.this_host import address_towards, lacks, own_facts
 from jsrl.cluster.unsent import STATES, keep_snapshots
 from jsrl.control.processes.processes import LocalHandle
 from jsrl.errors import AccessDenied, CodecError, ConfigError
-from jsrl.graph.links import KEYS
+from jsrl.graph.addresses import KEYS
 from jsrl.interrupts import may_repeat
-from jsrl.services.runs.door import MAX_MESSAGE_BYTES, shortened
 from jsrl.services.runs.limits import usable_cores
+from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES, shortened
 from jsrl.services.runs.names import FileNames
-from jsrl.services.runs.process import Lease, now_s
+from jsrl.services.runs.process import HostLease, now_s
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.door.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts
 from jsrl.transport.network.curve import connect, incoming, outgoing
@@ -84,7 +84,7 @@ class AgentProcess:
         max_starts = max(_STARTS, _STARTS_PER_CORE * usable_cores())
         self._machine = HostAgent(name, address, max_starts, now_s(), patience_s, drain_s)
         self._session = secrets.token_hex(16)
-        self._lease = Lease(folder, extends=True)
+        self._lease = HostLease(folder, extends=True)
         self._signals: deque[machine.ToldToEnd] = deque()
         self._end: tuple[int, str] | None = None  # exit status and reason
         self._replies: queue.SimpleQueue[wire.TextReply] = queue.SimpleQueue()

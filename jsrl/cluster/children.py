@@ -21,7 +21,7 @@ from jsrl.rate_limit import is_reported
 from jsrl.references.importing import SpawnEnvironment, own_paths
 from jsrl.services.runs.control import identity_of
 from jsrl.services.runs.control_bodies import AnyMessage, Bye, Crash, Heartbeat, Report, Stage
-from jsrl.services.runs.door import MAX_MESSAGE_BYTES
+from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES
 from jsrl.services.runs.values import log_name
 from jsrl.transport.door.address import check_ipc_path
 from jsrl.transport.network.sockets import bind

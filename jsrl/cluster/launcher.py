@@ -21,9 +21,9 @@ from jsrl.cluster.members import Start as StartWorker
 from jsrl.cluster.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, CodePart, Keys
 from jsrl.cluster.port import HostPort
 from jsrl.errors import ConfigError, counted
+from jsrl.graph.addresses import KEYS, stays_here, tcp
 from jsrl.graph.graph import Graph
 from jsrl.graph.launcher import Handle, Hosts, Launcher, Need, Start
-from jsrl.graph.links import KEYS, stays_here, tcp
 from jsrl.graph.placements import with_servers
 from jsrl.references.reference import to_json
 from jsrl.services.runs.values import Registration

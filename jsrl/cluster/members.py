@@ -17,7 +17,7 @@ from jsrl.cluster.facts import HostFacts, difference
 from jsrl.errors import counted
 from jsrl.rate_limit import is_reported
 from jsrl.services.runs.control_bodies import AnyMessage, Bye, Crash, Stage
-from jsrl.services.runs.door import Drops, Speech, TextBudget, objection
+from jsrl.services.runs.message_limits import Drops, Speech, TextBudget, objection
 from jsrl.services.runs.values import Exit, Registration, ResourceUsage, log_name
 from jsrl.transport.stream import EPOCH
 

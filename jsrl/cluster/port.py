@@ -27,7 +27,7 @@ from jsrl.errors import CodecError, ConfigError, StreamError
 from jsrl.linux import resident_bytes
 from jsrl.rate_limit import is_reported
 from jsrl.services.runs.control import RELAY
-from jsrl.services.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
+from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES, MAX_WAITING
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.state import revoked_hosts
 from jsrl.services.runs.values import Registration

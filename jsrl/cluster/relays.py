@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jsrl.errors import JsrlError
-from jsrl.graph.links import tcp
+from jsrl.graph.addresses import tcp
 from jsrl.services.runs.values import Registration
 from jsrl.transport.door.keys import named_by_key
 from jsrl.transport.network.relay import ParamsRelay

@@ -43,17 +43,17 @@ from jsrl.control.supervision import (
 )
 from jsrl.control.watchdog import Watchdog
 from jsrl.errors import RunDeleted, WorkerDied
+from jsrl.graph.addresses import tcp
 from jsrl.graph.devices import process_environment
 from jsrl.graph.launcher import Launcher
 from jsrl.graph.launcher import Start as StartParameters
-from jsrl.graph.links import tcp
 from jsrl.graph.machine import accelerators
 from jsrl.graph.plan import Plan
 from jsrl.interrupts import interrupts, requests
 from jsrl.references.importing import spawn_environment
 from jsrl.services.runs.control import ControlServer, with_texts
 from jsrl.services.runs.control_bodies import AnyMessage, Bye, Event, Heartbeat, Report, Stage
-from jsrl.services.runs.door import objection, printable
+from jsrl.services.runs.message_limits import objection, printable
 from jsrl.services.runs.process import Pauses
 from jsrl.services.runs.runs import to_resume
 from jsrl.services.runs.state import NO_SNAPSHOT, has_snapshot

@@ -37,6 +37,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.numbers import with_changes
 from jsrl.experiment.policies import all_opponents
 from jsrl.fields import AUTO, decoding, filled
+from jsrl.graph.addresses import begin_encryption, check_address
 from jsrl.graph.devices import check_devices, set_flags_here
 from jsrl.graph.graph_file import (
     FILE,
@@ -48,7 +49,6 @@ from jsrl.graph.graph_file import (
     write_graph,
 )
 from jsrl.graph.launcher import ALONE, Hosts, Launcher
-from jsrl.graph.links import begin_encryption, check_address
 from jsrl.graph.machine import accelerators, threads_obstacle
 from jsrl.graph.plan import Plan, decided, make_plan
 from jsrl.interrupts import Stopped, remembered

@@ -26,8 +26,8 @@ from jsrl.services.metrics.display import Display
 from jsrl.services.metrics.display_state import DisplayState
 from jsrl.services.metrics.metrics import MetricsHub
 from jsrl.services.runs.control_bodies import FINAL, Event, ForwardedCommand, Report
-from jsrl.services.runs.door import printable
 from jsrl.services.runs.files import plain_options, write_atomic
+from jsrl.services.runs.message_limits import printable
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.runs.state import RESULT, WorkerSummary, is_whole
 from jsrl.transport.ledger.legs import SAMPLES, read_legs

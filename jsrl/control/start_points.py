@@ -22,8 +22,8 @@ from jsrl.control.resume import (
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
+from jsrl.graph.addresses import learner_leg
 from jsrl.graph.graph_file import saved_experiment
-from jsrl.graph.links import learner_leg
 from jsrl.graph.plan import Plan
 from jsrl.graph.policies import PolicyPart
 from jsrl.graph.schemas import trace_agent

@@ -8,7 +8,7 @@ from typing import Any
 from jsrl.control.supervision import Life, crash_text
 from jsrl.graph.launcher import Handle
 from jsrl.services.runs.control_bodies import AnyMessage, Crash, Heartbeat, Report, Stacks
-from jsrl.services.runs.door import Drops, TextBudget
+from jsrl.services.runs.message_limits import Drops, TextBudget
 from jsrl.workers.jobs import Job
 
 EXPECTED = ("ConfigError", "MissingExtra", "VideoError")  # errors whose message is complete without a traceback

@@ -15,11 +15,11 @@ from jsrl.experiment.automatic import decided_for, with_replays
 from jsrl.experiment.building import resolved_agent
 from jsrl.experiment.policies import all_opponents, check_team, find_seats, first_hyperparameters
 from jsrl.fields import filled
+from jsrl.graph.addresses import bind_addresses, ends_of, keys_folder
 from jsrl.graph.check import check, check_fits
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.graph_file import Edit, resolve
 from jsrl.graph.launcher import ALONE, Hosts
-from jsrl.graph.links import bind_addresses, ends_of, keys_folder
 from jsrl.graph.machine import this_machine
 from jsrl.graph.placements import with_servers
 from jsrl.graph.policies import PolicyPart, learners_of, policies_at, policies_of, policy_of, taken_names

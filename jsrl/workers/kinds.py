@@ -19,7 +19,7 @@ from jsrl.references.importing import import_target
 from jsrl.services.metrics.catalogue import Catalogue, Metric, worker_metrics
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
-from jsrl.services.runs.door import Speech
+from jsrl.services.runs.message_limits import Speech
 from jsrl.transport.stream import StreamType
 from jsrl.workers.jobs import Job, WorkerJob, whole
 

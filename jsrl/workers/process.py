@@ -57,7 +57,7 @@ def work(
     def build_from_file(reporter: Reporter) -> Worker:
         from jsrl.fields import decoding
         from jsrl.references.reference import from_json
-        from jsrl.services.runs.process import Lease
+        from jsrl.services.runs.process import HostLease
         from jsrl.services.runs.state import RUNNING
         from jsrl.transport.shared.locks import share_lock
         from jsrl.workers.kinds import build_worker, find_kind, value_of
@@ -68,7 +68,7 @@ def work(
         control.step_s, control.stuck_s = job.experiment.actor.step_deadline_s, job.experiment.deadlines.stuck_s
         control.slowness = slowness(kind, job.run.workers, job.experiment.deadlines.silence_s)
         if job.place.away:
-            control.lease = Lease(Path(job.folder))
+            control.lease = HostLease(Path(job.folder))
         if kind.lifecycle.saves and not job.place.away:  # else nobody would get the snapshot
             control.outlives_s = job.experiment.deadlines.snapshot_s
             control.holds_run = functools.partial(share_lock, Path(job.folder, RUNNING))

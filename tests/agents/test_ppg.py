@@ -17,7 +17,6 @@ from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.agents.compiled import compiled
-from tests.marks import nightly, slow
 
 T, B = 4, 8
 NETWORK = NetworkConfig(hidden=(8,))
@@ -134,7 +133,8 @@ SHARED = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(4), num_agents=2)
 REAL = EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,), (1.0,), "squash"))
 
 
-@pytest.mark.parametrize("spec", [slow(SPEC), nightly(SHARED), nightly(REAL)], ids=["masked", "shared", "real"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("spec", [SPEC, SHARED, REAL], ids=["masked", "shared", "real"])
 def test_it_passes_check_agent(spec):
     options = {"normalize_observations": True, "normalize_values": True, "aux_minibatches": 4, "aux_epochs": 2}
     agent = ppg(PPGConfig(**COMMON, **options, phase_rows=128 * (spec.num_agents or 1)), spec)

@@ -72,6 +72,7 @@ def test_the_targets_are_lambda_returns_of_the_largest_values_and_the_loss_is_a_
     np.testing.assert_allclose(total, 0.5 * np.square(taken - target)[trained].mean(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_targets_equal_rlax():
     rlax = pytest.importorskip("rlax")
     network, t = value_network(NETWORK, SPEC), draw()
@@ -138,7 +139,7 @@ def test_values_match_the_probes(probe, play):
 @pytest.mark.parametrize(
     ("name", "options", "reached"),
     [
-        ("masked_reward", {}, 0.8),
+        nightly("masked_reward", {}, 0.8),
         nightly("agents_reward", {}, 0.8),  # two seats in turns
         ("remembered_reward", {"network": RECURRENT, "gamma": 0.9, "td_lambda": 0.9}, 0.7),
         nightly("matching_reward", {"normalize_observations": True}, 0.8),

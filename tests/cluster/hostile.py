@@ -35,7 +35,7 @@ from jsrl.cluster.messages import (
 )
 from jsrl.services.runs.control import encoded
 from jsrl.services.runs.control_bodies import FINAL, AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage
-from jsrl.services.runs.door import MAX_MESSAGE_BYTES
+from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES
 from jsrl.services.runs.values import Registration
 from jsrl.transport.door.keys import ClientKeys
 from jsrl.transport.network.curve import connect, incoming, outgoing

@@ -21,7 +21,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment, SupervisionConfig
 from jsrl.linux import resident_bytes
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.runs.control import ControlServer
-from jsrl.services.runs.door import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
+from jsrl.services.runs.message_limits import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
 from jsrl.transport.ledger.reconcile import leg_ledger
 from tests.cluster.agents import await_that
 from tests.cluster.hostile import HostileHost, attacks

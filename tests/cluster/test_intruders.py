@@ -39,7 +39,7 @@ from jsrl.control.processes.launcher import Local
 from jsrl.errors import CodecError, ConfigError
 from jsrl.graph.launcher import Start
 from jsrl.linux import resident_bytes
-from jsrl.services.runs.door import MAX_MESSAGE_BYTES
+from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES
 from jsrl.transport.door.keys import ClientKeys, load_client_keys
 from jsrl.transport.network.curve import incoming, outgoing
 from jsrl.workers.kinds import find_kind

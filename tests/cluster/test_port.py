@@ -28,7 +28,7 @@ from jsrl.cluster.messages import (
     encode,
 )
 from jsrl.cluster.port import HostPort
-from jsrl.services.runs.door import MAX_MESSAGE_BYTES
+from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES
 from jsrl.services.snapshots.players import PLAYERS_FOLDER
 from jsrl.transport.network.curve import connect, incoming, outgoing
 from tests.cluster.agents import admitted, await_that

@@ -23,7 +23,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig, ReplayCon
 from jsrl.experiment.building import build_agent
 from jsrl.experiment.configs.chase import config as chase
 from jsrl.experiment.dividing import alike_seats
-from jsrl.graph.links import learner_leg
+from jsrl.graph.addresses import learner_leg
 from jsrl.graph.placements import make_graph
 from jsrl.graph.plan import make_plan
 from jsrl.graph.policies import policies_of

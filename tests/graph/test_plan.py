@@ -41,9 +41,9 @@ from jsrl.experiment import (
     ReplayConfig,
 )
 from jsrl.experiment.policies import check_team
+from jsrl.graph.addresses import begin_encryption, bind_addresses, check_address
 from jsrl.graph.devices import process_environment, set_flags_here
 from jsrl.graph.launcher import Hosts
-from jsrl.graph.links import begin_encryption, bind_addresses, check_address
 from jsrl.graph.machine import accelerators, within_gpu_memory
 from jsrl.graph.placements import make_graph
 from jsrl.graph.plan import Plan, decided, make_plan, memory_mb

@@ -14,9 +14,9 @@ from jsrl.cli.plan_text import describe
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig, ReplayConfig
+from jsrl.graph.addresses import leg_of
 from jsrl.graph.check import check, check_groups
 from jsrl.graph.graph import Graph, Link
-from jsrl.graph.links import leg_of
 from jsrl.graph.placements import make_graph
 from jsrl.graph.plan import make_plan
 from jsrl.graph.policies import policies_at, policies_of, with_policy

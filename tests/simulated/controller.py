@@ -36,7 +36,7 @@ from jsrl.control.supervision import (
 from jsrl.experiment.settings import DeadlineConfig, SupervisionConfig
 from jsrl.graph.launcher import Exit
 from jsrl.services.runs.control_bodies import AnyMessage, Bye, Command, Event, Report
-from jsrl.services.runs.door import Drops, TextBudget, objection
+from jsrl.services.runs.message_limits import Drops, TextBudget, objection
 from jsrl.services.runs.process import Pauses
 from jsrl.workers.kinds import find_kind
 from tests.simulated.port import Port

@@ -16,7 +16,7 @@ import msgspec
 from jsrl.directors.base import Bookkeeping, State
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import INITIAL, LATEST, Assignment, Command, Copy, Freeze, Outcome, Player, Reset
-from jsrl.services.runs.control_bodies import CommandDone, ForwardedCommand, Games, Lease, Played, Saving
+from jsrl.services.runs.control_bodies import CommandDone, ForwardedCommand, GameLease, Games, Played, Saving
 from jsrl.workers.director.tickets import ExecutedTickets, FromActor, Frozen, SavedState, Tickets, Write
 from tests.simulated.world import Fault, Host, Process, Result, Violation, World, judged
 
@@ -136,14 +136,14 @@ class Actor(Process):
     def __init__(self, run: Run, number: int, incarnation: int) -> None:
         super().__init__(Host(run.world, f"actor-{number}"), f"actor-{number}.{incarnation}")
         self.history, self.worker, self.incarnation = run, f"actor-{number}", incarnation
-        self.leases: list[Lease] = []
+        self.leases: list[GameLease] = []
         self.played: list[Played] = []
         self.received, self.session = 0, -1
         self.every(TELL_S, self._tell)
         self.every(GAME_S, self._play)
 
     def take(self, facts: dict[str, Any]) -> None:
-        found = [msgspec.convert(lease, Lease) for lease in facts["leases"]]
+        found = [msgspec.convert(lease, GameLease) for lease in facts["leases"]]
         if facts["session"] != self.session:
             self.session, self.received = facts["session"], facts["sent"] - len(found)
             self.leases.clear()
@@ -275,7 +275,7 @@ class Run:
         if state["assigned"] != state["finished"] + state["discarded"] + len(state["open"]):
             raise Violation(f"games were lost or counted twice: {state}")
 
-    def plays(self, actor: Actor, lease: Lease) -> None:
+    def plays(self, actor: Actor, lease: GameLease) -> None:
         self.played_s = self.world.now
         before = self.ended.setdefault((lease.session, lease.id), actor.worker)
         if before != actor.worker:

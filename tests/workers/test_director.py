@@ -20,7 +20,7 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.graph.directing import check_director
 from jsrl.services.metrics.metrics import Meter
-from jsrl.services.runs.control_bodies import Command, CommandDone, ForwardedCommand, Games, Lease, Played, Stopped
+from jsrl.services.runs.control_bodies import Command, CommandDone, ForwardedCommand, GameLease, Games, Played, Stopped
 from jsrl.services.runs.standings import read_standings
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
@@ -188,7 +188,10 @@ def test_assignments_follow_sides_and_only_learning_seats_train() -> None:
     assignments = DirectedRows([PlayedSeats(1, (0, 1))], reporter=NullReporter(), in_order=False)
     (cast,) = assignments.join(group_of(4, SPEC, 2), 0)
     assert not assignments.ready(group_of(4))
-    leases = [Lease(0, 0, [(1, 5), (1, LATEST_VERSION)], [False, True]), Lease(1, 0, [(1, -1), (2, 9)], [True, True])]
+    leases = [
+        GameLease(0, 0, [(1, 5), (1, LATEST_VERSION)], [False, True]),
+        GameLease(1, 0, [(1, -1), (2, 9)], [True, True]),
+    ]
     assignments.take(leases, 0, 2)
     assert assignments.ready(group_of(4))
     assignments.opened(4, [0, 1])
@@ -234,7 +237,9 @@ def test_actor_takes_each_assignment_once_and_tells_each_director_how_many_arriv
     wire = MessageQueue()
     assignments = DirectedRows([PlayedSeats(0, (0, 1))], reporter=wire, in_order=False)
     assignments.join(group_of(0, SPEC, 4), 0)
-    leases = [[Lease(number, session, [(0, -1), (0, -1)], [True, True]) for number in range(9)] for session in (4, 5)]
+    leases = [
+        [GameLease(number, session, [(0, -1), (0, -1)], [True, True]) for number in range(9)] for session in (4, 5)
+    ]
     for session, ids, sent, received in (
         (4, [0], 1, 1), (4, [0], 1, 1), (4, [2], 3, 1), (4, [1, 2], 3, 3), (4, [1, 2, 3], 4, 4),
         (5, [0], 1, 1), (4, [4], 5, 1),
@@ -269,7 +274,7 @@ def test_a_game_whose_outcome_is_lost_is_discarded() -> None:
 def test_waiting_recurrent_seats_keep_acting() -> None:
     assignments = DirectedRows([PlayedSeats(0, (0, 1), True)], reporter=NullReporter(), in_order=False)
     (cast,) = assignments.join(group_of(0, SPEC, 1), 0)
-    assignments.take([Lease(0, 0, [(0, 5), (0, LATEST_VERSION)], [False, True])], 0, 1)
+    assignments.take([GameLease(0, 0, [(0, 5), (0, LATEST_VERSION)], [False, True])], 0, 1)
     assignments.opened(0, [0])
     assert cast.versions(np.zeros((1, 2), np.uint8)).tolist() == [[5, LATEST_VERSION]]
 
@@ -449,7 +454,7 @@ def test_slots_keep_their_assignments_after_a_resume() -> None:
     """Also at other actors."""
     leases = Leases(3)
     leases.outcomes("actor-0", 0, [])
-    given = [Lease(5, 3, [(0, -1)], [True]), Lease(6, 3, [(0, -1)], [True])]
+    given = [GameLease(5, 3, [(0, -1)], [True]), GameLease(6, 3, [(0, -1)], [True])]
     leases.give("actor-0", given, 0.0, [(0, 2), (0, 1)])
     later = Leases(9)
     assert [entry[:2] for entry in leases.saved()] == [[0, 1], [0, 2]]
@@ -463,7 +468,7 @@ def test_assignments_that_are_on_their_way_are_not_given_again() -> None:
     leases = Leases(3)
     leases.outcomes("actor-0", 0, [])
     assert leases.short("actor-0", Games([], 5, 1, 0, session=3)) == 4
-    leases.give("actor-0", [Lease(number, 3, [(0, -1)], [True]) for number in range(4)], 0.0)
+    leases.give("actor-0", [GameLease(number, 3, [(0, -1)], [True]) for number in range(4)], 0.0)
     assert leases.short("actor-0", Games([], 5, 1, 0, session=3)) == 0
     assert leases.short("actor-0", Games([], 5, 2, 4, session=3)) == 3
     assert (
@@ -475,7 +480,7 @@ def test_games_that_an_earlier_director_assigned_do_not_count() -> None:
     """A director that is restarted from an older state gives the numbers of lost assignments again."""
     leases = Leases(3)
     leases.outcomes("actor-0", 0, [])
-    leases.give("actor-0", [Lease(5, 3, [(0, -1)], [True])], 0.0)
+    leases.give("actor-0", [GameLease(5, 3, [(0, -1)], [True])], 0.0)
     assert leases.outcomes("actor-0", 0, [Played(5, 2, 9, [1.0])]) == []
     assert [outcome.returns for outcome in leases.outcomes("actor-0", 0, [Played(5, 3, 7, [2.0])])] == [(2.0,)]
 

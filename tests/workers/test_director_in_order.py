@@ -15,7 +15,7 @@ from jsrl.directors.plr import PLR
 from jsrl.directors.pools import DeltaUniform
 from jsrl.envs.base import Episode
 from jsrl.services.metrics.metrics import Meter
-from jsrl.services.runs.control_bodies import Command, Lease
+from jsrl.services.runs.control_bodies import Command, GameLease
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.types import make_version
 from jsrl.workers.attached.selfplay import DirectedRows, PlayedSeats
@@ -126,7 +126,7 @@ class RandomOrderRun:
                 self.store.freeze(body["name"], version, [np.full(1, self.updates)])
                 self.worker.command(Command("done", {"ticket": body["ticket"], "version": version}))
                 continue
-            leases = [msgspec.convert(one, Lease) for one in body["leases"]]
+            leases = [msgspec.convert(one, GameLease) for one in body["leases"]]
             group = int(facts["worker"].removeprefix("actor-"))
             self.actors[group].take(leases, body["session"], body["sent"], [tuple(slot) for slot in body["slots"]])
 

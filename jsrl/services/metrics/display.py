@@ -30,7 +30,7 @@ from jsrl.services.metrics.display_state import (
     percent,
     short,
 )
-from jsrl.services.runs.door import printable
+from jsrl.services.runs.message_limits import printable
 
 LIVE = "jsrl.services.metrics.live_display:LiveDisplay"  # imported on a terminal
 MODES = ("auto", "live", "plain", "quiet", "log-only")

@@ -24,7 +24,7 @@ from jsrl.services.metrics.display_state import (
     short,
     sparkline,
 )
-from jsrl.services.runs.door import printable
+from jsrl.services.runs.message_limits import printable
 
 _STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 _BAR_WIDTH = 48

@@ -25,9 +25,9 @@ import zmq
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
 from jsrl.rate_limit import is_reported
 from jsrl.services.runs.control_bodies import AnyMessage, Command, Crash, Event, Heartbeat, Message, Stacks, Stage
-from jsrl.services.runs.door import MAX_MESSAGE_BYTES, shortened
 from jsrl.services.runs.logs import cut_log
-from jsrl.services.runs.process import Lease, Pauses, all_stacks, main_stack
+from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES, shortened
+from jsrl.services.runs.process import HostLease, Pauses, all_stacks, main_stack
 from jsrl.services.runs.values import MAX_LOG_BYTES
 from jsrl.transport.door.keys import KeyPath
 from jsrl.transport.network.curve import (
@@ -76,7 +76,7 @@ class ControlClient:
         self.step_s = math.inf
         self.stuck_s: float | None = None
         self.turned_s = 0.0
-        self.lease: Lease | None = None
+        self.lease: HostLease | None = None
         self.slowness = 1.0
         self.outlives_s, self._orphaned_s = 0.0, 0.0
         self.holds_run: Callable[[], bool] = lambda: True

@@ -156,7 +156,7 @@ class Notice(msgspec.Struct):
     once: str = ""
 
 
-class Lease(msgspec.Struct, forbid_unknown_fields=True):
+class GameLease(msgspec.Struct, forbid_unknown_fields=True):
     """An assignment for an actor.
 
     Attributes:

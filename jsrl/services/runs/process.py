@@ -90,7 +90,7 @@ def now_s() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-class Lease:
+class HostLease:
     """The end of a joined host's lease, in a file that its agent writes and its workers read.
 
     The lease is how long workers may run without an answer of the controller. The agent extends it, and ends the workers

@@ -8,10 +8,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from jsrl.errors import counted
+from jsrl.graph.addresses import leg_of
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph
 from jsrl.graph.graph_file import plain_graph
-from jsrl.graph.links import leg_of
 from jsrl.graph.policies import folder_of
 from jsrl.services.metrics.display_state import games_text
 from jsrl.services.metrics.phases import PHASES, of_main_thread

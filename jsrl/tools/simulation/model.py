@@ -16,7 +16,7 @@ from typing import Any
 from jsrl.tools.simulation.broadcast import Broadcast
 from jsrl.tools.simulation.events import Clock, Mailbox, Pause, Process, Wait
 from jsrl.tools.simulation.resources import Resources
-from jsrl.tools.simulation.stations import NEWS, Activities, Actor, Credit, Group, Lease, Reply, Server
+from jsrl.tools.simulation.stations import NEWS, Activities, Actor, Credit, Group, Lent, Reply, Server
 from jsrl.tools.simulation.system import System
 from jsrl.tools.simulation.times import ServiceTimes
 
@@ -174,7 +174,7 @@ class Model:
     def _commit(self, actor: Actor, group: Group) -> None:
         s = self.system
         assert group.trajectory is not None
-        lease = Lease(actor, group, group.oldest)
+        lease = Lent(actor, group, group.oldest)
         self.resources.send(actor.host, s.learner, s.bytes.trajectory, s.far_rows, self._leases.put, lease)
         group.has_block, group.row = False, 0
         group.made += 1
@@ -252,12 +252,12 @@ class Model:
 
     def _join(self) -> Process:
         """Join trajectories into batches, in a separate thread."""
-        waiting: deque[Lease] = deque()
+        waiting: deque[Lent] = deque()
         number = 0
         while True:
             yield self._free
-            taken: dict[int, Lease] = {}
-            late: list[Lease] = []
+            taken: dict[int, Lent] = {}
+            late: list[Lent] = []
             while len(taken) < self.system.batch_groups:
                 lease = waiting.popleft() if waiting else (yield self._leases)
                 yield from self._place(lease, taken, late, number * self.system.updates)
@@ -266,7 +266,7 @@ class Model:
             self._ready.put(list(taken.values()))
             number += 1
 
-    def _place(self, lease: Lease, taken: dict[int, Lease], late: list[Lease], updates: int) -> Process:
+    def _place(self, lease: Lent, taken: dict[int, Lent], late: list[Lent], updates: int) -> Process:
         """Copy a trajectory into its place in the batch, drop it if it is too old, or keep it for the next."""
         s, cost = self.system, self.times.learner
         lag = updates - lease.oldest

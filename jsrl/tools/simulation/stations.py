@@ -73,7 +73,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Lease:
+class Lent:
     """A trajectory at the learner."""
 
     actor: Actor

@@ -20,7 +20,7 @@ from jsrl.envs.seats import NO_SEATS, SeatView, seat_group
 from jsrl.errors import ConfigError
 from jsrl.experiment.policies import wants_scores
 from jsrl.services.metrics.metrics import Meter
-from jsrl.services.runs.control_bodies import Command, Games, GroupStep, Lease, Played
+from jsrl.services.runs.control_bodies import Command, GameLease, Games, GroupStep, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ACTING, ONLY_SCORED, WAITING, Array, GameSpec, Trajectory, leaves, spread
 from jsrl.workers.actor.environments import Environments
@@ -69,8 +69,8 @@ class SeatPlayers(Players):
 class _Slots:
     """A group's slots: the current and next assignment of each, and the players of its policies."""
 
-    leases: list[Lease | None]
-    next: list[Lease | None]
+    leases: list[GameLease | None]
+    next: list[GameLease | None]
     seat_players: list[SeatPlayers] = field(default_factory=list)
 
 
@@ -107,7 +107,7 @@ class DirectedRows(Rows):
         self._are_shared = len({policy.group for policy in policies}) < len(policies)
         self._slots: dict[int, _Slots] = {}
         self._sides: tuple[int, ...] = ()
-        self._ahead: deque[Lease] = deque()
+        self._ahead: deque[GameLease] = deque()
         self._needs: list[tuple[int, int]] = []  # (group, slot), in order of request
         self._short: Counter[int] = Counter()  # group -> slots without an assignment
         self._played: list[Played] = []
@@ -211,13 +211,13 @@ class DirectedRows(Rows):
         """Take `games`: assignments, unless they are for an earlier incarnation of this actor."""
         facts = command.facts
         if command.name == "games" and facts["incarnation"] == self._incarnation:
-            leases = msgspec.convert(facts["leases"], list[Lease])
+            leases = msgspec.convert(facts["leases"], list[GameLease])
             slots = [(group, slot) for group, slot in facts["slots"]]
             self.take(leases, facts["session"], facts["sent"], slots)
 
     # -- assignments
 
-    def take(self, leases: Iterable[Lease], session: int, sent: int, slots: Sequence[tuple[int, int]] = ()) -> None:
+    def take(self, leases: Iterable[GameLease], session: int, sent: int, slots: Sequence[tuple[int, int]] = ()) -> None:
         """Receive assignments of the director; those that came before, or after others that were lost, are dropped.
 
         Args:
@@ -266,7 +266,7 @@ class DirectedRows(Rows):
                 all_slots.leases[slot] = lease
                 self._assign_players(all_slots.seat_players, slot, lease)
 
-    def _assign_players(self, seat_players: Sequence[SeatPlayers], slot: int, lease: Lease) -> None:
+    def _assign_players(self, seat_players: Sequence[SeatPlayers], slot: int, lease: GameLease) -> None:
         for policy, players in zip(self._policies, seat_players, strict=True):
             sides = [self._sides[place] for place in policy.places] or [0]
             own = np.array([lease.players[side][0] == policy.number for side in sides])
@@ -286,7 +286,7 @@ class DirectedRows(Rows):
             if lease is not None:
                 self._report(lease, discarded=why)
 
-    def _report(self, lease: Lease, **facts: Any) -> None:
+    def _report(self, lease: GameLease, **facts: Any) -> None:
         self._played.append(Played(lease.id, lease.session, **facts))
 
     def _need(self, group: int, slots: Iterable[int]) -> None:
@@ -302,7 +302,7 @@ class DirectedRows(Rows):
             self._asked = min(self._asked, len(self._needs))
             self._slots[group].next[slot] = self._ahead.popleft()
 
-    def _take_assignments(self, dealt: Iterable[tuple[tuple[int, int], Lease]]) -> None:
+    def _take_assignments(self, dealt: Iterable[tuple[tuple[int, int], GameLease]]) -> None:
         """Give slots their assignments."""
         for (group, slot), lease in dealt:
             if (group, slot) in self._needs:

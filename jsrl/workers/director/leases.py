@@ -10,7 +10,7 @@ import msgspec
 
 from jsrl.directors.messages import Assignment, Outcome
 from jsrl.errors import ConfigError
-from jsrl.services.runs.control_bodies import Games, Lease, Played
+from jsrl.services.runs.control_bodies import GameLease, Games, Played
 
 GONE = "its actor was replaced"
 LEFT_OPEN = "the run went on from a snapshot"
@@ -25,7 +25,7 @@ class ActorAssignments:
     incarnation: int
     sent: int = 0
     sent_s: float = 0.0
-    open: dict[int, Lease] = field(default_factory=dict)
+    open: dict[int, GameLease] = field(default_factory=dict)
     slot_of: dict[int, tuple[int, int]] = field(default_factory=dict)  # of an assignment, if known
 
 
@@ -39,7 +39,7 @@ class Leases:
     def __init__(self, session: int) -> None:
         self.session = session
         self._holders: dict[str, ActorAssignments] = {}
-        self._returning: dict[tuple[int, int], Lease] = {}  # (group, slot) -> what it played before a resume
+        self._returning: dict[tuple[int, int], GameLease] = {}  # (group, slot) -> what it played before a resume
         self._ended: dict[tuple[int, int], int] = {}  # (group, slot) -> what ended there last
 
     def outcomes(self, worker: str, incarnation: int, ended: Sequence[Played]) -> list[Outcome]:
@@ -77,16 +77,16 @@ class Leases:
         held = body.held if body.session == self.session else 0
         return max(0, body.want - held - self._on_the_way(worker, body))
 
-    def again(self, worker: str, body: Games, now: float) -> list[Lease]:
+    def again(self, worker: str, body: Games, now: float) -> list[GameLease]:
         """Return the assignments that have been on their way to an actor for too long."""
         holder, count = self._holders[worker], self._on_the_way(worker, body)
         return list(holder.open.values())[-count:] if count and now - holder.sent_s >= AGAIN_S else []
 
-    def returning(self, group: int, slot: int) -> Lease | None:
+    def returning(self, group: int, slot: int) -> GameLease | None:
         """Return the assignment that a slot played before a resume, once; None: it needs a new one."""
         return self._returning.pop((group, slot), None)
 
-    def give(self, worker: str, leases: Sequence[Lease], now: float, slots: Sequence[tuple[int, int]] = ()) -> int:
+    def give(self, worker: str, leases: Sequence[GameLease], now: float, slots: Sequence[tuple[int, int]] = ()) -> int:
         """Note assignments as an actor's, with their (group, slot) if known; return how many were sent to it so far."""
         holder = self._holders[worker]
         for lease in leases:
@@ -117,7 +117,7 @@ class Leases:
     def restore(self, saved: Sequence[Any]) -> set[int]:
         """Let slots continue their assignments of before a resume; return the ids of these."""
         for group, slot, values in saved:
-            lease = msgspec.convert(values, Lease)
+            lease = msgspec.convert(values, GameLease)
             lease.session = self.session
             self._returning[group, slot] = lease
         return {lease.id for lease in self._returning.values()}
@@ -144,7 +144,7 @@ def result_of(returns: Sequence[float]) -> tuple[float, ...] | None:
 
 def leases_of(
     assignments: Sequence[Assignment], session: int, numbers: dict[str, int], version_of: Any
-) -> Iterator[Lease]:
+) -> Iterator[GameLease]:
     """Yield assignments in the format for actors: the players of each side by number and version.
 
     Args:
@@ -161,7 +161,7 @@ def leases_of(
             if player.policy not in numbers:
                 raise unknown_policy(f"assigns {player} in game {one.id}", player.policy, numbers)
             players[side], learns[side] = (numbers[player.policy], version_of(player)), trains
-        yield Lease(one.id, session, players, learns, one.task)
+        yield GameLease(one.id, session, players, learns, one.task)
 
 
 def unknown_policy(does: str, policy: str, known: Iterable[str]) -> ConfigError:

@@ -29,7 +29,7 @@ from jsrl.directors.messages import (
     to_json,
 )
 from jsrl.errors import SnapshotError
-from jsrl.services.runs.control_bodies import CommandDone, ForwardedCommand, Games, Lease, Saving, Scores, Stopped
+from jsrl.services.runs.control_bodies import CommandDone, ForwardedCommand, GameLease, Games, Saving, Scores, Stopped
 from jsrl.workers.director.leases import AGAIN_S, LEFT_OPEN, Leases, leases_of, unknown_policy
 
 
@@ -230,7 +230,7 @@ class Tickets:
             self._assign(worker, new, now, again=again[worker]) for worker, new in given.items() if new or again[worker]
         ]
 
-    def _proposed(self, kept: Sequence[Lease | None]) -> list[Lease]:
+    def _proposed(self, kept: Sequence[GameLease | None]) -> list[GameLease]:
         """Return assignments, with a new one for each None."""
         found: list[Assignment] = []
         if new := sum(lease is None for lease in kept):
@@ -249,10 +249,10 @@ class Tickets:
     def _assign(
         self,
         worker: str,
-        leases: Sequence[Lease],
+        leases: Sequence[GameLease],
         now: float,
         slots: Sequence[tuple[int, int]] = (),
-        again: Sequence[Lease] = (),
+        again: Sequence[GameLease] = (),
     ) -> ForwardedCommand:
         """Note assignments as an actor's, and return the command that gives them to it, after those that it gets again."""
         facts = {

@@ -18,7 +18,7 @@ import zmq
 from jsrl.services.runs import control, process
 from jsrl.services.runs.control import HEARTBEAT_S, LEASE_GRACE_S, RELAY, ControlClient, ControlServer, encoded
 from jsrl.services.runs.control_bodies import Bye, Event, Heartbeat, Stage
-from jsrl.services.runs.process import PAUSE_S, Lease, Pauses
+from jsrl.services.runs.process import PAUSE_S, HostLease, Pauses
 from jsrl.workers.kinds import find_kind
 from jsrl.workers.process import slowness
 
@@ -196,8 +196,8 @@ def test_worker_ends_after_the_lease_of_its_host(tmp_path, monkeypatch):
     clock, statuses = [100.0], []
     monkeypatch.setattr(process, "now_s", lambda: clock[0])
     monkeypatch.setattr(os, "_exit", statuses.append)
-    agent = Lease(tmp_path, extends=True)
-    worker = SimpleNamespace(lease=Lease(tmp_path))
+    agent = HostLease(tmp_path, extends=True)
+    worker = SimpleNamespace(lease=HostLease(tmp_path))
     agent.extend(115.0)
     assert ControlClient._check_lease(worker) == 15.0 + LEASE_GRACE_S and not statuses
     clock[0] = 116.0

@@ -34,7 +34,7 @@ from jsrl.services.runs.control_bodies import (
     Stage,
     complaint,
 )
-from jsrl.services.runs.door import TEXT_BYTES
+from jsrl.services.runs.message_limits import TEXT_BYTES
 from jsrl.services.runs.process import Pauses
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.runs.state import read_result

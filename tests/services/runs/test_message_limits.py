@@ -7,7 +7,7 @@ import io
 from jsrl.services.metrics.display import make_display
 from jsrl.services.runs.control import encoded
 from jsrl.services.runs.control_bodies import Crash, Event, Report, Stage
-from jsrl.services.runs.door import (
+from jsrl.services.runs.message_limits import (
     DROPS_S,
     MAX_CHARS,
     MAX_DROPS,
