@@ -298,6 +298,7 @@ def test_producer_of_a_dead_consumer_commits_nothing_that_the_next_one_does_not_
     producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, leg=leg)
     put(producer, 3)
     take(consumer, 1)
+    assert consumer.pending() == 2
     block = producer.reserve(TIMEOUT_S)
     kill(consumer)
     again = bind(run, consumer.address)

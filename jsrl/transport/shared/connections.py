@@ -2,7 +2,7 @@
 
 A connection ends with the process at either end, which the other end notices at once; it can still read what was sent before.
 The client's hello is its first message; the answer brings the descriptor of the memory, which both ends map and which has no
-name, so nothing is left behind. `local:NAME` has the same connections, between two ends in one process.
+name, so nothing is left behind. `local:NAME` has the same connections between two ends in one process, without the kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -34,6 +34,7 @@ from jsrl.transport.door.hello import (
     raise_refusal,
     refusal,
 )
+from jsrl.transport.shared.in_process import LocalPoller, LocalSocket
 from jsrl.transport.shared.locks import make_folder
 from jsrl.transport.shared.segment import Segment
 from jsrl.transport.stream import StreamType
@@ -56,7 +57,7 @@ class BindingEnd(Protocol):
     stream_type: StreamType
     door: Door
 
-    def admit(self, hello: Hello, connection: socket.socket) -> Any:
+    def admit(self, hello: Hello, connection: Connection) -> Any:
         """Answer a hello with `welcome`, and return the peer; raise JsrlError to refuse it."""
         ...
 
@@ -76,21 +77,20 @@ class Connections:
       place: /FOLDER/NAME of the socket, or NAME within this process.
 
     Attributes:
-      lock: held while messages are processed. epoll: for pollers.
+      lock: held while messages are processed. poller: says who has sent something; for other pollers, if it has a descriptor.
     """
 
     def __init__(self, place: str, end: BindingEnd) -> None:
         self.place, self._end = place, end
-        self.lock, self.epoll = threading.RLock(), select.epoll()
-        self._unidentified: dict[int, socket.socket] = {}  # they have sent nothing yet
+        self.lock = threading.RLock()
+        self.poller: Any = LocalPoller()
+        self._unidentified: dict[int, Connection] = {}  # they have sent nothing yet
         self._peers: dict[int, Any] = {}
         self._listener: socket.socket | None = None
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.epoll.register(self._wake, select.EPOLLIN)
         if is_path(place):
             make_folder(Path(place).parent)
-            self._listener = listen_socket(Path(place))
-            self.epoll.register(self._listener, select.EPOLLIN)
+            self._listener, self.poller = listen_socket(Path(place)), EpollPoller()
+            self.poller.register(self._listener)
             return
         with _changed:
             if (end.stream_type, place) in _here:
@@ -101,7 +101,7 @@ class Connections:
     def serve(self, max_wait_s: float) -> None:
         """Process what has arrived, waiting up to `max_wait_s` for the first message (below 0: until it comes)."""
         with self.lock if max_wait_s == 0 else contextlib.nullcontext():  # of two at a time, both may find nothing
-            events = [] if self.epoll.closed else self.epoll.poll(max_wait_s, 4096)
+            events = [] if self.poller.closed else self.poller.poll(max_wait_s, 4096)
         if not events:
             return
         with self.lock:
@@ -112,9 +112,6 @@ class Connections:
                     others.append(fd)
                 else:
                     self._end.read(peer)
-            if self._wake in others:
-                with contextlib.suppress(BlockingIOError):  # another thread has read it
-                    os.eventfd_read(self._wake)
             for fd in others:  # later: a client may have ended a connection before it makes the next
                 if (connection := self._unidentified.pop(fd, None)) is not None:
                     self._identify(fd, connection)
@@ -131,21 +128,18 @@ class Connections:
             _logger.warning("%s cannot accept a connection: %s", address_of(self.place), error)
             time.sleep(_SLICE_S)
 
-    def connect_here(self) -> _Socket:
+    def connect_here(self) -> LocalSocket:
         """Return the other end of a new connection within this process."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._add(_Socket(fileno=ours.detach()))
-        connection = _Socket(fileno=theirs.detach())
-        connection.here = self
-        return connection
+        ours, theirs = LocalSocket.pair()
+        self._add(ours)
+        return theirs
 
-    def _add(self, connection: socket.socket) -> None:
+    def _add(self, connection: Connection) -> None:
         connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._unidentified[connection.fileno()] = connection
-        self.epoll.register(connection, select.EPOLLIN)
+        self.poller.register(connection)
 
-    def _identify(self, fd: int, connection: socket.socket) -> None:
+    def _identify(self, fd: int, connection: Connection) -> None:
         """Answer the hello of a connection; close it if there is none, or if its sender may not join."""
         try:
             if message := connection.recv(MAX_BYTES):
@@ -158,31 +152,32 @@ class Connections:
             send(connection, refusal(error))
         except OSError as error:  # the client is gone; or there is no descriptor, no memory: the next one may get some
             send(connection, refusal(StreamClosed(f"{self.place} cannot admit another client now: {error}")))
-        self.epoll.unregister(fd)
+        self.poller.unregister(connection)
         connection.close()
 
     def memory(self, size_bytes: int) -> Segment:
         """Return new memory for a client."""
-        return Segment.unnamed(Path(self.place).parent if self._listener else None, size_bytes)
+        if self._listener is None:
+            return Segment.in_process(size_bytes)
+        return Segment.unnamed(Path(self.place).parent, size_bytes)
 
-    def disconnect(self, connection: socket.socket, reason: str) -> None:
+    def disconnect(self, connection: Connection, reason: str) -> None:
         """End a peer's connection, which says why; messages that it has sent are not read any more."""
         if self._peers.pop(connection.fileno(), None) is not None:
-            self.epoll.unregister(connection)
+            self.poller.unregister(connection)
         send(connection, refusal(StreamClosed(f"{reason}.")))
         connection.close()
 
     def wake(self) -> None:
         """Let a thread that serves return, even if another thread has processed what it waits for."""
-        os.eventfd_write(self._wake, 1)
+        self.poller.wake()
 
     def close(self) -> None:
         """Close, after every peer was disconnected."""
         for connection in self._unidentified.values():
             connection.close()
         self._unidentified.clear()
-        self.epoll.close()
-        os.close(self._wake)
+        self.poller.close()
         if self._listener is not None:
             self._listener.close()
             Path(self.place).unlink(missing_ok=True)
@@ -191,13 +186,67 @@ class Connections:
             del _here[self._end.stream_type, self.place]
 
 
-class _Socket(socket.socket):
-    """A socket that is closed with the object, without a warning; `here`: its other end, in this process."""
+class EpollPoller:
+    """An epoll that another thread can wake."""
 
-    here: Connections | None = None
+    def __init__(self) -> None:
+        self._epoll, self._wake = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.register(self._wake)
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    @property
+    def closed(self) -> bool:
+        return self._epoll.closed
+
+    def register(self, connection: socket.socket | int) -> None:
+        self._epoll.register(connection, select.EPOLLIN)
+
+    def unregister(self, connection: socket.socket) -> None:
+        self._epoll.unregister(connection)
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def poll(self, timeout_s: float, most: int) -> list[tuple[int, int]]:
+        events = self._epoll.poll(timeout_s, most)
+        if any(fd == self._wake for fd, _ in events):
+            with contextlib.suppress(BlockingIOError):  # another thread has read it
+                os.eventfd_read(self._wake)
+        return events
+
+    def close(self) -> None:
+        self._epoll.close()
+        os.close(self._wake)
+
+
+class UnixSocket(socket.socket):
+    """A socket that is closed with the object, without a warning."""
+
+    def send_memory(self, message: bytes, memory: Segment) -> None:
+        socket.send_fds(self, [message], [memory.fileno()])
+
+    def recv_memory(self) -> tuple[bytes, Segment | None]:
+        message, descriptors, _, _ = socket.recv_fds(self, MAX_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        return message, Segment.of(descriptors[0]) if descriptors else None
+
+    def wait_readable(self, timeout_s: float) -> None:
+        self._wait(select.POLLIN, timeout_s)
+
+    def wait_writable(self, timeout_s: float) -> None:
+        self._wait(select.POLLOUT, timeout_s)
+
+    def _wait(self, event: int, timeout_s: float) -> None:
+        poller = select.poll()
+        poller.register(self, event)
+        poller.poll(1000 * timeout_s)
 
     def __del__(self) -> None:
         self.close()
+
+
+Connection: TypeAlias = UnixSocket | LocalSocket
 
 
 def is_path(place: str) -> bool:
@@ -209,7 +258,7 @@ def address_of(place: str) -> str:
     return f"shm:{place}" if is_path(place) else f"local:{place}"
 
 
-def send(connection: socket.socket, message: Message) -> bool:
+def send(connection: Connection, message: Message) -> bool:
     """Send a message without waiting; return False if its receiver is gone, or reads nothing."""
     try:
         connection.send(pack(message)[0])
@@ -218,10 +267,10 @@ def send(connection: socket.socket, message: Message) -> bool:
     return True
 
 
-def welcome(connection: socket.socket, message: Message, memory: Segment) -> None:
+def welcome(connection: Connection, message: Message, memory: Segment) -> None:
     """Answer a hello, and pass on the memory of the client. Raises OSError if it is gone; the memory is closed then."""
     try:
-        socket.send_fds(connection, pack(message), [memory.fileno()])
+        connection.send_memory(pack(message)[0], memory)
     except OSError:
         memory.close()
         raise
@@ -229,8 +278,8 @@ def welcome(connection: socket.socket, message: Message, memory: Segment) -> Non
 
 def meet(
     stream_type: StreamType, place: str, hello: Hello, answers: Any, timeout_s: float, check: Check
-) -> tuple[_Socket, Any, Segment]:
-    """Connect, and return (connection, welcome, memory).
+) -> tuple[Connection, Any, Segment, Connections | None]:
+    """Connect, and return (connection, welcome, memory, the other end's connections if they are in this process).
 
     Args:
       answers: decoder of the welcome and of refusals. timeout_s: how long to wait until the other end is there and answers.
@@ -241,20 +290,21 @@ def meet(
         raises.
     """
     deadline, address = time.monotonic() + timeout_s, address_of(place)
-    connection = connect_socket(place, timeout_s, check) if is_path(place) else _here_at(stream_type, place, timeout_s)
+    here = None if is_path(place) else _here_at(stream_type, place, timeout_s)
+    connection = connect_socket(place, timeout_s, check) if here is None else here.connect_here()
     try:
         message = b"".join(hello_frames(hello))
         if len(message) > MAX_BYTES:
             raise ConfigError(f"the hello of {hello.sender.name} has {len(message)} bytes, over {MAX_BYTES}.")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has left, as the missing answer shows
             connection.send(message)
-        if connection.here is not None:  # both ends may be in one thread
-            connection.here.serve(0.0)
-            connection.here.wake()
+        if here is not None:  # both ends may be in one thread
+            here.serve(0.0)
+            here.wake()
         while True:
             connection.settimeout(min(max(0.001, remaining(deadline)), _SLICE_S))
             try:
-                answer, descriptors, _, _ = socket.recv_fds(connection, MAX_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                answer, memory = connection.recv_memory()
                 break
             except TimeoutError:
                 check()
@@ -270,17 +320,18 @@ def meet(
         found, _ = unpack([answer], answers, MAX_BYTES)
         if isinstance(found, Refused):
             raise_refusal(found)
-        return connection, found, Segment.of(descriptors[0])
+        assert memory is not None
+        return connection, found, memory, here
     except BaseException:
         connection.close()
         raise
 
 
-def _here_at(stream_type: StreamType, place: str, timeout_s: float) -> _Socket:
+def _here_at(stream_type: StreamType, place: str, timeout_s: float) -> Connections:
     with _changed:
         if not _changed.wait_for(lambda: (stream_type, place) in _here, timeout_s):
             raise StreamTimeout(f"local:{place} was not bound in this process within {timeout_s:g} s.")
-        return _here[stream_type, place].connect_here()
+        return _here[stream_type, place]
 
 
 @contextmanager
@@ -293,8 +344,8 @@ def _short_name(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _new_socket(kind: int = socket.SOCK_SEQPACKET) -> _Socket:
-    return _Socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+def _new_socket(kind: int = socket.SOCK_SEQPACKET) -> UnixSocket:
+    return UnixSocket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
 
 
 def listen_socket(path: Path) -> socket.socket:
@@ -319,9 +370,11 @@ def listen_socket(path: Path) -> socket.socket:
     return listener
 
 
-def accept(listener: socket.socket) -> socket.socket:
+def accept(listener: socket.socket) -> UnixSocket:
     """Return the next connection. Raises BlockingIOError: there is none."""
-    return _Socket(fileno=listener.accept()[0].detach())
+    connection = UnixSocket(fileno=listener.accept()[0].detach())
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    return connection
 
 
 def is_alive(name: str, kind: int = socket.SOCK_SEQPACKET) -> bool:
@@ -337,7 +390,7 @@ def is_alive(name: str, kind: int = socket.SOCK_SEQPACKET) -> bool:
     return True
 
 
-def connect_socket(place: str | Path, timeout_s: float, check: Check) -> _Socket:
+def connect_socket(place: str | Path, timeout_s: float, check: Check) -> UnixSocket:
     """Return a connection to the listener at a path; waits for it to appear, and calls `check` meanwhile."""
     path = Path(place)
     deadline = time.monotonic() + timeout_s

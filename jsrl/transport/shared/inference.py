@@ -7,7 +7,6 @@ memory.
 
 from __future__ import annotations
 
-import socket
 import struct
 from typing import Any
 
@@ -18,7 +17,16 @@ from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.door.hello import ANYBODY, Check, Hello, JoinRules, Refused
 from jsrl.transport.ends.area import AreaLayout, ClientArea
 from jsrl.transport.ends.inference import ClientEnd, ConnectedClient, PolicyNotServed, ServerEnd
-from jsrl.transport.shared.connections import MAX_BYTES, Connections, address_of, is_path, meet, send, welcome
+from jsrl.transport.shared.connections import (
+    MAX_BYTES,
+    Connection,
+    Connections,
+    address_of,
+    is_path,
+    meet,
+    send,
+    welcome,
+)
 from jsrl.transport.shared.segment import Segment
 from jsrl.transport.stream import StreamType
 from jsrl.transport.wire.message import Message, unpack
@@ -40,7 +48,7 @@ _REFUSALS = msgspec.msgpack.Decoder(PolicyNotServed | Refused)
 class _SharedClient(ConnectedClient):
     """A connected client."""
 
-    def __init__(self, client: ProducerId, connection: socket.socket, segment: Segment, layout: AreaLayout):
+    def __init__(self, client: ProducerId, connection: Connection, segment: Segment, layout: AreaLayout):
         super().__init__(client, layout, segment.buffer)
         self.connection, self.segment = connection, segment
 
@@ -64,7 +72,7 @@ class SharedInferenceServer(ServerEnd):
         super().__init__(spec, join_rules, _MAX_SEGMENT_BYTES)
         self.address = address_of(place)
         self._connections = Connections(place, self)
-        self.waitable = self._connections.epoll if is_path(place) else None
+        self.waitable = self._connections.poller if is_path(place) else None
 
     def _gather(self, max_wait_s: float) -> None:
         self._connections.serve(max_wait_s)
@@ -72,7 +80,7 @@ class SharedInferenceServer(ServerEnd):
     def complain(self, error: SpecMismatch) -> None:
         self._complaints.append(error)
 
-    def admit(self, hello: Hello, connection: socket.socket) -> _SharedClient:
+    def admit(self, hello: Hello, connection: Connection) -> _SharedClient:
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
         layout = self._layout_of(hello)
@@ -120,7 +128,7 @@ class SharedInferenceClient(ClientEnd):
         super().__init__(client)
         self.address = address_of(place)
         layout, hello = AreaLayout(spec, group_sizes), Hello(client, group_sizes, flatten_schema(spec))
-        self._connection, _, self._segment = meet("inference", place, hello, _WELCOMES, timeout_s, check)
+        self._connection, _, self._segment, _ = meet("inference", place, hello, _WELCOMES, timeout_s, check)
         self._areas = {group: ClientArea(layout, group, self._segment.buffer) for group in layout.group_sizes}
         self._timeout_s: float | None = None
 

@@ -13,7 +13,6 @@ memory, anew for each producer incarnation: a late writer touches memory that no
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 import time
@@ -29,7 +28,16 @@ from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId, remain
 from jsrl.transport.door.hello import Check, Hello, Refused, hello_of_producer
 from jsrl.transport.ends.samples import ConsumerEnd, OpenBlock, ProducerEnd, Welcome, choose_blocks
 from jsrl.transport.ledger.leg_page import LOCAL, SHARED, LegPage, count_unread
-from jsrl.transport.shared.connections import MAX_BYTES, Connections, address_of, is_path, meet, send, welcome
+from jsrl.transport.shared.connections import (
+    MAX_BYTES,
+    Connection,
+    Connections,
+    address_of,
+    is_path,
+    meet,
+    send,
+    welcome,
+)
 from jsrl.transport.shared.segment import Segment
 from jsrl.transport.stream import StreamType
 from jsrl.transport.wire.message import Count, Message, pack, unpack
@@ -65,7 +73,7 @@ class _Peer:
     """The consumer's record of a connected producer."""
 
     producer: ProducerId
-    connection: socket.socket
+    connection: Connection
     segment: Segment
     blocks: list[Trajectory]
     page: LegPage
@@ -155,7 +163,7 @@ class SharedSampleConsumer(ConsumerEnd):
     def complain(self, error: SpecMismatch) -> None:
         self._complain(SpecMismatch(str(error)))
 
-    def admit(self, hello: Hello, connection: socket.socket) -> _Peer:
+    def admit(self, hello: Hello, connection: Connection) -> _Peer:
         producer = hello.sender
         self.door.check_incarnation(producer)
         for older in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
@@ -227,7 +235,9 @@ class SharedSampleProducer(ProducerEnd):
         super().__init__(schema, producer, num_groups)
         self.address = address_of(place)
         hello = hello_of_producer(producer, num_groups, self.leaves)
-        self._connection, welcome, self._segment = meet("samples", place, hello, _WELCOMES, timeout_s, check)
+        self._connection, welcome, self._segment, self._here = meet(
+            "samples", place, hello, _WELCOMES, timeout_s, check
+        )
         self._connection.setblocking(False)
         self._page = LegPage.attach(leg, producer, welcome.session)
         layout = make_layout(self.leaves)
@@ -246,13 +256,8 @@ class SharedSampleProducer(ProducerEnd):
                 return OpenBlock(self, number, self._blocks[number])
             if remaining(deadline) <= 0:
                 raise self._no_room(timeout_s, len(self._blocks))
-            self._wait(select.POLLIN, remaining(deadline))
+            self._connection.wait_readable(remaining(deadline))
             self._receive()
-
-    def _wait(self, event: int, timeout_s: float) -> None:
-        poller = select.poll()
-        poller.register(self._connection, event)
-        poller.poll(1000 * timeout_s)
 
     def _receive(self) -> None:
         """Process the consumer's messages that have arrived, and the end of the connection."""
@@ -292,14 +297,14 @@ class SharedSampleProducer(ProducerEnd):
             self._send(pack(Commit(number, group, entry.sequence, made_as))[0])
         except OSError:
             self._page.begin(self._committed)
-            self._wait(select.POLLIN, _REASON_S)
+            self._connection.wait_readable(_REASON_S)
             self._receive()
             self._end("the consumer ended the connection")
             self._check_open()
         self._committed += 1
         self._page.commit()
-        if self._connection.here is not None:
-            self._connection.here.serve(0.0)
+        if self._here is not None:
+            self._here.serve(0.0)
         return entry
 
     def _send(self, message: bytes) -> None:
@@ -313,7 +318,7 @@ class SharedSampleProducer(ProducerEnd):
                     raise StreamTimeout(
                         f"{self.address} did not read hundreds of commits in {_COMMIT_S:g} s."
                     ) from None
-                self._wait(select.POLLOUT, remaining(deadline))
+                self._connection.wait_writable(remaining(deadline))
 
     def abandon_block(self, number: int) -> None:
         """Keep block `number` for the next `reserve` (called by the block)."""
@@ -322,8 +327,8 @@ class SharedSampleProducer(ProducerEnd):
     def close(self) -> None:
         self._receive()
         self._end("closed by this producer")
-        if self._connection.here is not None:
-            self._connection.here.serve(0.0)
+        if self._here is not None:
+            self._here.serve(0.0)
         self._blocks = []
         self._segment.close()
 

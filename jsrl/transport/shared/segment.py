@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 from jsrl.errors import ConfigError, StreamClosed
+from jsrl.linux import descriptor_path
 
 _fence_lock = threading.Lock()
 
@@ -27,13 +28,13 @@ def memory_fence() -> None:
 
 
 class Segment:
-    """One mapped file; make it with `create`, `unnamed`, `attach` or `of`."""
+    """One mapped file; make it with `create`, `unnamed`, `attach`, `of` or `in_process`."""
 
-    def __init__(self, path: Path, fd: int, size_bytes: int):
+    def __init__(self, path: Path, fd: int, size_bytes: int, memory: mmap.mmap | None = None):
         self.path = path
         self.size_bytes = size_bytes
         self._fd = fd
-        self._map: mmap.mmap | None = mmap.mmap(fd, size_bytes)
+        self._map: mmap.mmap | None = memory or mmap.mmap(fd, size_bytes)
 
     @classmethod
     def create(cls, path: str | Path, size_bytes: int) -> Segment:
@@ -50,10 +51,8 @@ class Segment:
             raise
 
     @classmethod
-    def unnamed(cls, folder: Path | None, size_bytes: int) -> Segment:
-        """Make a segment without a name in a folder, or in no file system; others get its descriptor over a connection."""
-        if folder is None:
-            return cls._allocated(Path("/memfd"), os.memfd_create("jsrl"), size_bytes)
+    def unnamed(cls, folder: Path, size_bytes: int) -> Segment:
+        """Make a segment without a name in a folder; others get its descriptor over a connection."""
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             return cls._allocated(folder, os.dup(file.fileno()), size_bytes)
 
@@ -95,7 +94,16 @@ class Segment:
     @classmethod
     def of(cls, fd: int) -> Segment:
         """Map the segment with this descriptor, which it closes with itself."""
-        return cls(Path(f"/proc/self/fd/{fd}"), fd, os.fstat(fd).st_size)
+        return cls(Path(descriptor_path(fd)), fd, os.fstat(fd).st_size)
+
+    @classmethod
+    def in_process(cls, size_bytes: int) -> Segment:
+        """Make a segment of this process alone; `shared` gives its other end."""
+        return cls(Path("local"), -1, size_bytes)
+
+    def shared(self) -> Segment:
+        """Return another end of the same memory, in this process."""
+        return Segment(self.path, -1, self.size_bytes, self.buffer)
 
     def fileno(self) -> int:
         return self._fd
@@ -114,7 +122,8 @@ class Segment:
         """Close this end. Memory stays mapped until the last array that shows it is gone."""
         if self._map is not None:
             self._map = None  # not `close()`: numpy arrays hold no export of the mapping and would dangle
-            os.close(self._fd)
+            if self._fd >= 0:
+                os.close(self._fd)
 
     def unlink(self) -> None:
         """Remove the file; open ends keep working without it."""
