@@ -58,7 +58,7 @@ from jsrl.references.reference import from_json, init_fields, to_json
 from jsrl.services.metrics.display import Display, make_display
 from jsrl.services.metrics.phases import TRACES
 from jsrl.services.runs.process import ProcessIdentity
-from jsrl.services.runs.runs import RunFolder
+from jsrl.services.runs.runs import RunFolder, in_command
 from jsrl.services.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
 from jsrl.workers.jobs import StartPoint
 
@@ -138,9 +138,12 @@ class ReadyRun:
 
     def report(self) -> str:
         """Write the run's report, once it has ended; return its summary."""
-        with contextlib.suppress(KeyboardInterrupt):  # it ends the report; the run has ended already
-            return str(part_of_run("report")(self.folder, functools.partial(self.screen.message, level="warning")))
-        return ""
+        warn = functools.partial(self.screen.message, level="warning")
+        try:
+            return str(part_of_run("report")(self.folder, warn))
+        except KeyboardInterrupt:  # a second Ctrl-C after the training: its result must still be shown
+            warn(f"interrupted before the report was written; to write it: jsrl report {in_command(self.folder.path)}")
+            return ""
 
 
 @contextlib.contextmanager

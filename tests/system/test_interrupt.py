@@ -176,4 +176,5 @@ def test_an_interrupt_while_the_report_is_written_leaves_the_result(monkeypatch,
 
     monkeypatch.setattr(report, "leave_report", interrupted)
     assert main([*SHORT, *FEW, "--placement", "serial", "--runs-dir", str(tmp_path)]) == 0
-    assert "reached total_env_steps" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "reached total_env_steps" in told.out and f"to write it: jsrl report {tmp_path}" in told.err

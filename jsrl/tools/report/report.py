@@ -23,7 +23,7 @@ from jsrl.workers.kinds import phase_of
 def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
     """Merge the run's traces, write its reports, and return the summary; failures are warnings, never errors.
 
-    If the report fails or is interrupted, the outcome of the run stays the same. A folder that was deleted gets none.
+    If the report fails, the outcome of the run stays the same. A folder that was deleted gets none.
     """
     try:
         if not is_whole(folder.path):
@@ -36,9 +36,6 @@ def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
         except OSError as error:
             warn(f"trace.json could not be written ({error}).")
         return write_report(folder)
-    except KeyboardInterrupt:  # a second Ctrl-C after the training: its result must still be shown
-        warn(f"interrupted before the report was written; to write it: jsrl report {in_command(folder.path)}")
-        return ""
     except Exception as error:  # a bug in a report must not fail a trained run
         warn(
             f"the report could not be made ({type(error).__name__}: {error}); try: jsrl report {in_command(folder.path)}"

@@ -388,16 +388,6 @@ def test_only_a_run_with_a_snapshot_is_said_to_continue(run_folder: RunFolder):
     assert str(result).splitlines()[-1] == f"to continue: jsrl run --resume {run_folder.path}"
 
 
-def test_an_interrupted_report_does_not_hide_the_result(run_folder: RunFolder, monkeypatch):
-    def interrupted(folder):
-        raise KeyboardInterrupt
-
-    warnings: list[str] = []
-    monkeypatch.setattr("jsrl.tools.report.report.write_report", interrupted)
-    assert leave_report(run_folder, warnings.append) == ""
-    assert "interrupted" in warnings[0] and warnings[0].endswith(f"jsrl report {run_folder.path}")
-
-
 def test_experiment_of_another_version_drops_only_the_advice(run_folder: RunFolder):
     write_lines(run_folder, lines(10))
     config = run_folder.config
