@@ -107,6 +107,7 @@ class HostPort:
         self._answers: dict[int, str] = {}  # by the numbers of questions
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_sender, self._wake_receiver = socketpair()
+        self._wake_sender.setblocking(False)
         self._closing, self._num_requests = threading.Event(), 0
         self._unsent: deque[list[bytes]] = deque()  # messages of workers, for the control connection
         self._unread = self._failures = 0  # messages that it did not read in time; failures to copy names
@@ -204,7 +205,7 @@ class HostPort:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # closed: nothing is served any more
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nothing is served any more
             self._wake_sender.send(b"!")
 
     # -- the thread

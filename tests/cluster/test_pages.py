@@ -53,13 +53,13 @@ def test_a_host_that_joins_again_sends_no_counts_of_its_earlier_membership(tmp_p
 
 def test_a_page_that_is_just_being_made_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's message refuses its name, and the agent ended."""
-    watch, sent, rename = PageWatch(tmp_path), list[list[str]](), os.rename
+    watch, sent, rename = PageWatch(tmp_path), list[list[str]](), os.replace
 
     def look_before(source: Path, target: Path) -> None:
         sent.append(list(Pages(1, watch.changed()).pages))
         rename(source, target)
 
-    monkeypatch.setattr("jsrl.transport.ledger.leg_page.os.rename", look_before)
+    monkeypatch.setattr("jsrl.transport.ledger.leg_page.os.replace", look_before)
     LegPage.create(leg_folder(tmp_path, SAMPLES), ProducerId("actor-0", 0), 7, blocks=2, transport=0)
     sent.append(list(Pages(1, watch.changed()).pages))
     assert sent == [[], ["samples/actor-0.0.000000000007.page"]]

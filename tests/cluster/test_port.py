@@ -89,6 +89,24 @@ def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
         port.close("done")
 
 
+def test_many_orders_at_once_do_not_stop_the_port(tmp_path: Path) -> None:
+    """With a thousand workers its thread blocked on its own wake-up, as nobody else empties the buffer."""
+    lines, done = list[str](), threading.Event()
+    port = HostPort("tcp://127.0.0.1:0", JoinKey(tmp_path / "join.key"), Members("", versions(), ""), lines.append)
+
+    def orders() -> None:
+        for number in range(20_000):
+            port.tell(AgentEnded(f"host-{number}", "its link is down"))
+        done.set()
+
+    try:
+        port._run_in_thread(orders)
+        assert done.wait(30.0)
+    finally:
+        if done.is_set():
+            port.close("done")
+
+
 def test_the_controller_waits_for_nothing_from_a_host_that_it_does_not_hear(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
