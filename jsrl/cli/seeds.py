@@ -210,10 +210,12 @@ class Seeds:
             self._notify(f"seed {seed} {begins}: {RunFolder(group.folder(seed)).name}{follow}")
             runs.append(args)
         folders, command = [group.folder(seed) for seed in seeds], child_command(*runs)
-        output = group.path / "logs" / ("seeds.log" if self._together else f"seed{seeds[0]}.log")
-        at_once = 1 if self._together else self._at_once
-        child = Child(command, folders[0], None if self._alone else output, at_once)
-        self._running |= zip(seeds, child.runs(folders) if self._together else [child], strict=True)
+        name = "seeds.log" if self._together else f"seed{seeds[0]}.log"
+        output = None if self._alone else group.path / "logs" / name
+        if self._together:
+            self._running |= zip(seeds, Child.together(command, folders, output), strict=True)
+        else:
+            self._running[seeds[0]] = Child(command, folders[0], output, self._at_once)
 
     def _ended(self, seed: int, child: Child) -> None:
         result = read_result(self._group.folder(seed))

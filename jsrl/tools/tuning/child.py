@@ -63,6 +63,15 @@ class Child:
             )
         self.pid = self._process.pid
 
+    @classmethod
+    def together(cls, command: Sequence[str], folders: Sequence[Path], output: Path | None) -> list[Child]:
+        """Start a process that makes several runs, and return a child for each."""
+        for folder in folders:
+            (folder / RESULT).unlink(missing_ok=True)  # of an earlier start
+        process, runs = cls(command, folders[0], output)._process, list[Child]()
+        runs += [Member(process, folder, output, runs) for folder in folders]
+        return runs
+
     @property
     def ended(self) -> bool:
         return self.status is not None
@@ -86,12 +95,6 @@ class Child:
         """
         error = self._result().get("error") if self.status == 1 else None  # 2: refused, the result is older
         return str(error).partition("\n")[0] if error else self.last_line
-
-    def runs(self, folders: Sequence[Path]) -> list[Child]:
-        """Return a child for each run, if the process makes several."""
-        runs = list[Child]()
-        runs += [Member(self._process, folder, self._output, runs) for folder in folders]
-        return runs
 
     def new_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of metrics that were written since the last call."""
@@ -157,7 +160,6 @@ class Member(Child):
         self, process: subprocess.Popen[bytes], folder: Path, output: Path | None, runs: Sequence[Child]
     ) -> None:
         """`runs`: all of them."""
-        (folder / RESULT).unlink(missing_ok=True)  # of an earlier start
         self.folder, self._output, self._process, self._runs = folder, output, process, runs
         self.stopping, self._metrics, self._rest, self.pid = False, None, b"", process.pid
 

@@ -174,13 +174,16 @@ class Search:
 
     def _start(self, runs: Sequence[tuple[_Trial, str, list[str]]]) -> None:
         """Start a process with the runs of some trials."""
-        setup, together = self._setup, self._setup.together
+        setup = self._setup
         folders = [setup.folder / RUNS / setup.experiment / name for _, name, _ in runs]
         output = setup.folder / OUTPUT / f"{runs[0][1]}.txt"
-        at_once = 1 if together else self._options.parallel
-        child = Child(child_command(*(words for _, _, words in runs)), folders[0], output, at_once)
-        for (trial, _, _), own in zip(runs, child.runs(folders) if together else [child], strict=True):
-            trial.child, trial.part = own, -1
+        command = child_command(*(words for _, _, words in runs))
+        if setup.together:
+            children = Child.together(command, folders, output)
+        else:
+            children = [Child(command, folders[0], output, self._options.parallel)]
+        for (trial, _, _), child in zip(runs, children, strict=True):
+            trial.child, trial.part = child, -1
 
     def _look_at(self, trial: _Trial, child: Child) -> None:
         """Report the scores of a trial's run; its next one may start when it has ended."""
