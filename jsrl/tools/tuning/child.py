@@ -68,8 +68,12 @@ class Child:
         """Start a process that makes several runs, and return a child for each."""
         for folder in folders:
             (folder / RESULT).unlink(missing_ok=True)  # of an earlier start
-        process, runs = cls(command, folders[0], output)._process, list[Child]()
-        runs += [Member(process, folder, output, runs) for folder in folders]
+        return cls(command, folders[0], output).runs(folders)
+
+    def runs(self, folders: Sequence[Path]) -> list[Child]:
+        """Return a child for each run of the process."""
+        runs = list[Child]()
+        runs += [Member(self._process, folder, self._output, runs) for folder in folders]
         return runs
 
     @property
