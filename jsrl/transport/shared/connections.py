@@ -211,7 +211,7 @@ class EpollPoller:
 
     def poll(self, timeout_s: float, most: int) -> list[tuple[int, int]]:
         events = self._epoll.poll(timeout_s, most)
-        if any(fd == self._wake for fd, _ in events):
+        if (self._wake, select.EPOLLIN) in events:
             with contextlib.suppress(BlockingIOError):  # another thread has read it
                 os.eventfd_read(self._wake)
         return events
