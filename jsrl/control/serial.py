@@ -147,28 +147,29 @@ class SerialRun:
             return None
         self._shown.close()
         self._close()
-        return self._freed()
+        self._free()
+        return self._session.result()
 
     def interrupted(self) -> Result:
         """End at once, without a snapshot."""
         self._session.cut(self._unsaved)
         self._drop_pending()
         self._abandon()
-        return self._freed()
+        self._free()
+        return self._session.result()
 
     def failed(self, error: BaseException) -> BaseException:
         self._drop_pending()
         self._session.fail(error)
         self._abandon()
-        self._freed()
+        self._free()
         return error
 
-    def _freed(self) -> Result:
+    def _free(self) -> None:
         self._shown.close()
         for worker in self._workers.values():
             worker.meter.close()
         shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
-        return self._session.result()
 
     def interrupt(self) -> bool:
         """Ask for the end after the current step; return whether all workers are set up, so that there is one."""

@@ -103,7 +103,8 @@ def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(
     run, _ = serial_run(Scripted("learner"), Scripted("watch"))
     ended = list[str]()
     run._session.fail, run._session.cut = ended.append, lambda unsaved: ended.append("interrupted")
-    run._session.result = lambda: "result"
+    results = iter(["result"])  # written after a failure, it would hide the error in result.json
+    run._session.result = lambda: next(results)
     run._plan.jobs, run._plan.memory_folder = [SimpleNamespace(name="learner"), SimpleNamespace(name="watch")], tmp_path
 
     def build(job: Any, reporter: Any) -> Any:
@@ -119,6 +120,7 @@ def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(
         with pytest.raises(error):
             run.run()
     assert not tmp_path.exists()
+    assert list(results) == ([] if error is KeyboardInterrupt else ["result"])
 
 
 def test_a_serial_run_without_any_work_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
