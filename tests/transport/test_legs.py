@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -115,6 +116,7 @@ class Other:
 
     def pause(self) -> None:
         self._popen.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._popen.pid, os.WSTOPPED)  # until then its threads go on
 
     def kill(self) -> None:
         self._popen.send_signal(signal.SIGKILL)
