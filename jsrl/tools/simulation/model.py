@@ -207,8 +207,6 @@ class Model:
         while True:
             server.activities.enter("wait_params" if held else "wait")
             arrived = [(yield server.inbox)]
-            if self.system.max_wait_s and not held:
-                yield Pause(self.system.max_wait_s)
             server.activities.enter("transport")
             yield self.resources.cores[server.host].use(self.times.server.gather + self._params.reading(server))
             arrived += [server.inbox.messages.popleft() for _ in range(min(most - 1, len(server.inbox.messages)))]

@@ -58,7 +58,7 @@ class System:
       wait_lag: a group's trajectory n needs params with at least n x updates - wait_lag updates; None: it does not wait.
       max_lag: rows older than this, in updates, are dropped; None: none are.
       blocks: trajectories that each group may have open or in flight.
-      sizes: padded sizes of a server's batches; none: no padding. max_rows: of a batch. max_wait_s: for more
+      sizes: padded sizes of a server's batches; none: no padding. max_rows: of a batch.
         requests.
       bytes: of messages. far_rows, far_asks, far_params: these go over TCP with keys.
       fan_out: hosts to which each host sends new params; 0: the learner's host sends them to every reader itself.
@@ -81,7 +81,6 @@ class System:
     blocks: int = 2
     sizes: tuple[int, ...] = ()
     max_rows: int = 1024
-    max_wait_s: float = 0.0
     bytes: Sizes = Sizes()
     far_rows: bool = False
     far_asks: bool = False
@@ -143,7 +142,6 @@ def system_of(plan: Plan, layout: Layout) -> System:
         blocks=e.actor.blocks_per_group,
         sizes=() if e.deterministic else tuple(batch_sizes(e.group_size, min(e.envs, e.inference.max_rows))),
         max_rows=e.group_size if e.deterministic else e.inference.max_rows,
-        max_wait_s=e.inference.max_wait_s,
         bytes=_sizes(plan),
         far_rows=far_rows,
         far_asks=bool(servers) and (encrypted or len(acting | serving) > 1),
