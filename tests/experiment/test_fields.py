@@ -115,7 +115,6 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
     (PPOConfig, "chunk_length", 0, "it must be at least 1, or none."),
     (MAPPOConfig, "critic", "both", "expected one of central, own."),
     (DQNConfig, "tau", 0.0, "it must be above 0 and at most 1."),
-    (DQNConfig, "ladder_alpha", math.inf, "it must be at least 0 and finite."),
     (DQNConfig, "value_max", math.inf, "it must be finite."),
     (SACConfig, "critic_learning_rate", math.inf, "it must be above 0 and finite, or none."),
     (SACConfig, "target_entropy", math.inf, "it must be finite, or none."),
