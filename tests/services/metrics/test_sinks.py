@@ -128,7 +128,7 @@ def test_wandb_is_off_without_options(monkeypatch):
     assert run_command.sinks_of(parsed("--sinks", "a:b,c:d")) == ["a:b", "c:d"]
     assert not made
     run_command.sinks_of(parsed("--wandb", "--wandb.project", "p", "--wandb.group", "g", "--wandb.mode", "offline"))
-    assert made == [{"project": "p", "entity": None, "group": "g", "name": None, "mode": "offline"}]
+    assert made == [{"project": "p", "entity": None, "group": "g", "mode": "offline"}]
 
 
 def test_wandb_without_its_package_is_refused_with_the_install_command(monkeypatch):
