@@ -162,8 +162,8 @@ class Meter:
         used["environments"] = 1.0 - sum(means.get(f"actor/{wait}_share", 0.0) for wait in waits)
         used["updates"] = 1.0 - means.get("learner/wait_batch_share", 0.0)
         if layout.placement == "served":
-            waits = ("wait", "wait_params")
-            used["inference"] = 1.0 - sum(means.get(f"inference/{wait}_share", 0.0) for wait in waits)
+            served = ("wait", "wait_params")
+            used["inference"] = 1.0 - sum(means.get(f"inference/{wait}_share", 0.0) for wait in served)
         return {
             "env_steps_per_s": speed.env_steps_per_s,
             "seconds": speed.seconds,
