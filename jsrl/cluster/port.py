@@ -43,7 +43,7 @@ _MOST_AT_ONCE = 1_000
 MARGIN_BYTES = 256 << 20  # growth of this process's memory before the port ends all its connections
 _MOST_WANTED = 100  # players that a host is sent at once
 Parents = Callable[[Mapping[str, Registration]], Mapping[int, dict[str, list[str]]]]
-"""Names of the run -> host epoch -> params stream -> addresses to fetch it from, the nearest first."""
+"""Names of the run -> membership -> params stream -> addresses to fetch it from, the nearest first."""
 
 
 class Growth:
@@ -97,12 +97,12 @@ class HostPort:
         self._registry: FileNames | None = None
         self._host_keys: Callable[[], dict[str, list[str]]] = dict
         self._parents: Parents = lambda names: {}
-        self._shown: dict[int, wire.RunNames] = {}  # host epoch -> names that it was sent
+        self._shown: dict[int, wire.RunNames] = {}  # membership -> names that it was sent
         self._sent_s = 0.0
         self._folder = Path()  # of the run
-        self._counted: dict[int, set[str]] = {}  # host epoch -> legs for which it has sent pages
-        self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
-        self._players: dict[int, KeptFiles] = {}  # host epoch -> frozen players for that host
+        self._counted: dict[int, set[str]] = {}  # membership -> legs for which it has sent pages
+        self._kept: dict[int, KeptFiles] = {}  # membership -> files of the run folder for that host
+        self._players: dict[int, KeptFiles] = {}  # membership -> frozen players for that host
         self._awaited: list[tuple[machine.SendFiles, list[str]]] = []  # with names of files
         self._answers: dict[int, str] = {}  # by the numbers of questions
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -178,7 +178,9 @@ class HostPort:
         with self.changed:
             self._num_requests += 1
             number = self._num_requests
-        self.tell(machine.Tell(host.epoch, wire.TextRequest(host.epoch, number, worker, incarnation, what, amount)))
+        self.tell(
+            machine.Tell(host.membership, wire.TextRequest(host.membership, number, worker, incarnation, what, amount))
+        )
         self.wait(lambda: number in self._answers or not host.is_heard(time.monotonic()), timeout_s)
         with self.changed:
             return self._answers.pop(number, "")
@@ -296,16 +298,16 @@ class HostPort:
 
     def _do_files(self, action: machine.Action) -> None:
         match action:
-            case machine.KeepPages(epoch, pages):
-                keep_pages(self._folder, pages, self._counted.setdefault(epoch, set()))
+            case machine.KeepPages(membership, pages):
+                keep_pages(self._folder, pages, self._counted.setdefault(membership, set()))
             case machine.KeepPart(host, part):
                 size = keep_part(self._folder, part._replace(name=name_here(part.name, host.name)))
                 if size is not None:
-                    self._send(host.identity, wire.Stored(host.epoch, part.name, size, part.digest))
+                    self._send(host.identity, wire.Stored(host.membership, part.name, size, part.digest))
             case machine.Confirm(stored):
                 for files in (self._kept, self._players):
-                    if stored.epoch in files:
-                        files[stored.epoch].confirm(stored.name, stored.size, stored.digest)
+                    if stored.membership in files:
+                        files[stored.membership].confirm(stored.name, stored.size, stored.digest)
             case machine.SendFiles():
                 self._send_files(action)
             case machine.RemoveHalfSent():  # before their worker starts on another host, or at a resume
@@ -321,7 +323,7 @@ class HostPort:
 
     def _forget(self, host: JoinedHost) -> None:
         for files in (self._kept, self._players):
-            files.pop(host.epoch, None)
+            files.pop(host.membership, None)
         self._on_loss(host)
 
     def _relay(self) -> None:
@@ -365,14 +367,16 @@ class HostPort:
     def _send_files(self, asked: machine.SendFiles) -> None:
         host = asked.host
         files = self._kept.setdefault(
-            host.epoch,
-            KeptFiles(self._folder, lambda part: self._send(host.identity, wire.EarlierFile(host.epoch, *part))),
+            host.membership,
+            KeptFiles(self._folder, lambda part: self._send(host.identity, wire.EarlierFile(host.membership, *part))),
         )
         remove_half_sent(self._folder, asked.keeps)
         files.look(asked.keeps)
         ledgers = [str(ledger_path(self._folder, leg).relative_to(self._folder)) for leg in asked.legs]
         files.add(ledgers)
-        self._counted.setdefault(host.epoch, set()).update(asked.legs)  # its counts continue those of earlier hosts
+        self._counted.setdefault(host.membership, set()).update(
+            asked.legs
+        )  # its counts continue those of earlier hosts
         self._awaited.append((asked, [*asked.keeps, *ledgers]))
 
     def _advance(self) -> None:
@@ -381,9 +385,9 @@ class HostPort:
             files.advance()
         for awaited in list(self._awaited):
             asked, names = awaited
-            if asked.host.lost or self._kept[asked.host.epoch].are_sent(names):
+            if asked.host.lost or self._kept[asked.host.membership].are_sent(names):
                 self._awaited.remove(awaited)
-                self.tell(machine.FilesSent(asked.host.epoch, asked.worker, asked.incarnation))
+                self.tell(machine.FilesSent(asked.host.membership, asked.worker, asked.incarnation))
 
     def _add_players(self, host: JoinedHost) -> None:
         """Note the frozen players for which a host waits, to be sent."""
@@ -391,7 +395,8 @@ class HostPort:
             return
         players = self._folder / PLAYERS_FOLDER
         files = self._players.setdefault(
-            host.epoch, KeptFiles(players, lambda part: self._send(host.identity, wire.Player(host.epoch, *part)))
+            host.membership,
+            KeptFiles(players, lambda part: self._send(host.identity, wire.Player(host.membership, *part))),
         )
         for wanted in host.wanted[:_MOST_WANTED]:
             policy, _, version = wanted.rpartition("/")
@@ -417,9 +422,9 @@ class HostPort:
             return
         host_keys, parents = self._host_keys(), self._parents(known)
         for host in list(self._members.hosts):
-            names = wire.RunNames(host.epoch, list(known.values()), host_keys, parents.get(host.epoch, {}))
-            if self._shown.get(host.epoch) != names:
-                self._shown[host.epoch] = names
+            names = wire.RunNames(host.membership, list(known.values()), host_keys, parents.get(host.membership, {}))
+            if self._shown.get(host.membership) != names:
+                self._shown[host.membership] = names
                 self._send(host.identity, names)
 
     def _join_control(self, control: str, registry: Path) -> None:

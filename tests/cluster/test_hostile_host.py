@@ -55,7 +55,7 @@ def count_of(world: World, key: str) -> int:
 def test_a_host_can_say_nothing_for_others_and_nothing_above_its_budget(world: World) -> None:
     evil, _ = world.join(), world.join(1, "actor-1", session="s2", name="b", boot="b2")
     before, unnoticed = state_of(world), list[str]()
-    for title, message in attacks(evil.epoch, "actor-0", OTHERS, 20_000):
+    for title, message in attacks(evil.membership, "actor-0", OTHERS, 20_000):
         world.now_s += DROPS_S  # so that it is not cut off
         dropped = count_of(world, evil.key)
         world.hear(evil, message)
@@ -63,7 +63,7 @@ def test_a_host_can_say_nothing_for_others_and_nothing_above_its_budget(world: W
         if count_of(world, evil.key) != dropped + 1:
             unnoticed.append(title)
     assert not unnoticed and len(world.notices) < 14  # ever fewer are shown
-    world.hear(evil, WorkerMessages(evil.epoch, [said("actor-0")]))
+    world.hear(evil, WorkerMessages(evil.membership, [said("actor-0")]))
     assert world.relayed == [said("actor-0")]  # its own worker may still speak
 
 
@@ -75,7 +75,7 @@ def test_a_host_that_is_dropped_ten_times_in_a_minute_is_cut_off_with_a_sentence
         if number % 4 == 3:
             evil = world.join()  # joining again forgives nothing
         frame = said("learner") if number % 2 else b"\xff"
-        told = world.hear(evil, WorkerMessages(evil.epoch, [frame]))
+        told = world.hear(evil, WorkerMessages(evil.membership, [frame]))
         if evil.lost:
             break
     assert number > 2 * MAX_DROPS and world.members.hosts == [good]
@@ -143,7 +143,7 @@ def test_hosts_are_answered_while_the_controller_reads_no_messages_of_workers(tm
         port.tell(place(host, "actor-0"))
         sent = [said("actor-0", text=f"stage {number}") for number in range(200)]
         for frame in sent:
-            good.say(WorkerMessages(good.epoch, [frame]))
+            good.say(WorkerMessages(good.membership, [frame]))
         good.obey(20.0, lambda: good.replies > 3)
         assert good.replies > 3 and not good.end
         control = ControlServer(f"ipc://{tmp_path}/control")
@@ -174,7 +174,7 @@ def test_a_run_with_a_hostile_host_ends_right(tmp_path: Path) -> None:
     def attack() -> None:
         with contextlib.closing(HostileHost(launcher.join_key, "evil")) as evil:
             evil.obey(120.0, lambda: evil.begun)
-            for _, message in attacks(evil.epoch, evil.begun[0], [*OTHERS, "inference-0"], 10**6):
+            for _, message in attacks(evil.membership, evil.begun[0], [*OTHERS, "inference-0"], 10**6):
                 evil.say(message)
             evil.obey(60.0)
             ends.append(evil.end)

@@ -108,7 +108,7 @@ class Port:
         self.member = Client(self.context, self.launcher.address, self.used, encode(hello("mine", "a")))
         welcome = self.member.answer()
         assert isinstance(welcome, Welcome)
-        self.epoch = welcome.epoch
+        self.membership = welcome.membership
 
     def attempts(self, number: int) -> tuple[str, ClientKeys, bytes]:
         """Return one attempt: its name, keys, and first message."""
@@ -162,7 +162,7 @@ def test_joining_needs_an_admitted_key(count: int, tmp_path: Path) -> None:
                 if kind not in ("garbage", "join"):  # which are dropped without an answer
                     assert client.answer() is None
                     ends[kind] += 1
-            port.member.say(encode(Beat(port.epoch, 1.0, [])))
+            port.member.say(encode(Beat(port.membership, 1.0, [])))
             assert port.member.answer().sent_s == 1.0  # the run's own host is served throughout
             for client in clients:
                 client.close()
