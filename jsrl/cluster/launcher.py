@@ -30,7 +30,7 @@ from jsrl.services.runs.values import Registration
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.door.keys import admit_hosts, hex_of, make_host_keys
 from jsrl.transport.network.relay import ancestors
-from jsrl.transport.stream import epoch_at, name_at
+from jsrl.transport.stream import generation_at, name_at
 from jsrl.workers.jobs import Job, JobPlace, kind_of
 from jsrl.workers.kinds import find_kind, value_of
 
@@ -210,7 +210,7 @@ class JoinedHosts:
                 bound = [end for one in (job, *job.others) for _, end in one.ends if end.address]
                 legs = tuple(end.leg for end in bound if end.leg)
                 names = {name_at(end.stream.name, job.name) for end in bound}
-                names |= {epoch_at(end.stream.name, job.name) for end in bound}
+                names |= {generation_at(end.stream.name, job.name) for end in bound}
                 speech = find_kind(job.kind).speech
                 self._port.tell(Place(host.membership, job.name, job.incarnation, speech, legs, frozenset(names)))
                 remote = host.workers[job.name, job.incarnation]
@@ -381,7 +381,7 @@ def moved(job: Job, folder: str, address: str) -> Job:
     return dataclasses.replace(
         job,
         place=JobPlace(folder, f"{folder}/names", f"{folder}/{KEYS}", away=True),
-        start_point=dataclasses.replace(start, journal_epoch=None),
+        start_point=dataclasses.replace(start, journal_generation=None),
         others=tuple(moved(other, folder, address) for other in job.others),
     )
 

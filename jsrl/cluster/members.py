@@ -19,7 +19,7 @@ from jsrl.rate_limit import is_reported
 from jsrl.services.runs.control_bodies import AnyMessage, Bye, Crash, Stage
 from jsrl.services.runs.message_limits import Drops, Speech, TextBudget, objection
 from jsrl.services.runs.values import Exit, Registration, ResourceUsage, log_name
-from jsrl.transport.stream import EPOCH
+from jsrl.transport.stream import GENERATION
 
 JOIN = "join"  # name of the join key, where those of hosts are the keys themselves
 MAX_NAME_CHARS = 64
@@ -609,13 +609,13 @@ class Members:
             host.names = [entry for entry in host.names if self._registers(host, entry)]
 
     def _registers(self, host: JoinedHost, entry: Registration) -> bool:
-        """Return whether a name is of a living worker of a host: a stream bound with its key, or a reader's epoch."""
+        """Return whether a name is of a living worker of a host: a stream bound with its key, or a reader's generation."""
         if not any(entry.name in remote.binds for remote in host.workers.values()):
             self._drop(host.key, f"it registers {entry.name[:MAX_NAME_CHARS]}, of a worker that is not there")
             return False
         if not any(r.incarnation == entry.incarnation and entry.name in r.binds for r in host.living_workers):
             return False
-        return entry.address.isdigit() if entry.name.endswith(EPOCH) else _is_bound_by(host, entry.address)
+        return entry.address.isdigit() if entry.name.endswith(GENERATION) else _is_bound_by(host, entry.address)
 
     def _note_closed(self, identity: bytes) -> None:
         for host in self.hosts:

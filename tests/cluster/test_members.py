@@ -46,7 +46,7 @@ from jsrl.cluster.members import (
 from jsrl.services.runs.control import encoded
 from jsrl.services.runs.control_bodies import Crash, Stage
 from jsrl.services.runs.values import Registration
-from jsrl.transport.stream import epoch_at, name_at
+from jsrl.transport.stream import generation_at, name_at
 from jsrl.workers.kinds import find_kind
 
 HELLO = wire.Hello(
@@ -114,7 +114,7 @@ class World:
 def place(host: JoinedHost, worker: str, incarnation: int = 0) -> Place:
     """Return a worker of a host, which binds a stream `samples` or `inference`."""
     speech = find_kind(worker.rpartition("-")[0] or worker).speech
-    names = {name_at(stream, worker) for stream in ("samples", "inference")} | {epoch_at("samples", worker)}
+    names = {name_at(stream, worker) for stream in ("samples", "inference")} | {generation_at("samples", worker)}
     return Place(host.membership, worker, incarnation, speech, binds=frozenset(names))
 
 
@@ -459,20 +459,20 @@ def test_host_may_register_only_streams_of_its_living_workers(world: World):
     host = world.join()
     world.place(host, "inference-0", 0)
     world.place(host, "inference-1", 1)
-    epoch = Registration("samples.inference-0.epoch", "3", 0, 42, "a")  # of a worker that reads samples
-    fine = [name("inference-0"), name("inference-1", 1), epoch]
+    generation = Registration("samples.inference-0.generation", "3", 0, 42, "a")  # of a worker that reads samples
+    fine = [name("inference-0"), name("inference-1", 1), generation]
     wrong = [
         name("learner", stream="samples"),  # runs elsewhere
         name("inference-1"),  # of an earlier incarnation
         name("inference-0", key="cd" * 32),  # bound with another key
         dataclasses.replace(fine[0], address="shm:/dev/shm/x/y"),
-        dataclasses.replace(epoch, address="tcp://10.0.0.9:7"),
-        dataclasses.replace(epoch, name="samples.learner.epoch"),
+        dataclasses.replace(generation, address="tcp://10.0.0.9:7"),
+        dataclasses.replace(generation, name="samples.learner.generation"),
         name("inference-0", stream="x" * 300),
     ]
     beat = wire.Beat(host.membership, 1.0, [], [], [*fine, *wrong])
     world.hear(host, beat)
-    assert world.members.names() == [epoch]  # it has no keys yet
+    assert world.members.names() == [generation]  # it has no keys yet
     give_keys(world, host)
     world.hear(host, beat)
     assert {entry.name: entry for entry in world.members.names()} == {entry.name: entry for entry in fine}

@@ -89,16 +89,16 @@ def test_policies_resume_at_the_newest_updates_of_which_all_have_a_good_snapshot
     assert resume.common_batches(folder, {"": 1, "b": 1, "c": 1}) is None
 
 
-def test_a_resume_begins_a_newer_epoch_than_its_snapshot_and_its_ledger(tmp_path: Path):
+def test_a_resume_begins_a_newer_generation_than_its_snapshot_and_its_ledger(tmp_path: Path):
     folder = RunFolder.create(tmp_path, "one", "one")
     store = SnapshotStore(folder.snapshots / "state")
-    meta = {"epoch": 2, "updates": 5}
+    meta = {"generation": 2, "updates": 5}
     store.save(make_version(2, 5), {"state": {"x": np.zeros(3)}}, meta=meta, tags=("latest",), wait=True)
     store.close()
-    assert (resume.next_start_point(folder)[0].epoch, resume.next_start_point(folder)[0].updates) == (3, 5)
+    assert (resume.next_start_point(folder)[0].generation, resume.next_start_point(folder)[0].updates) == (3, 5)
     page = tmp_path / "page"
     open_ledger(page, 7, None)  # of learners that died before their first snapshot
-    assert resume.next_start_point(folder, ledger=page)[0].epoch == 8
+    assert resume.next_start_point(folder, ledger=page)[0].generation == 8
 
 
 def test_a_resume_with_another_total_says_how_a_learning_rate_jumps() -> None:
