@@ -200,8 +200,9 @@ class JoinedHosts:
             self._at[job.name] = self._own.name
             return self._start_here(job, start)
         if not self._serves:
+            assert start.server is not None
             self._port.serve(
-                start.control, Path(job.place.registry), Path(job.folder), self._admitted_keys, self._parents
+                start.server, Path(job.place.registry), Path(job.folder), self._admitted_keys, self._parents
             )
             self._serves = True
         with self._port.changed:

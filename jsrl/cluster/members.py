@@ -158,7 +158,7 @@ class ReplaceJoinKey(NamedTuple):
 class Relay(NamedTuple):
     """Messages of workers, for the control connection."""
 
-    frames: list[bytes]
+    messages: list[AnyMessage]
 
 
 class KeepPages(NamedTuple):
@@ -543,7 +543,7 @@ class Members:
 
     def _take_frames(self, host: JoinedHost, frames: list[bytes]) -> None:
         """Pass on the messages of a host's workers; drop those in the name of others, and those that may not be sent."""
-        relayed = list[bytes]()
+        relayed = list[AnyMessage]()
         for frame in frames:
             if host.lost:
                 return
@@ -559,7 +559,7 @@ class Members:
             if why := objection(message, remote.speech, remote.budget, self._now_s):
                 self._drop(host.key, f"{message.worker}, {type(message).__name__.lower()}: {why}")
             else:
-                relayed.append(frame)
+                relayed.append(message)
         if relayed and not host.lost:
             self._do(Relay(relayed))
 

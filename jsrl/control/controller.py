@@ -169,7 +169,14 @@ class Controller:
 
         keys = self._plan.keys if self._plan.hosts.control_over_tcp else None
         start = StartParameters(
-            self._folder, self._control.address, self._spawn, variables(), keys, job.name in self._forked, variables
+            self._folder,
+            self._control.address,
+            self._spawn,
+            variables(),
+            keys,
+            job.name in self._forked,
+            variables,
+            server=self._control,
         )
         worker = self._workers[job.name] = SupervisedWorker(job, self._launcher.start(job, start))
         self._record.run.started(job.name, restarts, worker.handle.host)

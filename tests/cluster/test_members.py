@@ -104,7 +104,8 @@ class World:
 
     @property
     def relayed(self) -> list[bytes]:
-        return [frame for action in self.done if isinstance(action, Relay) for frame in action.frames]
+        relayed = [action.messages for action in self.done if isinstance(action, Relay)]
+        return [encoded(message) for messages in relayed for message in messages]
 
     @property
     def kept(self) -> list[tuple[str, int]]:

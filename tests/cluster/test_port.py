@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -43,7 +44,7 @@ def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
     members = Members("here", versions(), code_digest())
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
     try:
-        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, dict, lambda names: {})
+        port.serve(SimpleNamespace(), tmp_path / "names", run, dict, lambda names: {})
         name = admitted(port, key).public.decode()
         sent = [
             ("6", "arrays/x", True),
@@ -182,7 +183,7 @@ def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path) -> None
     (run / PLAYERS_FOLDER / "main").mkdir(parents=True)
     (run / PLAYERS_FOLDER / name).write_bytes(content)
     try:
-        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, dict, lambda names: {})
+        port.serve(SimpleNamespace(), tmp_path / "names", run, dict, lambda names: {})
         socket = context.socket(zmq.DEALER)
         connection = connect(socket, port.address, keys)
         socket.send_multipart(outgoing([encode(HELLO)], keys))

@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from zmq.utils import z85
 
 from jsrl.cluster.members import HEARD_S, JOIN, Received, Revoke
@@ -249,9 +248,8 @@ class Checks:
         if remote is not None and remote.exit is not None and process is not None and process.alive:
             self.fail(f"{process.name} lives on {host.name}, and its end was accepted")
 
-    def accepted(self, frame: bytes) -> None:
+    def accepted(self, message: AnyMessage) -> None:
         """Check that a worker's message, which Members passes on, is one of the host that sent it."""
-        message = msgspec.msgpack.decode(frame, type=AnyMessage)
         placed = self._placed.get((message.worker, message.incarnation))
         if placed is None or placed != self._sender_membership:
             who = f"a {type(message).__name__} of {message.worker}.{message.incarnation}, of membership {placed}"

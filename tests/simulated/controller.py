@@ -114,7 +114,9 @@ class Controller(Process):
         self.reason, self.end, self.ended_s = "", "", 0.0
         self.lacks_space = self._interrupted = False
         self.echoes = 0.0
-        self.port = Port(self, checks, lambda frame: self.after(0.001, self._inbox.append, frame))
+        self.port = Port(
+            self, checks, lambda message: self.after(0.001, self._inbox.append, msgspec.msgpack.encode(message))
+        )
         self.supervision = Supervision(rules, DEADLINES, RESTARTS, tells_absent=True)
         self._machine: Any = self.supervision
         self._pauses = Pauses(lambda: host.now, lambda: 0.0)
