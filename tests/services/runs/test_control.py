@@ -88,10 +88,10 @@ def test_controller_messages_arrive_between_heartbeats(transport):
 
 def lose_connections(server):
     """Let the server recreate its socket, as a network does that breaks for a moment."""
-    known = server._relays, server._waiting
+    known = server._waiting
     server.close()
     server.__init__(server.address)
-    server._relays, server._waiting = known
+    server._waiting = known
 
 
 def test_commands_during_a_reconnection_arrive_in_order(transport):
