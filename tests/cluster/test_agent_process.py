@@ -87,7 +87,7 @@ class World:
     def start(self, name: str, incarnation: int = 0) -> HostHandle:
         job = dataclasses.replace(self.plan.job(name), incarnation=incarnation)
         variables = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "PATH": "/nowhere"}
-        start = Start(self.folder, self.control.address, spawn_environment(), variables)
+        start = Start(self.folder, self.control.address, spawn_environment(), variables, server=self.control)
         handle = self.launcher.start(job, start)
         assert isinstance(handle, HostHandle)
         return handle
