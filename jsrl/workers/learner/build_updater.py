@@ -49,13 +49,9 @@ def make_updater(agent: Agent, job: Job) -> tuple[Updater, int]:
     ring = replay_on_device(agent, job)
     if ring is not None:
         return RingUpdate(ring, devices, stream_key(e.seed, UPDATE_STREAM)), len(devices)
-    return own_update(agent, e, devices), len(devices)
-
-
-def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpdate:
-    """Return the agent's own update; it keeps the previous state, which a check may need."""
     several = several_updates(agent, e.updates_per_call)
-    return OwnUpdate(several, devices, stream_key(e.seed, UPDATE_STREAM), donate=False)
+    # nothing is donated: a check of the new state may need the previous one
+    return OwnUpdate(several, devices, stream_key(e.seed, UPDATE_STREAM), donate=False), len(devices)
 
 
 def trace_update(agent: Agent, experiment: Experiment, state: AgentState, trajectory: Trajectory) -> None:
