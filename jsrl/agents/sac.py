@@ -4,7 +4,7 @@ Read `sac` first: `update` is the algorithm in three steps.
 
 Source: Haarnoja et al., 2018, arXiv 1812.05905; discrete actions: Christodoulou, 2019, arXiv 1910.07207.
 Differs: n-step windows where replay gives them; the temperature's loss is linear in log alpha, as in the authors' code;
-random actions are played until the first update is published.
+random actions are played until the first update is published (`random_start`).
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class SACConfig:
     target_entropy: FiniteFloat | None = option(None, "target of the entropy in nats. None: minus the number of action "
         "dimensions (of tanh(u) on [-1, 1]), or for discrete actions 0.5 log(number of actions). With an action mask "
         "the target of each row is scaled by log(legal actions) / log(actions).")
+    random_start: bool = option(True, "play uniformly random actions until the first update is published.")
     normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the policy's network and of each "
         "critic's.", factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
@@ -328,7 +329,7 @@ def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, Choo
             noise, core = state_noise(weights.network, features, core, key, is_first, period)
             raw = raw if greedy else chosen.mode(outputs) + noise
         action, log_prob = box.from_raw(raw), chosen.log_prob(outputs, raw)
-        if not greedy:
+        if not greedy and config.random_start:
             action, log_prob = off.random_first(weights, key, box, action, log_prob)
         return ActOutput(action, log_prob, distribution=named(outputs)), core
 
@@ -361,7 +362,7 @@ def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, Choose
         weights: ActingWeights, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool
     ) -> tuple[ActOutput, Tree]:
         logits = policy.apply(weights.network, observation)
-        if not greedy:
+        if not greedy and config.random_start:
             logits = jnp.where(weights.updates > 0, logits, 0.0)
         logits = ac.mask_outputs(logits, observation)
         action = chosen.mode(logits) if greedy else chosen.sample(key, logits)
