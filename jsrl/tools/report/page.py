@@ -109,7 +109,7 @@ body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,s
 main{max-width:1200px;margin:0 auto;padding:28px 20px 60px}
 h1{font-size:26px;margin:0 0 6px;overflow-wrap:anywhere}
 h2{font-size:17px;margin:0 0 12px}
-header p{margin:2px 0;color:var(--soft)}
+header p{margin:2px 0;color:var(--soft);overflow-wrap:anywhere}
 section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:18px 20px;margin-top:18px}
 .cards{background:none;border:0;padding:0;display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(160px,1fr))}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 16px}
