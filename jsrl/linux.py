@@ -146,6 +146,12 @@ def resident_bytes() -> int:
     return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE") if words else 0
 
 
+def return_freed_memory() -> None:
+    """Give the memory that this process has freed back to the system (glibc). Compiling leaves hundreds of MB."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def descriptor_path(descriptor: int) -> str:
     """Return a path that leads to what an open descriptor is of.
 

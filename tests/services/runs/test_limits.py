@@ -141,3 +141,12 @@ def test_system_memory_is_measured() -> None:
         for at in range(0, len(held), 4096):
             held[at] = 1
         assert 32 * MB < linux.resident_bytes() - before < 128 * MB
+
+
+def test_freed_memory_is_returned_below_what_is_held() -> None:
+    before = linux.resident_bytes()
+    blocks = [bytearray(64 << 10) for _ in range(1000)]  # too small for a mapping each
+    blocks[:-1] = []  # the last one keeps the heap from shrinking
+    assert linux.resident_bytes() - before > 32 * MB
+    linux.return_freed_memory()
+    assert linux.resident_bytes() - before < 16 * MB
