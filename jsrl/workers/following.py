@@ -9,7 +9,7 @@ from jsrl.references.importing import import_target
 from jsrl.services.runs.values import Registration
 from jsrl.transport.base import Block, Origin, SampleProducer
 from jsrl.transport.door.hello import Check
-from jsrl.transport.stream import epoch_at
+from jsrl.transport.stream import generation_at
 from jsrl.types import Tree
 from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import Job, WorkerJob, whole
@@ -97,12 +97,12 @@ class Writer:
         reader.reset()
         return True
 
-    def read_epoch(self) -> int:
-        """Return the learner epoch that trains on these samples; 0 if no reader reports one."""
+    def read_generation(self) -> int:
+        """Return the learner generation that trains on these samples; 0 if no reader reports one."""
         found, stream = [0], self._job.end(self._port).stream.name
         for peer in self._job.end(self._port).peers:
             try:
-                found.append(int(self._job.names.lookup(epoch_at(stream, peer.worker), 0.0).address))
+                found.append(int(self._job.names.lookup(generation_at(stream, peer.worker), 0.0).address))
             except StreamTimeout:
                 continue
         return max(found)
@@ -176,9 +176,9 @@ class SampleWriter:
             except StreamClosed:
                 self.is_lost = True
 
-    def read_epoch(self) -> int:
-        """Return the learner epoch that trains on these samples; 0 if no reader reports one."""
-        return self._writer.read_epoch()
+    def read_generation(self) -> int:
+        """Return the learner generation that trains on these samples; 0 if no reader reports one."""
+        return self._writer.read_generation()
 
     def close(self) -> None:
         """Close the stream."""

@@ -11,7 +11,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.director.in_order import OrderSettings
 from jsrl.workers.director.state_file import FOLDER, StateFile
 from jsrl.workers.director.worker import DirectorWorker
-from jsrl.workers.jobs import SESSIONS_PER_EPOCH, Job
+from jsrl.workers.jobs import STARTS_PER_GENERATION, Job
 from jsrl.workers.kinds import make_meter
 
 
@@ -34,8 +34,8 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
         states,
         reporter,
         make_meter(job),
-        session=job.incarnation + SESSIONS_PER_EPOCH * start.epoch,
-        exact=resumes and start.journal_epoch is not None,
+        session=job.incarnation + STARTS_PER_GENERATION * start.generation,
+        exact=resumes and start.journal_generation is not None,
         poll_s=job.poll_s,
         check=job.run.sides.check,
         order=_order(job) if e.is_deterministic else None,
