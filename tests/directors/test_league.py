@@ -238,9 +238,9 @@ def test_a_thousand_results_replay_to_the_same_freezes_and_resets():
     [
         ({"main": ()}, "needs >= 1"),
         ({"main_exploiters": ("main",)}, "name each of them once"),
-        ({"pfsp_share": 0.9}, "verification_share=0.15; choose a number from 0 to 0.1"),
-        ({"min_env_steps": 10, "max_env_steps": 5}, "max_env_steps=5; choose a number from 10"),
-        ({"beaten": 70.0}, "beaten=70"),
+        ({"pfsp_share": 0.9}, "pfsp_share=0.9 and verification_share=0.15.*at most 1"),
+        ({"min_env_steps": 10, "max_env_steps": 5}, "max_env_steps=5; it must be at least min_env_steps, 10"),
+        ({"beaten": 70.0}, "beaten is 70"),
     ],
 )
 def test_wrong_options_are_refused(options, told):

@@ -195,11 +195,11 @@ def test_general_sum_games_are_refused_by_zero_sum_solvers():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"solver": "lp"}, "solver='lp'; choose one of uniform, nash, replicator, alpha_rank"),
-        ({"value": "wins"}, "value='wins'"),
-        ({"oracle": "best"}, "oracle='best'"),
-        ({"games_per_cell": 0}, "games_per_cell=0"),
-        ({"max_population": 1}, "max_population=1"),
+        ({"solver": "lp"}, "solver is 'lp'; expected one of uniform, nash, replicator, alpha_rank"),
+        ({"value": "wins"}, "value is 'wins'"),
+        ({"oracle": "best"}, "oracle is 'best'"),
+        ({"games_per_cell": 0}, "games_per_cell is 0"),
+        ({"max_population": 1}, "max_population is 1"),
     ],
 )
 def test_wrong_options_are_refused(options, told):
