@@ -657,7 +657,7 @@ def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsy
     assert "1 actor x 1 group of 16" in capsys.readouterr().out
     for own, groups in (
         (("--placement", "served"), "2 groups of 8"),
-        (("--graph", "jsrl.experiment.graphs.mixed:half_inline"), "1 group of 16"),
+        (("--graph", "jsrl.experiment.graphs.architectures:half_inline"), "1 group of 16"),
     ):  # measured on another dataflow
         assert run.main(["ppo_cartpole", "--plan", *own]) == 0
         assert f"1 actor x {groups}" in capsys.readouterr().out
