@@ -115,7 +115,6 @@ class Bookkeeping(ABC):
         sides: Sequence[int],
         *,
         task: Any = None,
-        greedy: bool = False,
         **kept: Any,
     ) -> Assignment:
         """Number an assignment and open it; `kept` is returned with its outcome."""
@@ -125,10 +124,9 @@ class Bookkeeping(ABC):
             "players": [str(player) for player in players],
             "learns": list(learns),
             "sides": list(sides),
-            "greedy": greedy,
             **kept,
         }
-        return Assignment(game, tuple(players), tuple(learns), tuple(sides), draws.seed(), task, greedy)
+        return Assignment(game, tuple(players), tuple(learns), tuple(sides), draws.seed(), task)
 
     def _checked(self, state: State) -> State:
         name = type(self).__name__

@@ -61,7 +61,7 @@ def end_match(payoff: Payoff, director: Any, record: State, outcome: Outcome) ->
     home, away = players_of(record)
     points = points_of(director, record, outcome)
     returns = of_players(record, outcome.returns) if outcome.returns and not outcome.discarded else (0.0, 0.0)
-    payoff.end(outcome.assignment, home, away, points, returns, greedy=record["greedy"])
+    payoff.end(outcome.assignment, home, away, points, returns)
 
 
 @suggesting

@@ -49,8 +49,6 @@ class PSRO(Bookkeeping):
     value: Literal["return", "result"] = option("return", "Values of the payoff table: mean returns, or wins (1), "
         "draws (0) and losses (-1).")
     oracle: Literal["initial", "latest"] = option("initial", "First params of each best response.")
-    greedy: bool = option(False, "Frozen players act greedily in the games of the payoff table. A run refuses it: its "
-        "actors sample.")
     max_population: Annotated[int, Range(ge=2)] | None = option(None, "Number of members at which the run stops, once "
         "the table is solved; None: no limit.")
     # fmt: on
@@ -76,13 +74,13 @@ class PSRO(Bookkeeping):
 
     def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
         players = [player for policy in self.policies for player in self.population(state, policy)]
-        return players, *self.payoff(state).matrices(players, greedy=self.greedy)
+        return players, *self.payoff(state).matrices(players)
 
     # -- games ---------------------------------------------------------------------------------------------------------
 
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
         for home, away in (map(parse_player, pair) for pair in state["missing"]):
-            counts = self.payoff(state).counts(home, away, greedy=self.greedy)
+            counts = self.payoff(state).counts(home, away)
             if counts["finished"] + counts["open"] < self.games_per_cell:
                 return self._cell_game(state, draws, home, away, swapped=counts["assigned"] % 2 == 1)
         side = state["assigned"] % len(self.policies)
@@ -97,8 +95,8 @@ class PSRO(Bookkeeping):
         sides = [1, 0] if swapped and len(self.policies) == 1 else [0, 1]
         iteration = state["iteration"]
         players = (home, away)
-        game = self._assign(state, draws, players, (False, False), sides, greedy=self.greedy, iteration=iteration)
-        self.payoff(state).assign(game.id, home, away, greedy=self.greedy)
+        game = self._assign(state, draws, players, (False, False), sides, iteration=iteration)
+        self.payoff(state).assign(game.id, home, away)
         return game
 
     # -- outcomes ------------------------------------------------------------------------------------------------------
@@ -129,7 +127,7 @@ class PSRO(Bookkeeping):
             pairs = [(home, away) for number, away in enumerate(last) for home in first[:number]]
         else:
             pairs = [(home, away) for home in first for away in last]
-        counts = [self.payoff(state).counts(*pair, greedy=self.greedy) for pair in pairs]
+        counts = [self.payoff(state).counts(*pair) for pair in pairs]
         missing = [pair for pair, count in zip(pairs, counts, strict=True) if count["finished"] < self.games_per_cell]
         state["missing"] = [list(map(str, pair)) for pair in missing]
         state["phase"] = "fill"
@@ -137,7 +135,7 @@ class PSRO(Bookkeeping):
     def _is_filled(self, state: State) -> bool:
         """Return whether the table is complete; forget complete cells."""
         pairs = [tuple(map(parse_player, pair)) for pair in state["missing"]]
-        counts = [self.payoff(state).counts(home, away, greedy=self.greedy) for home, away in pairs]
+        counts = [self.payoff(state).counts(home, away) for home, away in pairs]
         left = [
             pair
             for pair, count in zip(state["missing"], counts, strict=True)
@@ -166,9 +164,9 @@ class PSRO(Bookkeeping):
         for i, home in enumerate(first):
             for j, away in enumerate(last):
                 if self.value == "return":
-                    tables[:, i, j] = payoff.mean_returns(home, away, greedy=self.greedy)
+                    tables[:, i, j] = payoff.mean_returns(home, away)
                 else:
-                    won = 2.0 * payoff.win_rate(home, away, greedy=self.greedy) - 1.0
+                    won = 2.0 * payoff.win_rate(home, away) - 1.0
                     tables[:, i, j] = won, -won
         total = np.abs(tables.sum(axis=0)).max()
         if len(self.policies) == 1 and total > 1e-6 * (1.0 + np.abs(tables).max()):

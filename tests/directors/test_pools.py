@@ -264,7 +264,7 @@ def test_wrong_options_are_refused(make, told):
 
 def test_messages_round_trip_through_json():
     messages = (
-        Assignment(3, (Player("a"), Player("b", "frozen-1")), (True, False), (1, 0), 5, {"level": [1]}, True),
+        Assignment(3, (Player("a"), Player("b", "frozen-1")), (True, False), (1, 0), 5, {"level": [1]}),
         Outcome(3, 7, (1.0, -1.0), (1.0, 0.0)),
         Outcome(3, discarded="killed"),
         Score(3, 0.5),
