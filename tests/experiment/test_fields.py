@@ -69,7 +69,6 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
     (LearnerConfig, "num_devices", 0, "it must be at least 1, or none."),
     (LearnerConfig, "num_ranks", 0, "it must be at least 1."),
     (LearnerConfig, "split", "critic", "expected one of none, actor-critic; did you mean actor-critic?"),
-    (LearnerConfig, "order", "any", "expected one of auto, by_group, fifo."),
     (ReplayConfig, "capacity", 0, "it must be at least 1."),
     (ReplayConfig, "alpha", 1.5, "it must be from 0 to 1."),
     (ReplayConfig, "epsilon", math.nan, NUMBER),
