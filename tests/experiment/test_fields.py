@@ -93,7 +93,7 @@ RULES: list[tuple[type, str, Any, str]] = [  # the config, its field, a value, a
     (EnvConfig, "reward_scale", math.inf, "it must be finite, or running."),
     (EnvConfig, "reward_clip", 0, "it must be above 0, or none."),
     (EnvConfig, "max_episode_steps", 0, "it must be at least 1, or none."),
-    (EnvConfig, "backend", "slow", "expected one of auto, sync, native, envpool, jax."),
+    (EnvConfig, "backend", "slow", "expected one of auto, sync, native, jax."),
     (EnvConfig, "on_fault", "ignore", "expected one of auto, stop, restart-env, restart-actor."),
     (AtariConfig, "frame_skip", 0, "it must be at least 1."),
     (AtariConfig, "noop_max", -1, "it must be at least 0."),
