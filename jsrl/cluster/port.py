@@ -67,7 +67,7 @@ class HostPort:
         self._registry: FileNames | None = None
         self._host_keys: Callable[[], dict[str, list[str]]] = dict
         self._parents: Parents = lambda names: {}
-        self._shown: dict[int, wire.RunNames] = {}  # membership -> names that it was sent
+        self._shown: dict[int, tuple[Any, ...]] = {}  # membership -> the content of RunNames that it was sent
         self._sent_s = 0.0
         self._folder = Path()  # of the run
         self._counted: dict[int, set[str]] = {}  # membership -> legs for which it has sent pages
@@ -336,7 +336,7 @@ class HostPort:
             return
         host_keys, parents = self._host_keys(), self._parents(known)
         for host in list(self._members.hosts):
-            names = wire.RunNames(host.membership, list(known.values()), host_keys, parents.get(host.membership, {}))
+            names = (list(known.values()), host_keys, parents.get(host.membership, {}))
             if self._shown.get(host.membership) != names:
                 self._shown[host.membership] = names
-                self._send(host.identity, names)
+                self._send(host.identity, wire.RunNames(host.membership, *names))
