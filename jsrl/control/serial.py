@@ -22,6 +22,7 @@ from jsrl.control.watchdog import Watchdog
 from jsrl.graph.machine import keep_compiled_here
 from jsrl.graph.plan import Plan
 from jsrl.interrupts import interrupts, requests
+from jsrl.linux import return_freed_memory
 from jsrl.services.runs.control_bodies import Command, Crash, Event, Report
 from jsrl.workers.base import report_of, step_of
 from jsrl.workers.kinds import build_worker
@@ -195,6 +196,7 @@ class SerialRun:
         self._each_turn = [name for name in flow if name not in self._when_due]
         for node in self._plan.graph.start_order:
             self._guarded(node.name, self._set_up_one)
+        return_freed_memory()
         for worker in self._workers.values():
             worker.meter.begin()  # the setup of others is not counted in any worker's time
 

@@ -132,3 +132,13 @@ def test_an_earlier_kill_is_not_blamed_for_a_later_end(groups: Path) -> None:
         ended = handle.exit
         (groups.parent / "vmstat").write_text("oom_kill 6\n")
         assert ended is not None and handle.exit == ended and ended.text == "killed by signal 9 (SIGKILL)"
+
+
+def test_freed_memory_is_returned_below_what_is_held() -> None:
+    used = psutil.Process().memory_info
+    before = used().rss
+    blocks = [bytearray(64 << 10) for _ in range(1000)]  # too small for a mapping each
+    blocks[:-1] = []  # the last one keeps the heap from shrinking
+    assert used().rss - before > 32 * MB
+    linux.return_freed_memory()
+    assert used().rss - before < 16 * MB
