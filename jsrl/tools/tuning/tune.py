@@ -182,8 +182,7 @@ class Tuner:
             interrupted = True
         best = self._best()
         self._lines.notify(self._text(best))
-        options = self._options(best)
-        return Tuned(applied(self._experiment, options), options, self.speeds, interrupted)
+        return Tuned(self._experiment_with(best), self._options(best), self.speeds, interrupted)
 
     def _search(self) -> None:
         """Measure each placement as it is by default; then vary the other fields, in the fastest one first."""
@@ -213,17 +212,24 @@ class Tuner:
     def _values(self, setting: Setting, field: str) -> list[Any]:
         """Return the values of a field that a setting may have, in order, with its own."""
         where, own, cores = PLACEMENTS[setting.placement], getattr(setting, field), self._machine.cores
-        if field == "scale":
-            return [0.5, 1.0, 2.0, 4.0] if self._batch else [own]
-        if not (where.processes and where.has_actors):
-            return [own]
-        if field == "servers":
-            return sorted({1, 2, own}) if where.serves else [own]
-        if field == "threads":
-            few = sorted({1, max(1, cores // 2), *([own] if own else [])})
-            return [own] if self._machine.accelerators else [*few, None]
-        most = 2 * cores if field == "actors" else 8
-        return sorted({own, *(2**power for power in range(12) if 2**power <= most)})
+        doubled = [2**power for power in range(12)]
+        others: dict[str, list[Any]] = {
+            "actors": [number for number in doubled if number <= 2 * cores],
+            "ring": [1, 2, 4, 8],
+            "servers": [1, 2] if where.serves else [],
+            "threads": [] if self._machine.accelerators else [1, max(1, cores // 2), None],
+            "scale": [0.5, 1.0, 2.0, 4.0] if self._batch else [],
+        }
+        alone = field != "scale" and not (where.processes and where.has_actors)
+        values = sorted({own, *([] if alone else others[field])}, key=lambda value: (value is None, value))
+        return [value for value in values if value == own or self._can_be(setting, field, value)]
+
+    def _can_be(self, setting: Setting, field: str, value: Any) -> bool:
+        try:
+            self._experiment_with(dataclasses.replace(setting, **{field: value}))
+        except ConfigError:  # its groups cannot be divided so
+            return False
+        return True
 
     @property
     def _placements(self) -> list[PlacementName]:
@@ -256,7 +262,7 @@ class Tuner:
     # -- trials --------------------------------------------------------------------------------------------------------
 
     def _speed(self, setting: Setting) -> float:
-        """Return the first measured speed of a setting; 0: it is refused, or failed."""
+        """Return the first measured speed of a setting; 0: it failed."""
         if setting not in self.speeds:
             self._measure(setting)
         return self.speeds[setting][0]
@@ -274,18 +280,17 @@ class Tuner:
 
     def _try(self, setting: Setting, start_s: float) -> Trial:
         """Measure a setting once, and show its speed; `start_s`: deadline of the first update."""
+        experiment = self._experiment_with(setting)
         self._lines.show(f"{self._elapsed_s:4.0f} s  {self._words(setting)}")
-        try:
-            experiment = applied(self._experiment, self._options(setting))
-        except ConfigError:  # its values exclude each other
-            trial = Trial()
-        else:
-            seconds = min(max(self._total_s / TRIALS_PER_BUDGET, 1.0), 4.0)
-            trial = self._trial(experiment, Limits(seconds, start_s=start_s, longest_s=max(4 * seconds, 8.0)))
-            found = f"failed: {trial.error[:90]}" if trial.error else f"{trial.env_steps_per_s:>9,.0f} env steps/s"
-            self._lines.notify(f"{self._elapsed_s:4.0f} s {found}  {self._words(setting)}")
+        seconds = min(max(self._total_s / TRIALS_PER_BUDGET, 1.0), 4.0)
+        trial = self._trial(experiment, Limits(seconds, start_s=start_s, longest_s=max(4 * seconds, 8.0)))
+        found = f"failed: {trial.error[:90]}" if trial.error else f"{trial.env_steps_per_s:>9,.0f} env steps/s"
+        self._lines.notify(f"{self._elapsed_s:4.0f} s {found}  {self._words(setting)}")
         self.speeds.setdefault(setting, []).append(trial.env_steps_per_s)
         return trial
+
+    def _experiment_with(self, setting: Setting) -> Experiment:
+        return applied(self._experiment, self._options(setting))
 
     def _options(self, setting: Setting) -> dict[str, Any]:
         return {} if setting == self.default else options_for(self._experiment, setting, self._given)

@@ -26,7 +26,7 @@ from jsrl.fields import options_of
 from jsrl.services.runs.files import file_lock
 from jsrl.services.runs.limits import RUNS_AT_ONCE
 from jsrl.tools.report.charts import Axis
-from jsrl.tools.tuning.child import Child
+from jsrl.tools.tuning.child import start_runs
 from jsrl.tools.tuning.page import page, trials_table
 from jsrl.tools.tuning.ranges import parse_range, parse_space
 from jsrl.tools.tuning.study import ASKING, Search, SearchOptions, Setup, finished, held
@@ -210,7 +210,8 @@ def test_failed_run_gives_the_error_of_its_result_and_not_the_end_of_its_output(
     found = {}
     for status in (1, 2):
         output = tmp_path / f"output-{status}"
-        child = Child(["sh", "-c", f"echo '(to continue: jsrl run --resume x)'; exit {status}"], tmp_path, output)
+        command = ["sh", "-c", f"echo '(to continue: jsrl run --resume x)'; exit {status}"]
+        (child,) = start_runs(command, [tmp_path], output)
         child._process.wait(10)
         found[status] = child.why
         assert child.outcome() == (None, child.why)
@@ -222,12 +223,13 @@ def test_failed_run_gives_the_error_of_its_result_and_not_the_end_of_its_output(
     }
     (tmp_path / "result.json").write_text(json.dumps(scored))
     assert child.outcome() == (None, child.why)  # refused
-    (child := Child(["sh", "-c", "exit 1"], tmp_path, None))._process.wait(10)
+    (child,) = start_runs(["sh", "-c", "exit 1"], [tmp_path], None)
+    child._process.wait(10)
     assert child.outcome() == (3.0, "")
 
 
 def test_a_run_knows_how_many_run_at_once(tmp_path):
-    child = Child(["sh", "-c", f"echo ${RUNS_AT_ONCE}"], tmp_path, tmp_path / "output", 3)
+    (child,) = start_runs(["sh", "-c", f"echo ${RUNS_AT_ONCE}"], [tmp_path], tmp_path / "output", 3)
     child._process.wait(10)
     assert child.last_line == "3"
 
