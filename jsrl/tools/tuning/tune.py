@@ -27,7 +27,7 @@ from jsrl.tools.tuning.trial import Limits, Trial, measure
 MINUTES = 3.0
 TRIALS_PER_BUDGET = 60  # part of the time for a trial's measurement; starting takes as long again, or longer
 NOISE = 0.1  # of a measurement: what is slower by less may still be the best
-FINAL_SHARE = 0.25  # of the time, in which the fastest settings are measured again
+FINAL_SHARE = 0.25  # of the time, in which the fastest settings are measured again, at least once
 FINALISTS, ROUNDS = 3, 3
 TIE = 0.02  # the default is kept unless something is faster by more than this share
 
@@ -158,7 +158,7 @@ class Tuner:
         self.default = setting_of(experiment)
         self.speeds: dict[Setting, list[float]] = {}
         self._lines, self._trial, self._clock, self._begin_s = Lines(show), trial, clock, clock()
-        self._until_s = (1 - FINAL_SHARE) * total_s
+        self._searches = True  # and leaves time for the finals
         self._usual_s = self._start_s = 0.0  # of a trial; deadline of its first update
 
     def run(self) -> Tuned:
@@ -173,7 +173,7 @@ class Tuner:
             self._start_s = max(30.0, 4 * first.start_s)
             with contextlib.suppress(TimeIsUp):
                 self._search()
-            self._until_s = self._total_s
+            self._searches = False
             with contextlib.suppress(TimeIsUp):
                 self._measure_fastest_again()
         except KeyboardInterrupt:
@@ -243,17 +243,17 @@ class Tuner:
 
     def _measure_fastest_again(self) -> None:
         """Measure the fastest settings and the default again, in turns: the best of many noisy measurements is often luck."""
-        finalists = dict.fromkeys([*self._fastest()[:FINALISTS], self.default])
-        for _ in range(ROUNDS if len(finalists) > 1 else 0):
-            for setting in finalists:
+        finalists = [setting for setting in self._fastest() if setting != self.default][:FINALISTS]
+        for _ in range(ROUNDS if finalists else 0):
+            for setting in (*finalists, self.default):
                 self._measure(setting)
 
     def _best(self) -> Setting:
         """Return the setting with the highest median of the later measurements; the default, if that is about as fast."""
-        again = {s: self._median(s) for s, own in self.speeds.items() if len(own) > 1}
-        medians = again or {s: self._median(s) for s in self.speeds}
-        fastest = max(medians, key=lambda s: medians[s])
-        return self.default if self._median(self.default) >= (1 - TIE) * medians[fastest] else fastest
+        again = [setting for setting, own in self.speeds.items() if len(own) > 1]
+        compared = again if self.default in again else list(self.speeds)  # the default is the last one of a round
+        fastest = max(compared, key=self._median)
+        return self.default if self._median(self.default) >= (1 - TIE) * self._median(fastest) else fastest
 
     def _median(self, setting: Setting) -> float:
         own = self.speeds[setting]
@@ -273,7 +273,8 @@ class Tuner:
 
     def _measure(self, setting: Setting) -> None:
         begin_s = self._elapsed_s
-        if begin_s + self._usual_s > self._until_s:
+        later_s = max(FINAL_SHARE * self._total_s, (FINALISTS + 1) * self._usual_s) if self._searches else 0.0
+        if begin_s + self._usual_s > self._total_s - later_s:
             raise TimeIsUp
         self._try(setting, self._start_s)
         self._usual_s = self._elapsed_s - begin_s
