@@ -29,7 +29,7 @@ from jsrl.tools.report.charts import Axis
 from jsrl.tools.tuning.child import start_runs
 from jsrl.tools.tuning.page import page, trials_table
 from jsrl.tools.tuning.ranges import parse_range, parse_space
-from jsrl.tools.tuning.study import ASKING, Search, SearchOptions, Setup, finished, held
+from jsrl.tools.tuning.search import ASKING, Search, SearchOptions, Setup, finished, held
 
 pytestmark = pytest.mark.skipif(find_spec("optuna") is None, reason="without optuna")
 
@@ -41,8 +41,8 @@ def together(*runs: list[str]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    monkeypatch.setattr("jsrl.tools.tuning.study.POLL_S", 0.01)
-    monkeypatch.setattr("jsrl.tools.tuning.study.child_command", together)
+    monkeypatch.setattr("jsrl.tools.tuning.search.POLL_S", 0.01)
+    monkeypatch.setattr("jsrl.tools.tuning.search.child_command", together)
 
 
 # A fake run: its score rises over ten evaluations to 10 - (x - 3)^2, plus its seed.
