@@ -555,7 +555,7 @@ class Members:
             is_repeated = isinstance(message, Stage | Crash | Bye) and remote is not None and remote.exit is not None
             if remote is None or is_repeated:  # over a new connection; its text would be paid twice
                 continue
-            if why := objection(message, remote.speech, remote.budget, self._now_s):
+            if why := objection(message, remote.speech) or remote.budget.objection(message, self._now_s):
                 self._drop(host.key, f"{message.worker}, {type(message).__name__.lower()}: {why}")
             else:
                 relayed.append(message)

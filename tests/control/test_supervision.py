@@ -16,7 +16,6 @@ from jsrl.control.supervision import (
     Look,
     NoteEnd,
     Phase,
-    Refused,
     Send,
     Standstill,
     Start,
@@ -116,13 +115,6 @@ def test_the_time_of_a_replay_does_not_count_as_a_start() -> None:
     assert deaths(shell.run(340.0)) == []
     what = f"was not ready within 180 s (deadlines.ready_s); it is still '{REPLAYING} trajectory 7 of 9 of group 0'"
     assert deaths(shell.run(351.0)) == [("actor-0", what, "replaced")]
-
-
-def test_a_worker_that_is_cut_off_is_replaced_although_it_is_well() -> None:
-    shell = Shell(rules("actor-0"))
-    shell.tell(Refused("actor-0", 0, "10 of its messages were dropped"))
-    assert deaths(shell.run(1.0)) == [("actor-0", "was cut off: 10 of its messages were dropped", "replaced")]
-    assert shell.exits == {"actor-0": KILLED} or starts([action for _, action in shell.done])
 
 
 def test_messages_of_a_fenced_incarnation_change_nothing() -> None:
