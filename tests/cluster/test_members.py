@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from jsrl.cluster import messages as wire
-from jsrl.cluster.hosts_file import code_digest, versions
+from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.members import (
     JOIN,
     MOST_CODE_BYTES,
