@@ -325,7 +325,6 @@ class Supervision:
     Attributes:
       rules, deadlines: as given. budgets: of restarts. lives: worker -> its newest incarnation.
       failed: the run fails, and nothing is decided any more.
-      dropped: class of a message -> how many were ignored: of another incarnation, or answers that nothing waits for.
     """
 
     def __init__(
@@ -335,7 +334,6 @@ class Supervision:
         self.budgets = Budgets(rules, config)
         self.lives: dict[str, Life] = {}
         self.failed = False
-        self.dropped: Counter[str] = Counter()
         self._grace_s: dict[str, float] = {}  # worker whose process has ended -> when its last messages are here
         self._dying: dict[str, Death] = {}
         self._restarts: dict[str, Restart] = {}
@@ -362,17 +360,13 @@ class Supervision:
         if life is not None and isinstance(message, Move):
             return self._move(life, message.why, now)
         if life is None or isinstance(message, Move) or message.incarnation != life.incarnation:
-            return self._drop(message)
+            return []
         if isinstance(message, Ended):
             life.exit = life.exit or message.exit
         elif isinstance(message, Killed):
             return self._killed(life, now)
         else:
             self._heard(life, message, now)
-        return []
-
-    def _drop(self, message: Message) -> list[Action]:
-        self.dropped[type(message).__name__] += 1
         return []
 
     def _heard(self, life: Life, message: AnyMessage, now: float) -> None:
@@ -388,7 +382,7 @@ class Supervision:
 
     def _started(self, message: Started, now: float) -> list[Action]:
         if not self._is_answer(message) and message.worker in self.lives:
-            return self._drop(message)
+            return []
         self.lives[message.worker] = Life(
             message.worker, message.incarnation, message.restarts, message.host, now, now, now
         )
@@ -404,7 +398,7 @@ class Supervision:
 
     def _not_started(self, message: NotStarted, now: float) -> list[Action]:
         if not self._is_answer(message):
-            return self._drop(message)
+            return []
         what = f"could not be restarted: {message.error}"
         again = self._replace(self.lives[message.worker], now)
         if again is None:
