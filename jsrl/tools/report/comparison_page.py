@@ -61,7 +61,7 @@ def _curves(env: str, groups: Mapping[str, Sequence[Run]]) -> str:
     where = f": {env}" if env else ""
     runs = [run for own in groups.values() for run in own]
     large = "".join(_chart(name, metric, groups, WIDE) for name, metric in CURVES)
-    names = dict.fromkeys(name for run in runs for name in algorithm_metrics(run.metrics, LEARNER.prefix, MEASURED))
+    names = dict.fromkeys(name for run in runs for name in algorithm_metrics(run.metrics, LEARNER, MEASURED))
     small = "".join(_chart(title_of(name), name, groups, SMALL) for name in names)
     none = np.zeros(0)
     keys = keys_of({name: Series(name, none, none, index=index).css for index, name in enumerate(groups)})
