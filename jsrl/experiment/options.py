@@ -32,7 +32,6 @@ class WandbOptions:
     project: str = option("jsrl", "Project that the run appears in.")
     entity: str | None = option(None, "User or team whose project it is (default: your own).")
     group: str | None = option(None, "Group of runs that belong together, such as seeds.")
-    name: str | None = option(None, "Name of the run (default: EXPERIMENT/RUN).")
     mode: typing.Literal["online", "offline"] = option("online", "online, or offline: everything is kept in RUN/wandb "
         "for `wandb sync`, and nothing uses the network.")
 
@@ -135,10 +134,7 @@ class RunOptions:
     settings: typing.Literal["auto", "none"] = option("auto", "auto: where an algorithm is named with an environment "
         "(`ppo --env.id Pendulum-v1`), settings that are known to learn, if there are any (`jsrl list --tuned`); none: "
         "the defaults.")
-    profile: str = option("auto", "Settings that a tuning found: auto (those of this machine and experiment, if any), "
-        "none, or a file.")
-    tune: bool = option(False, "Find this machine's fastest settings first, keep them as its profile, and run with "
-        "them.")
+    tune: bool = option(False, "Find this machine's fastest settings first, and run with them.")
     tune_minutes: PositiveFinite = option(3.0, "time for the tuning, in minutes.", needs=("--tune",))
 
 

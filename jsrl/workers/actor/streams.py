@@ -10,7 +10,6 @@ from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import Block, InferenceClient
-from jsrl.workers.actor.kind import plays_frozen
 from jsrl.workers.following import Writer
 from jsrl.workers.jobs import Job
 from jsrl.workers.peers import POLL_S
@@ -98,7 +97,7 @@ class ActorStreams(Streams):
         self._job, self._meter = job, meter
         self._writer = Writer(job, "samples", job.schemas.trajectory)
         self._servers: Servers | None = None  # None: the actor acts itself
-        self._engine: OwnEngine | None = None  # None: servers act for all players
+        self._engine: OwnEngine | None = None  # None: servers act
         self._client: InferenceClient | None = None
         self._learner: tuple[int, int] | None = (
             None  # readers' replacements so far and generation, as of the last connection
@@ -112,9 +111,8 @@ class ActorStreams(Streams):
     def open(self, group_sizes: dict[int, int]) -> Ends:
         job = self._job
         self._writer.open()
-        if not job.has("inference") or plays_frozen(job.experiment):
-            self._engine = import_target(ENGINE)(job, group_sizes, self._meter.phases)
         if not job.has("inference"):
+            self._engine = import_target(ENGINE)(job, group_sizes, self._meter.phases)
             return self._ends(None)
         self._servers = import_target(SERVERS)(job, "inference", group_sizes)
         return self._ends(self._servers.first())
@@ -132,7 +130,7 @@ class ActorStreams(Streams):
 
     def _ends(self, server: InferenceClient | None) -> Ends:
         known, self._learner = self._learner, (self._writer.renewed, self._writer.read_generation())
-        self._client = server if self._engine is None else self._engine.client(server)
+        self._client = server if self._engine is None else self._engine.client()
         assert self._client is not None
         return Ends(self._client, self._writer, self._learner[1], known not in (None, self._learner))
 

@@ -107,7 +107,7 @@ class InferenceWorker:
 
 def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     e = job.experiment
-    settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, _merges(job), job.poll_s)
+    settings = InferenceSettings(e.inference.max_rows, _merges(job), job.poll_s)
     meter, refusals = make_meter(job), Refusals(job.name, reporter)
     policies = [_serve(own, settings, refusals, meter) for own in job.by_policy]
     return InferenceWorker(job.name, policies, settings, reporter, meter, refusals)
