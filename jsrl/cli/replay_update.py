@@ -108,7 +108,7 @@ def saved_schema(schema: Trajectory, specs: Mapping[str, ArraySpec]) -> Trajecto
     """Return the schema of the batch in a snapshot, which has the structure of a trajectory; specs: of its leaves, by name."""
     found = {name.removeprefix("batch/"): spec for name, spec in specs.items() if name.startswith("batch/")}
     schema = schema._replace(sampling=found.get("sampling", ()))
-    return unflatten(schema, [found[name] for name, _ in named_leaves(schema)])  # type: ignore[no-any-return]
+    return unflatten(schema, [found[name] for name, _ in named_leaves(schema)])
 
 
 def on_one_device(batch: Trajectory) -> Trajectory:
