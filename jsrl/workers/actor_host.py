@@ -190,7 +190,7 @@ def load_modules(job_path: Path) -> None:
     from jsrl.transport.network import call, reliable
     from jsrl.transport.shared import inference as inference_shared_client
     from jsrl.transport.shared import samples as samples_shared_producer
-    from jsrl.workers import asking, jobs, process
+    from jsrl.workers import jobs, process
     from jsrl.workers.actor import build as build_actor
     from jsrl.workers.kinds import find_kind
 
@@ -200,7 +200,6 @@ def load_modules(job_path: Path) -> None:
             call,
             samples_shared_producer,
             reliable,
-            asking,
             build_actor,
             jobs,
             process,

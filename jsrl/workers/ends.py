@@ -21,7 +21,7 @@ from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import End, name_at
 from jsrl.transport.table import bind_inference, bind_params, bind_samples, connect_params, connect_samples
 from jsrl.types import Tree
-from jsrl.workers.jobs import Job, WorkerJob, whole
+from jsrl.workers.jobs import Job
 from jsrl.workers.peers import FollowingParams, Peer
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PACKING = "jsrl.transport.ends.packing:Packing"  # imported where streams have keys
 
 
-def bind_reader(job: WorkerJob, port: str, schema: Tree, ledger: Ledger | None = None) -> SampleConsumer:
+def bind_reader(job: Job, port: str, schema: Tree, ledger: Ledger | None = None) -> SampleConsumer:
     """Return the reading end of the samples at a port, registered; `schema`: of the samples."""
     end = job.end(port)
     join_rules, blocks = join_rules_of(job, end), end.blocks_per_producer
@@ -40,30 +40,30 @@ def bind_reader(job: WorkerJob, port: str, schema: Tree, ledger: Ledger | None =
         schema,
         blocks_per_producer=blocks,
         ledger=ledger,
-        keys=whole(job).keys,
+        keys=job.keys,
         join_rules=join_rules,
         leg=leg,
         packing=packing_of(job),
     )
-    whole(job).announce(name_at(end.stream.name, job.name), consumer.address)
+    job.announce(name_at(end.stream.name, job.name), consumer.address)
     return consumer
 
 
-def begin_counting(job: WorkerJob, port: str) -> Ledger:
+def begin_counting(job: Job, port: str) -> Ledger:
     """Return the ledger of a worker's input port over all incarnations: earlier counts are kept."""
     path = ledger_path(Path(job.folder), job.end(port).leg)
     return open_ledger(path, 0, None, leg=path.parent, rolls_back=False)[1]
 
 
-def join_rules_of(job: WorkerJob, end: End) -> JoinRules:
+def join_rules_of(job: Job, end: End) -> JoinRules:
     """Return who may join a stream that this worker binds: the workers at its other end, with the stream's groups."""
     groups = max(end.stream.groups, default=0) + 1
     return JoinRules(frozenset(peer.worker for peer in end.peers), num_groups=groups, rows=job.experiment.group_size)
 
 
-def packing_of(job: WorkerJob) -> Packing | None:
+def packing_of(job: Job) -> Packing | None:
     """Return what the messages of a job's observations leave out between hosts; None: its streams have no keys."""
-    if whole(job).keys is None:
+    if job.keys is None:
         return None
     return import_target(PACKING)(job.schemas.env.frames, job.experiment.compress)
 
@@ -76,29 +76,24 @@ def bind_server(job: Job, port: str) -> InferenceServer:
     return server
 
 
-def bind_publisher(job: WorkerJob, port: str) -> ParamsPublisher:
+def bind_publisher(job: Job, port: str) -> ParamsPublisher:
     """Return the publishing end of the params at a port, registered."""
     end = job.end(port)
-    publisher = bind_params(end.address, keys=whole(job).keys)
-    whole(job).announce(name_at(end.stream.name, job.name), publisher.address)
+    publisher = bind_params(end.address, keys=job.keys)
+    job.announce(name_at(end.stream.name, job.name), publisher.address)
     return publisher
 
 
-def subscribe(job: WorkerJob, port: str = "params") -> ParamsSubscriber:
+def subscribe(job: Job, port: str = "params") -> ParamsSubscriber:
     """Return the subscriber to the params at a port; it follows restarts of the publisher, which a serial run has none of."""
-    name, own = names_of_peers(job.end(port))[0], whole(job)
-    found, connect = own.find(name), functools.partial(connect_params, keys=own.keys)
-    return connect(found.address) if job.in_process else FollowingParams(Peer(own.names, name, found), connect)
+    name, connect = names_of_peers(job.end(port))[0], functools.partial(connect_params, keys=job.keys)
+    found = job.find(name)
+    return connect(found.address) if job.in_process else FollowingParams(Peer(job.names, name, found), connect)
 
 
 def names_of_peers(end: End) -> list[str]:
     """Return the registered names of the other ends of a stream, in order of preference."""
     return [name_at(end.stream.name, peer.worker) for peer in end.peers]
-
-
-def find_readers(job: Job, port: str) -> list[Peer]:
-    """Return the readers of this worker's output port, waiting for them: several if it is broadcast."""
-    return [Peer(job.names, name, job.find(name)) for name in names_of_peers(job.end(port))]
 
 
 def connect_writer(

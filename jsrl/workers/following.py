@@ -1,19 +1,20 @@
-"""The writing end of samples: it connects to the readers, and again to their next incarnations."""
+"""Ends that connect to other workers, and again when these were replaced: writers of samples, clients of servers."""
 
 from __future__ import annotations
 
 import functools
 
-from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.references.importing import import_target
 from jsrl.services.runs.values import Registration
-from jsrl.transport.base import Block, Origin, SampleProducer
+from jsrl.transport.base import Block, InferenceClient, Origin, Reply, Request, SampleProducer
 from jsrl.transport.door.hello import Check
 from jsrl.transport.stream import epoch_at
+from jsrl.transport.table import connect_inference
 from jsrl.types import Tree
-from jsrl.workers.ends import connect_writer, find_readers
-from jsrl.workers.jobs import Job, WorkerJob, whole
-from jsrl.workers.peers import CLOSED_S, Connector
+from jsrl.workers.ends import connect_writer, names_of_peers
+from jsrl.workers.jobs import Job
+from jsrl.workers.peers import CLOSED_S, Connector, FailoverPeer, Peer, first_present
 
 BROADCAST = "jsrl.transport.ends.samples:reserve_all"  # imported where a stream has several readers
 
@@ -38,7 +39,8 @@ class Writer:
 
     def open(self) -> None:
         """Connect; wait for the readers."""
-        peers = find_readers(self._job, self._port)
+        job, names = self._job, names_of_peers(self._job.end(self._port))
+        peers = [Peer(job.names, name, job.find(name)) for name in names]
         self._readers = [Connector(peer, functools.partial(self._connect, n)) for n, peer in enumerate(peers)]
         self._ends = [reader.first() for reader in self._readers]
 
@@ -117,7 +119,7 @@ class Writer:
                 end.close()
 
 
-class SampleWriter:
+class SampleWriter(Writer):
     """Writes samples to the readers of an output port; follows their restarts.
 
     Args:
@@ -127,30 +129,19 @@ class SampleWriter:
       is_lost: a reader is being replaced.
     """
 
-    def __init__(self, job: WorkerJob, port: str, schema: Tree) -> None:
-        self._in_process, self._writer = job.in_process, Writer(whole(job), port, schema)
-        self.is_lost = False
+    is_lost = False
 
-    @property
-    def renewed(self) -> int:
-        """Return how often it has connected to a new incarnation of a reader."""
-        return self._writer.renewed
-
-    def open(self) -> None:
-        """Connect; wait for the readers."""
-        self._writer.open()
-
-    def reserve(self, timeout_s: float) -> Block | None:
+    def reserve(self, timeout_s: float) -> Block | None:  # type: ignore[override]
         """Return memory for a trajectory; None: there is none now, or a reader is being replaced; call again.
 
         Raises:
           StreamClosed: a reader is alive, but has refused this worker for a while, or not answered it from another host.
         """
         if self.is_lost:
-            self.is_lost = not self._writer.connect(timeout_s)
+            self.is_lost = not self.connect(timeout_s)
             return None
         try:
-            return self._writer.reserve(timeout_s)
+            return super().reserve(timeout_s)
         except StreamTimeout:
             self.poll()
         except StreamClosed:
@@ -169,17 +160,96 @@ class SampleWriter:
     def poll(self) -> None:
         """Check, now and then, that the readers are alive, and connect to their new incarnations."""
         if self.is_lost:
-            self.is_lost = not self._writer.connect(0.0)
-        elif not self._in_process:
+            self.is_lost = not self.connect(0.0)
+        elif not self._job.in_process:
             try:
-                self._writer.check()
+                self.check()
             except StreamClosed:
                 self.is_lost = True
 
-    def read_epoch(self) -> int:
-        """Return the learner epoch that trains on these samples; 0 if no reader reports one."""
-        return self._writer.read_epoch()
+
+class Servers(Connector[InferenceClient]):
+    """Connects to a worker's own inference server, or to a substitute while that one is gone.
+
+    Args:
+      job: of the worker. port: of the inference stream. group_sizes: group -> its number of environments.
+    """
+
+    peer: FailoverPeer
+
+    def __init__(self, job: Job, port: str, group_sizes: dict[int, int]) -> None:
+        self._job, self._sizes = job, group_sizes
+        names = names_of_peers(job.end(port))
+        # At the start of a run each worker waits for its own server, which is still starting.
+        present = first_present(job.names, names) if job.incarnation else None
+        super().__init__(FailoverPeer(job.names, names, present or job.find(names[0])), self._connect_to)
+
+    def _connect_to(self, found: Registration, timeout_s: float, check: Check) -> InferenceClient:
+        job = self._job
+        return connect_inference(
+            found.address, job.schemas.act, job.producer, self._sizes, timeout_s, keys=job.keys, check=check
+        )
+
+
+class InferenceRequests:
+    """Sends inference requests through a port, one at a time; fails over between servers and their incarnations.
+
+    It does not own these groups as an actor does: a server keeps separate cores for each requesting worker. A restarted server
+    begins with fresh cores.
+
+    Args:
+      job: of the worker. port: of the inference stream.
+    """
+
+    def __init__(self, job: Job, port: str = "inference") -> None:
+        self._job, self._port = job, port
+        self._client: InferenceClient | None = None
+        self._sent = False  # a request is pending
+
+    def open(self) -> None:
+        """Connect; wait for the server."""
+        groups = self._job.end(self._port).groups
+        self._servers = Servers(self._job, self._port, dict.fromkeys(groups, self._job.experiment.group_size))
+        self._client = self._servers.first()
+
+    def ask(self, group: int, request: Request, timeout_s: float) -> Reply | None:
+        """Return the reply to a request of one group; None: no reply yet, call again with the same request.
+
+        The request's arrays [B, ...] must not change until it is answered; the reply's are valid until the next call.
+
+        Raises:
+          StreamClosed: the server is alive, but has refused this worker for a while, or not answered it from another host.
+          UnknownPolicy: the request is for a policy that is not served.
+        """
+        if self._client is None:
+            self._client = self._servers.connect(timeout_s)
+            return None
+        try:
+            if not self._sent:
+                self._client.send(group, request)
+                self._sent = True
+            _, reply = self._client.receive(timeout_s)
+        except StreamTimeout:
+            self._check()
+            return None
+        except StreamClosed:
+            self.close()
+            return None
+        except UnknownPolicy:
+            self._sent = False
+            raise
+        self._sent = False
+        return reply
+
+    def _check(self) -> None:
+        if not self._job.in_process:
+            try:
+                self._servers.peer.check()
+            except StreamClosed:
+                self.close()
 
     def close(self) -> None:
         """Close the stream."""
-        self._writer.close()
+        if self._client is not None:
+            self._client.close()
+            self._client, self._sent = None, False

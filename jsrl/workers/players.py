@@ -10,7 +10,7 @@ from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.workers.acting import make_agent
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import subscribe
-from jsrl.workers.jobs import Job, WorkerJob
+from jsrl.workers.jobs import Job
 from jsrl.workers.play import PlayedPolicy
 
 
@@ -50,7 +50,7 @@ def common_player_settings(job: Job) -> dict[str, Any]:
     }
 
 
-def snapshot_store(job: WorkerJob, reporter: Reporter, name: str = "state", *, keep_last: int = 3) -> SnapshotStore:
+def snapshot_store(job: Job, reporter: Reporter, name: str = "state", *, keep_last: int = 3) -> SnapshotStore:
     """Return a store of the policy's snapshots, which reports what was written.
 
     Args:

@@ -20,7 +20,7 @@ from jsrl.types import Trajectory, leaves
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import begin_counting, bind_reader
 from jsrl.workers.following import SampleWriter
-from jsrl.workers.jobs import WorkerJob, whole
+from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Port, make_meter
 
 
@@ -41,7 +41,7 @@ class TrajectoryTransform:
         Activity("wait_block", "wait", "share of time waiting for room in the next stream", "near 0", "room"),
     )
 
-    def __init__(self, job: WorkerJob, reporter: Reporter) -> None:
+    def __init__(self, job: Job, reporter: Reporter) -> None:
         self.job, self.name, self.reporter = job, job.name, reporter
         self.meter = make_meter(job)
         self._phases = self.meter.phases
@@ -141,7 +141,7 @@ class TrajectoryTransform:
         epoch = self._producer.read_epoch()
         if epoch != self._epoch:
             self._epoch = epoch
-            whole(self.job).announce(epoch_at(self.job.end("rows").stream.name, self.name), str(epoch))
+            self.job.announce(epoch_at(self.job.end("rows").stream.name, self.name), str(epoch))
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return rates and shares, and how many trajectories were passed on."""

@@ -11,15 +11,13 @@ from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import Block, InferenceClient
 from jsrl.workers.actor.kind import plays_frozen
-from jsrl.workers.following import Writer
+from jsrl.workers.following import Servers, Writer
 from jsrl.workers.jobs import Job
 from jsrl.workers.peers import POLL_S
 
 if TYPE_CHECKING:
-    from jsrl.workers.asking import Servers
     from jsrl.workers.inline import OwnEngine
 
-SERVERS = "jsrl.workers.asking:Servers"  # imported only where servers act
 ENGINE = "jsrl.workers.inline:OwnEngine"  # imported only where an actor acts itself, which needs jax
 
 
@@ -116,7 +114,7 @@ class ActorStreams(Streams):
             self._engine = import_target(ENGINE)(job, group_sizes, self._meter.phases)
         if not job.has("inference"):
             return self._ends(None)
-        self._servers = import_target(SERVERS)(job, "inference", group_sizes)
+        self._servers = Servers(job, "inference", group_sizes)
         return self._ends(self._servers.first())
 
     def connect(self, timeout_s: float, lost: StreamClosed) -> Ends | None:

@@ -8,13 +8,7 @@ from jsrl.workers.kinds import Headline, Kind, Port, Resources, Shown, Travel
 
 ACTIVITIES = (
     Activity("act", "infer", "share of time acting", "below 0.9 (else: another server)"),
-    Activity(
-        "wait",
-        "wait",
-        "share of time without requests",
-        "0.1-0.7",
-        waits_for="requests",
-    ),
+    Activity("wait", "wait", "share of time without requests", "0.1-0.7", waits_for="requests"),
     Activity(
         "wait_params",
         "wait",
