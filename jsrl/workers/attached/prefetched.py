@@ -7,7 +7,7 @@ import threading
 
 from jsrl.services.metrics.phases import Phases
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.sources import Source
+from jsrl.workers.learner.seams import Source
 
 
 class Prefetched:

@@ -15,7 +15,7 @@ import socket as sockets
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,10 +26,13 @@ from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
 from jsrl.experiment.settings import DeadlineConfig
 from jsrl.parallel import join_processes, leave_processes
+from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.values import Registration
+from jsrl.transport.base import Ledger
 from jsrl.transport.network.sockets import allowed_ports, none_free
 from jsrl.transport.stream import name_at
 from jsrl.transport.table import bind_ranks, connect_ranks
+from jsrl.types import Tree
 from jsrl.workers.attached.agreement import (
     Action,
     Do,
@@ -46,10 +49,10 @@ from jsrl.workers.attached.agreement import (
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, StartPoint
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.build import LearnerStart, Part, begin_counting, count_on
+from jsrl.workers.learner.build import LearnerStart, begin_counting, count_on
 from jsrl.workers.learner.checks import non_finite
-from jsrl.workers.learner.seams import Gate, LearnerState, Lifecycle, Refused
-from jsrl.workers.learner.sources import Source
+from jsrl.workers.learner.outlet import Outlet
+from jsrl.workers.learner.seams import Gate, LearnerState, Lifecycle, Refused, Snapshot, Source
 
 RANKS = "ranks"  # the port
 _MEASURED, _TIMES = 5, 10  # updates before their median counts, and the limit of a turn in medians
@@ -357,6 +360,31 @@ class RankLifecycle(Lifecycle):
         self._group.leave()
 
 
+class NoOutlet(Outlet):
+    """The outlet of a rank: rank 0 publishes, saves and reports."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+
+    def open(self) -> None: ...
+
+    def event(self, name: str, **facts: Any) -> None: ...
+
+    def publish(self, version: int, params: Tree) -> None: ...
+
+    def learned(self, metrics: dict[str, float], replay: dict[str, float]) -> None: ...
+
+    def trained(self, rows: int) -> None: ...
+
+    def save(self, version: int, snapshot: Callable[[], Snapshot], tags: tuple[str, ...], *, wait: bool) -> None: ...
+
+    def report(self, ledger: Ledger, facts: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+        return self.meter.flush(), {}
+
+    def close(self, facts: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+
 class OnlyFinite(Gate):
     """Refuses non-finite updates, and keeps nothing: the batch is spread over several ranks."""
 
@@ -367,7 +395,7 @@ class OnlyFinite(Gate):
         return Refused(before.state, non_finite(before.updates, bad, metrics, kept))
 
 
-def part_of(job: Job, reporter: Reporter) -> Part:
+def part_of(job: Job, reporter: Reporter) -> tuple[Job, LearnerStart, RankLifecycle]:
     """Return a rank's part in its learner, once the processes of all ranks have joined; call it before using jax."""
     devices = own_devices(job.experiment)
     if job.end(RANKS).address:  # rank 0 binds
@@ -377,7 +405,7 @@ def part_of(job: Job, reporter: Reporter) -> Part:
             job, RankStart(0, 0, "", start.epoch, at.updates, start.trained, start.saved_epoch, at.unmade, at.env_steps)
         )
         leader.gather(devices)
-        return Part(job, start, RankLifecycle(leader, reporter, leads=True))
+        return job, start, RankLifecycle(leader, reporter, leads=True)
     follower = Follower(job)
     begins = follower.join(devices)
     saved = None
@@ -386,4 +414,4 @@ def part_of(job: Job, reporter: Reporter) -> Part:
     at = StartPoint(begins.epoch, begins.updates, env_steps=begins.env_steps, unmade=begins.unmade)
     job = dataclasses.replace(job, start_point=at)
     start = LearnerStart(begins.epoch, begins.trained, count_on(job, saved)[1])
-    return Part(job, start, RankLifecycle(follower, reporter, leads=False))
+    return job, start, RankLifecycle(follower, reporter, leads=False)

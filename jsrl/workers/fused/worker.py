@@ -29,7 +29,7 @@ from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.batching import Batch
 from jsrl.workers.learner.build import begin_counting, gates_of, open_outlet, restore_state, settings_of, with_total
 from jsrl.workers.learner.build_updater import devices_for, make_updater, trained_agent
-from jsrl.workers.learner.sources import Source
+from jsrl.workers.learner.seams import Source
 from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner
 
