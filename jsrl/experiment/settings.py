@@ -65,8 +65,6 @@ class InferenceConfig:
         "false: each policy has its own.")
     frozen_mb: NonNegativeInt = option(512, "MiB of frozen players kept by a worker that acts; those that no open "
         "episode plays are evicted first.", in_python=True)
-    frozen_inline: bool = option(False, "Actors compute the actions of frozen players themselves, and servers only "
-        "those of the newest params.")
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|gpu:\d+", self.device):

@@ -1,18 +1,15 @@
-"""Inline inference: an actor acts in its own process, for all players of a policy or for the frozen ones."""
+"""Inline inference: an actor acts in its own process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from jsrl.errors import SnapshotError, StreamTimeout
 from jsrl.references.importing import import_target
 from jsrl.services.metrics.phases import Phases
-from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED, InferenceClient, ParamsSubscriber, Reply, Request
-from jsrl.types import Array, map_tree, spread, version_updates
-from jsrl.workers.acting import Engine, GroupSlots, frozen_players, make_agent, versions_of
+from jsrl.transport.base import ParamsSubscriber, Reply, Request
+from jsrl.types import version_updates
+from jsrl.workers.acting import Engine, GroupSlots, frozen_players, make_agent
 from jsrl.workers.ends import subscribe
 from jsrl.workers.jobs import Job
 
@@ -23,7 +20,7 @@ class InlineInference:
     """An InferenceClient that acts in the caller's process, with params from a subscriber (IMPALA-style placement).
 
     Args:
-      engine, params, served: stay open at its end. served: group -> its slots in the engine.
+      params: closed with it. served: group -> its slots in the engine.
       phases: of the caller's thread; records when it acts and when it waits for params.
     """
 
@@ -60,7 +57,7 @@ class InlineInference:
             wanted = next(iter(self._pending.values())).min_updates
             raise StreamTimeout(f"params with {wanted} updates did not arrive in {timeout_s} s.")
         request = self._pending.pop(group)
-        _take_frozen(self._engine, group, request)
+        self._load_frozen(group, request)
         self._phases.enter("act")
         return group, self._engine.act(self._served[group], request)
 
@@ -78,122 +75,36 @@ class InlineInference:
                 return group
         return None
 
-    def close(self) -> None:
-        """Do nothing: engine and params last longer."""
+    def _load_frozen(self, group: int, request: Request) -> None:
+        """Load the frozen players that a request needs. Raises UnknownPolicy."""
+        self._engine.pin_frozen(group, request)
+        try:
+            if versions := self._engine.frozen_versions(request):
+                self._engine.take_frozen(group, versions)
+        except SnapshotError as error:
+            reason, served = str(error), self._engine.served
+            raise import_target(REFUSED)("this process", group, request.policy, served, reason) from error
 
-
-class _Own(NamedTuple):
-    """Rows of a group's request that are acted on in this process.
-
-    Attributes:
-      rows: which, bool like the request's version. wants_core: of the request. reply: has their actions.
-    """
-
-    rows: Array
-    wants_core: bool
-    reply: Reply
-
-
-class FrozenInline:
-    """An InferenceClient whose frozen players act in the caller's process; a server acts for the other rows.
-
-    The bits of each row are those of a client without this division: see Engine.act.
-
-    Args:
-      engine: with frozen players; it needs no newest params. It stays at this client's end. server: is closed then.
-      served: group -> its slots in the engine. phases: of the caller's thread.
-    """
-
-    def __init__(
-        self, engine: Engine, server: InferenceClient, served: Mapping[int, GroupSlots], phases: Phases
-    ) -> None:
-        self._engine, self._server, self._served, self._phases = engine, server, served, phases
-        self._sent: dict[int, Request] = {}
-        self._acted: dict[int, _Own] = {}
-
-    def send(self, group: int, request: Request) -> None:
-        """Send a request. Its arrays are read again at `receive`, before that group is stepped again."""
-        version = versions_of(request)
-        frozen = (version != LATEST_VERSION) & (version != NOT_PLAYED)
-        self._acted.pop(group, None)
-        self._sent[group] = request._replace(version=np.where(frozen, version, NOT_PLAYED))
-        self._server.send(group, request._replace(version=np.where(frozen, NOT_PLAYED, version)))
-
-    def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Act for frozen players while the server acts for the others; return the group that it answers first."""
-        while self._sent:
-            self._phases.enter("act")
-            self._act(*self._sent.popitem())
-            self._phases.enter("wait_inference")
-        group, reply = self._server.receive(timeout_s)
-        own = self._acted.pop(group, None)
-        return group, reply if own is None else _joined(own, reply)
-
-    def _act(self, group: int, request: Request) -> None:
-        version = versions_of(request)
-        if _take_frozen(self._engine, group, request):
-            reply = self._engine.act(self._served[group], request)
-            self._acted[group] = _Own(version != NOT_PLAYED, request.wants_core, reply)
+    def drop(self) -> None:
+        """Drop the requests that were not answered."""
+        self._pending.clear()
 
     def close(self) -> None:
-        self._server.close()
+        self._params.close()
 
 
-def _joined(own: _Own, reply: Reply) -> Reply:
-    """Return a server's reply with the rows that were acted on here."""
-
-    def join(mine: Array, others: Array) -> Any:
-        return np.where(spread(own.rows, mine), mine, others)
-
-    mine = own.reply
-    return reply._replace(
-        action=map_tree(join, mine.action, reply.action),
-        log_prob=join(mine.log_prob, reply.log_prob),
-        extras=map_tree(join, mine.extras, reply.extras),
-        core=map_tree(join, mine.core, reply.core) if own.wants_core else reply.core,
+def own_inference(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:
+    """Return what acts in an actor's own process, compiled. `group_sizes`: group -> its number of environments."""
+    engine = Engine(
+        make_agent(job),
+        job.schemas.env,
+        num_slots=sum(group_sizes.values()),
+        sizes=[*group_sizes.values()],
+        seed=job.incarnation_seed,
+        policy=job.policy_number,
+        policy_name=job.policy,
+        frozen=frozen_players(job, background=False),
     )
-
-
-def _take_frozen(engine: Engine, group: int, request: Request) -> bool:
-    """Load the frozen players that a request needs; return whether there are any. Raises UnknownPolicy."""
-    engine.pin_frozen(group, request)
-    versions = engine.frozen_versions(request)
-    try:
-        return bool(versions) and engine.take_frozen(group, versions)
-    except SnapshotError as error:
-        raise import_target(REFUSED)("this process", group, request.policy, engine.served, str(error)) from error
-
-
-class OwnEngine:
-    """The compiled engine of an actor that acts itself, for all players or for frozen ones; it lasts longer than its clients.
-
-    Args:
-      job: of the actor. group_sizes: group -> its number of environments. phases: of the actor's thread.
-    """
-
-    def __init__(self, job: Job, group_sizes: dict[int, int], phases: Phases) -> None:
-        self._phases = phases
-        self._engine = Engine(
-            make_agent(job),
-            job.schemas.env,
-            num_slots=sum(group_sizes.values()),
-            sizes=[*group_sizes.values()],
-            seed=job.incarnation_seed,
-            policy=job.policy_number,
-            policy_name=job.policy,
-            frozen=frozen_players(job, background=False),
-        )
-        self._engine.warm_up()
-        self._params = None if job.has("inference") else subscribe(job)
-        self._served = {group: self._engine.serve(group, size) for group, size in group_sizes.items()}
-
-    def client(self, server: InferenceClient | None) -> InferenceClient:
-        """Return a client without requests; `server`: acts for all but frozen players, and is closed with the client."""
-        if server is not None:
-            return FrozenInline(self._engine, server, self._served, self._phases)
-        assert self._params is not None
-        return InlineInference(self._engine, self._params, self._served, self._phases)
-
-    def close(self) -> None:
-        if self._params is not None:
-            self._params.close()
+    engine.warm_up()
+    served = {group: engine.serve(group, size) for group, size in group_sizes.items()}
+    return InlineInference(engine, subscribe(job), served, phases)

@@ -18,7 +18,7 @@ from jsrl.directors.psro import PSRO
 from jsrl.directors.stages import Stage
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig, PolicyConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, PolicyConfig
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.services.snapshots.store import SnapshotStore
@@ -168,18 +168,17 @@ def test_processes_assign_the_same_games_as_a_serial_run_also_after_a_resume(tmp
 
 
 @pytest.mark.nightly
-def test_frozen_players_may_act_in_the_actors_of_a_served_run_with_the_same_bits(tmp_path: Path) -> None:
+def test_frozen_players_act_in_every_placement_with_the_same_bits(tmp_path: Path) -> None:
     agent = PPOConfig(network=NetworkConfig(hidden=(8,), core="gru", core_size=4), num_epochs=1, num_minibatches=1)
     duel = dataclasses.replace(DUEL, deterministic=True, policies={"main": PolicyConfig(agent)})
-    divided = {"placement": "served", "num_actors": 2, "inference": InferenceConfig(frozen_inline=True)}
+    served = {"placement": "served", "num_actors": 2}
     states, games = [], []
-    for name, changes in (("serial", {}), ("inline", {"placement": "inline"}), ("divided", divided)):
+    for name, changes in (("serial", {}), ("inline", {"placement": "inline"}), ("served", served)):
         own = dataclasses.replace(duel, total_env_steps=12 * 32, **changes)
         result = run(own, runs_dir=tmp_path, name=name, display="quiet")
         states.append(SnapshotStore(Path(result.folder, "snapshots", "state")).load("final").tree["state"])
         games.append(written(result))
-    lines = [json.loads(line) for line in Path(result.folder, "metrics.jsonl").read_text().splitlines()]
-    assert max(line.get("inference/frozen_loads", 0) for line in lines) == 0 and len(versions_of(result)) > 3
+    assert len(versions_of(result)) > 3
     assert games[0] == games[1] == games[2]
     for other in states[1:]:
         for (path, one), (_, two) in zip(named_leaves(states[0]), named_leaves(other), strict=True):

@@ -35,12 +35,9 @@ def kill_in_turn(names: list[str], stop: threading.Event, killed: list[str]) -> 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("core", "inline"), [(False, False), (True, False), (True, True)])
-def test_games_are_played_by_the_assigned_players_under_kills(core: bool, inline: bool, tmp_path: Path) -> None:
-    """64 slots, 32 frozen players of 1 MiB of which 8 fit, 10^5 rows, workers killed: no row is of another player.
-
-    `inline`: the actors compute the actions of frozen players.
-    """
+@pytest.mark.parametrize("core", [False, True])
+def test_games_are_played_by_the_assigned_players_under_kills(core: bool, tmp_path: Path) -> None:
+    """64 slots, 32 frozen players of 1 MiB of which 8 fit, 10^5 rows, workers killed: no row is of another player."""
     policy = PolicyConfig(MarkedConfig(core=core, padding=MIB // 4, most_lag=50))
     storm = dataclasses.replace(
         DUEL,
@@ -55,7 +52,7 @@ def test_games_are_played_by_the_assigned_players_under_kills(core: bool, inline
         rollout_length=16,
         total_env_steps=70_000,
         restart=1_000,
-        inference=InferenceConfig(frozen_mb=8, frozen_inline=inline),
+        inference=InferenceConfig(frozen_mb=8),
     )
     stop, killed = threading.Event(), list[str]()
     names = ["inference-0", "actor-0", "inference-1", "actor-1", "director"]

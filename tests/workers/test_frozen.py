@@ -15,7 +15,6 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.errors import SnapshotError, StreamTimeout, UnknownPolicy
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.metrics.metrics import Meter
-from jsrl.services.metrics.phases import Phases
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.transport.base import (
     LATEST_VERSION,
@@ -27,14 +26,13 @@ from jsrl.transport.base import (
     Request,
 )
 from jsrl.transport.table import bind_inference, connect_inference
-from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version, spread, version_updates
+from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version, version_updates
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import NullReporter, Refusals
 from jsrl.workers.frozen import FrozenParams
 from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
 from jsrl.workers.inference.worker import InferenceWorker
-from jsrl.workers.inline import FrozenInline
-from tests.marks import marked, slow
+from tests.marks import marked
 from tests.workers.serving import make_server
 
 SIZE, GROUPS, CORE = 4, 3, 6
@@ -436,49 +434,6 @@ def test_server_plays_frozen_players_and_refuses_missing_ones(transport: str, me
     assert 1 <= figures["inference/frozen_players"] <= 3 and figures["inference/refused"] == 1
     client.close()
     worker.close()
-
-
-class OneServer:
-    """The client of a server that has no frozen players: an engine."""
-
-    def __init__(self, engine: Engine, group: int) -> None:
-        self.engine, self.place = engine, engine.serve(group, SIZE)
-        self.sent: list[Request] = []
-
-    def send(self, group: int, request: Request) -> None:
-        self.sent.append(request)
-
-    def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        request = self.sent.pop()
-        return self.place.group, self.engine.act(self.place, request)
-
-
-@pytest.mark.parametrize("kind", [("gru", 2), slow(("none", None))], ids=str)
-def test_frozen_players_may_act_in_the_actor_while_a_server_acts_for_the_newest(kind) -> None:
-    """The same bits as from one engine, in episodes of 1 to 4 rows, also of cores within an episode."""
-    whole, server, own = (make_engine(kind, frozen=frozen, warm=False) for frozen in (True, False, True))
-    place = whole.serve(1, SIZE)
-    own._params = None  # the actor gets none
-    client = FrozenInline(own, OneServer(server, 1), {1: own.serve(1, SIZE)}, Phases())  # type: ignore[arg-type]
-    rng = np.random.default_rng(0)
-    wanted, asked = draw_versions(kind, rng), set()
-    for step in range(12):
-        request = make_request(kind, 1, step, wanted)
-        first = request.is_first if step else np.ones(SIZE, bool)
-        drawn = draw_versions(kind, rng)
-        wanted = np.where(spread(first, wanted), drawn, wanted)
-        request = request._replace(version=wanted, is_first=first)
-        asked |= set(wanted.ravel().tolist())
-        right = whole.act(place, loaded(whole, request))
-        client.send(1, request)
-        group, got = client.receive(0.0)
-        assert group == 1 and got.version == NEWEST
-        for mine, other in zip(leaves(got[:3]), leaves(right[:3]), strict=True):
-            np.testing.assert_array_equal(mine, other)
-        goes_on = spread(~first, wanted) & (wanted != NOT_PLAYED)
-        for mine, other in zip(leaves(got.core), leaves(right.core), strict=True):
-            np.testing.assert_array_equal(mine[goes_on], other[goes_on])
-    assert asked == {LATEST_VERSION, NOT_PLAYED, *VERSIONS} and server.frozen is None and len(own.frozen or ()) == 3
 
 
 def test_engine_without_frozen_players_refuses_them() -> None:

@@ -15,16 +15,11 @@ from jsrl.workers.kinds import Headline, Kind, Lifecycle, Port, Resources, Shown
 
 
 def loads_jax(worker: Any) -> bool:
-    """Return whether an actor acts itself for some policy or its frozen players, or its environments are in JAX."""
+    """Return whether an actor acts itself for some policy, or its environments are in JAX."""
     experiment = getattr(worker, "experiment", None)
-    if experiment is not None and (plays_frozen(experiment) or experiment.env.in_jax):
+    if experiment is not None and experiment.env.in_jax:
         return True
     return any(one.has("params") for one in (worker, *getattr(worker, "others", ())))
-
-
-def plays_frozen(experiment: Experiment) -> bool:
-    """Return whether actors compute the actions of frozen players also if servers compute those of the newest params."""
-    return experiment.director is not None and experiment.inference.frozen_inline
 
 
 def check_acting(worker: Any) -> None:

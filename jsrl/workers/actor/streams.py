@@ -10,15 +10,14 @@ from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import Block, InferenceClient
-from jsrl.workers.actor.kind import plays_frozen
 from jsrl.workers.following import Servers, Writer
 from jsrl.workers.jobs import Job
 from jsrl.workers.peers import POLL_S
 
 if TYPE_CHECKING:
-    from jsrl.workers.inline import OwnEngine
+    from jsrl.workers.inline import InlineInference
 
-ENGINE = "jsrl.workers.inline:OwnEngine"  # imported only where an actor acts itself, which needs jax
+INLINE = "jsrl.workers.inline:own_inference"  # imported only where an actor acts itself, which needs jax
 
 
 class Producer(Protocol):
@@ -96,7 +95,7 @@ class ActorStreams(Streams):
         self._job, self._meter = job, meter
         self._writer = Writer(job, "samples", job.schemas.trajectory)
         self._servers: Servers | None = None  # None: the actor acts itself
-        self._engine: OwnEngine | None = None  # None: servers act for all players
+        self._inline: InlineInference | None = None  # None: servers act
         self._client: InferenceClient | None = None
         self._learner: tuple[int, int] | None = (
             None  # readers' replacements so far and epoch, as of the last connection
@@ -110,10 +109,9 @@ class ActorStreams(Streams):
     def open(self, group_sizes: dict[int, int]) -> Ends:
         job = self._job
         self._writer.open()
-        if not job.has("inference") or plays_frozen(job.experiment):
-            self._engine = import_target(ENGINE)(job, group_sizes, self._meter.phases)
         if not job.has("inference"):
-            return self._ends(None)
+            inline = self._inline = import_target(INLINE)(job, group_sizes, self._meter.phases)
+            return self._ends(inline)
         self._servers = Servers(job, "inference", group_sizes)
         return self._ends(self._servers.first())
 
@@ -123,19 +121,19 @@ class ActorStreams(Streams):
         self._leave_server()
         if not self._writer.connect(timeout_s):
             return None
-        if self._servers is None:
-            return self._ends(None)
-        server = self._servers.connect(timeout_s)
-        return None if server is None else self._ends(server)
+        client = self._inline if self._servers is None else self._servers.connect(timeout_s)
+        return None if client is None else self._ends(client)
 
-    def _ends(self, server: InferenceClient | None) -> Ends:
+    def _ends(self, client: InferenceClient) -> Ends:
         known, self._learner = self._learner, (self._writer.renewed, self._writer.read_epoch())
-        self._client = server if self._engine is None else self._engine.client(server)
-        assert self._client is not None
-        return Ends(self._client, self._writer, self._learner[1], known not in (None, self._learner))
+        self._client = client
+        return Ends(client, self._writer, self._learner[1], known not in (None, self._learner))
 
     def _leave_server(self) -> None:
-        """Close the client, so that no earlier request is answered; note if it was cut off from a server on another host."""
+        """Drop earlier requests; note if the client was cut off from a server on another host."""
+        if self._inline is not None:
+            self._inline.drop()
+            return
         client, self._client = self._client, None
         if client is None:
             return
@@ -160,8 +158,6 @@ class ActorStreams(Streams):
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
-        if self._engine is not None:
-            self._engine.close()
         self._writer.close()
 
 
