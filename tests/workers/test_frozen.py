@@ -30,8 +30,7 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version, versi
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import NullReporter, Refusals
 from jsrl.workers.frozen import FrozenParams
-from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
-from jsrl.workers.inference.worker import InferenceWorker
+from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker, ServedPolicy
 from tests.marks import marked
 from tests.workers.serving import make_server
 
