@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -381,8 +382,9 @@ def test_director_that_restarts_goes_on_from_its_file(tmp_path: Path) -> None:
 
     def begin(session: int) -> DirectorWorker:
         worker = DirectorWorker(
-            "director", LatestSelfPlay(("main",), num_sides=2), 7, {"main": store},
-            StateFile(tmp_path / "director", None, pytest.fail), sent, Meter("director"), session=session, poll_s=0.0,
+            "director", LatestSelfPlay(("main",), num_sides=2),
+            functools.partial(Tickets, seed=7, policies=("main",), session=session), {"main": store},
+            StateFile(tmp_path / "director", None, pytest.fail), sent, Meter("director"), poll_s=0.0,
         )  # fmt: skip
         worker.setup()
         return worker
