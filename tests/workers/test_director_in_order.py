@@ -19,7 +19,7 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command, GameLease
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.types import make_version
-from jsrl.workers.attached.selfplay import DirectedRows, PlayedSeats
+from jsrl.workers.attached.selfplay import DirectedLineup, PlayedSeats
 from jsrl.workers.director.in_order import Merge, OrderSettings, TicketsInOrder
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker
@@ -63,7 +63,7 @@ class RandomOrderRun:
         )  # fmt: skip
         self.worker.setup()
         self.actors = [
-            DirectedRows([PlayedSeats(0, (0, 1))], reporter=MessageQueue(), in_order=True) for _ in range(GROUPS)
+            DirectedLineup([PlayedSeats(0, (0, 1))], reporter=MessageQueue(), in_order=True) for _ in range(GROUPS)
         ]
         self.steps, self.over = [0] * GROUPS, [list(range(SLOTS))] * GROUPS
         for group, assignments in enumerate(self.actors):

@@ -9,8 +9,8 @@ from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.references.importing import import_target, shown_target
 from jsrl.services.metrics.metrics import Meter
+from jsrl.workers.actor.lineup import Tap
 from jsrl.workers.actor.policies import ActingPolicy
-from jsrl.workers.actor.rows import Tap
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.attached.journaled import journaled
@@ -20,7 +20,7 @@ from jsrl.workers.kinds import make_meter
 
 # attached only where they are wanted
 RECORDING = "jsrl.workers.attached.recording:recording_writer"
-DIRECTED_ROWS = "jsrl.workers.attached.selfplay:directed_rows"
+DIRECTED_LINEUP = "jsrl.workers.attached.selfplay:directed_lineup"
 TRAINED_SHARE = "jsrl.workers.attached.selfplay:TrainedShare"
 
 
@@ -44,8 +44,8 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     if e.record is not None:
         taps[0].append(import_target(RECORDING)(job, meter, reporter))
     policies = [_policy(part, meter, of_policy) for part, of_policy in zip(parts, taps, strict=True)]
-    rows = None if e.director is None else import_target(DIRECTED_ROWS)(job, reporter)
-    return Actor(job.name, settings, environments, policies, reporter, meter, rows)
+    lineup = None if e.director is None else import_target(DIRECTED_LINEUP)(job, reporter)
+    return Actor(job.name, settings, environments, policies, reporter, meter, lineup)
 
 
 def _policy(job: Job, meter: Meter, taps: Sequence[Tap]) -> ActingPolicy:
