@@ -147,6 +147,7 @@ from jsrl.types import version_updates as version_updates
 from jsrl.types import zeros as zeros
 from jsrl.workers.base import Reporter as Reporter
 from jsrl.workers.base import Worker as Worker
+from jsrl.workers.base import snapshot_store as snapshot_store
 from jsrl.workers.ends import begin_counting as begin_counting
 from jsrl.workers.ends import bind_publisher as bind_publisher
 from jsrl.workers.ends import bind_reader as bind_reader
@@ -166,5 +167,4 @@ from jsrl.workers.kinds import Shown as Shown
 from jsrl.workers.kinds import Travel as Travel
 from jsrl.workers.kinds import make_meter as make_meter
 from jsrl.workers.learner.build import restore_state as restore_state
-from jsrl.workers.players import snapshot_store as snapshot_store
 from jsrl.workers.transform import TrajectoryTransform as TrajectoryTransform

@@ -52,7 +52,7 @@ class Actor:
 
     Args:
       name: `actor-0`. environments: group number -> the function that makes its vector environment.
-      policies: that act in them: one, or several where the environments have seats. lineup: who plays; None: the newest params.
+      policies: that act in them. lineup: who plays; None: the newest params.
 
     Attributes:
       groups: number -> its environments.

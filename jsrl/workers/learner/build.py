@@ -21,7 +21,7 @@ from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Tree, named_leaves, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
-from jsrl.workers.base import Refusals, Reporter
+from jsrl.workers.base import Refusals, Reporter, snapshot_store
 from jsrl.workers.ends import bind_publisher, bind_reader
 from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import make_meter
@@ -31,7 +31,6 @@ from jsrl.workers.learner.checks import CountsItself, FiniteCheck
 from jsrl.workers.learner.outlet import Outlet
 from jsrl.workers.learner.seams import Gate, Lifecycle, Source
 from jsrl.workers.learner.worker import Learner, LearnerSettings
-from jsrl.workers.players import snapshot_store
 
 # imported only where a learner has ranks, a director (or keeps its first params), reads a recording, or has replay
 PREFETCHED = "jsrl.workers.attached.prefetched:Prefetched"
