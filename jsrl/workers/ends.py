@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsrl.references.importing import import_target
+from jsrl.services.runs.values import Registration
 from jsrl.transport.base import (
     InferenceServer,
     Ledger,
@@ -100,13 +101,13 @@ def connect_writer(
     job: Job,
     port: str,
     schema: Tree,
-    address: str,
+    reader: int,
+    found: Registration,
     timeout_s: float,
-    reader: int = 0,
     check: Check = lambda: None,
 ) -> SampleProducer:
     """Return the writing end of the samples at a port, connected to peer `reader`; calls `check` now and then as it waits."""
     end = job.end(port)
     groups = max(end.stream.groups, default=0) + 1
     leg = leg_folder(Path(job.folder), end.peers[reader].leg) if end.peers[reader].leg else None
-    return connect_samples(address, schema, job.producer, groups, timeout_s, keys=job.keys, leg=leg, check=check)
+    return connect_samples(found.address, schema, job.producer, groups, timeout_s, keys=job.keys, leg=leg, check=check)

@@ -41,11 +41,11 @@ class Writer:
         """Connect; wait for the readers."""
         job, names = self._job, names_of_peers(self._job.end(self._port))
         peers = [Peer(job.names, name, job.find(name)) for name in names]
-        self._readers = [Connector(peer, functools.partial(self._connect, n)) for n, peer in enumerate(peers)]
+        self._readers = [
+            Connector(peer, functools.partial(connect_writer, job, self._port, self._schema, number))
+            for number, peer in enumerate(peers)
+        ]
         self._ends = [reader.first() for reader in self._readers]
-
-    def _connect(self, number: int, found: Registration, timeout_s: float, check: Check) -> SampleProducer:
-        return connect_writer(self._job, self._port, self._schema, found.address, timeout_s, number, check)
 
     def reserve(self, timeout_s: float) -> Block:
         """Return memory for a trajectory at every reader.

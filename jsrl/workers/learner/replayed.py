@@ -197,6 +197,6 @@ def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
         reader = next(peer.worker for peer in end.peers if index in peer.groups)
         found = job.names.lookup(name_at(end.stream.name, reader), CONNECT_S)  # bound before its first batch was drawn
         connect_s = CONNECT_S if found.host else MAX_CONNECT_S
-        return connect_writer(job, "priorities", priorities_spec(number), found.address, connect_s)
+        return connect_writer(job, "priorities", priorities_spec(number), 0, found, connect_s)
 
     return ReplayConsumer(batches, priorities, number, wait=not job.in_process)
