@@ -20,7 +20,7 @@ from jsrl.transport.ledger.legs import leg_folder
 from jsrl.types import Trajectory, named_leaves, with_columns, zeros
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_another_policy
-from jsrl.workers.learner.build import Join, LearnerStart
+from jsrl.workers.learner.build import LearnerStart
 from jsrl.workers.learner.seams import Source
 
 POOL_BYTES = 256 * 2**20
@@ -211,10 +211,10 @@ def wanted_leaves(recording: Recording, spec: Trajectory) -> list[str]:
     return names
 
 
-def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
+def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, options: dict[str, Any]) -> Source:
     e = job.experiment
     spec = with_columns(job.schemas.trajectory, plan.columns)
     plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
     leg = leg_folder(Path(job.folder), job.input_leg)
     consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, leg=leg)
-    return join(Batcher, consumer, spec, plan)
+    return Batcher(consumer, spec, plan, **options)

@@ -295,7 +295,7 @@ class InferenceWorker:
             return rows
         holds = any(policy.holds for policy in self._policies)  # requests that wait for params of a later version
         self._phases.enter("wait_params" if all(policy.holds for policy in self._policies) else "wait")
-        self._arrivals.poll(1000 * (_HELD_WAIT_S if holds else self._settings.poll_s))
+        self._arrivals.poll(int(1000 * (_HELD_WAIT_S if holds else self._settings.poll_s)))
         return sum(policy.serve(0.0) for policy in self._policies)
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:

@@ -40,7 +40,6 @@ ONLY_FINITE = "jsrl.workers.attached.ranks:OnlyFinite"
 DIRECTED = "jsrl.workers.attached.directed:director_gate"
 RECORDED = "jsrl.workers.attached.recorded:from_recording"
 REPLAYED = "jsrl.workers.learner.replayed:from_replay"
-Join = Callable[..., Batcher]  # of (class, its arguments): with those that all sources of a job have
 
 
 class LearnerStart(NamedTuple):
@@ -158,14 +157,13 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
         number, pairs = job.policy_number, list(each.items())
         reporter.event("stand_in", policy=number, epoch=start.epoch, batch=batch, each=pairs)
 
-    def join(make: type[Batcher], *args: Any, **options: Any) -> Batcher:
-        return make(*args, **options, phases=phases, refusals=Refusals(job.name, reporter), ask=ask)
-
-    source = source_of(job)(job, batch_plan(job, devices, start.epoch), start, join)
+    options = {"phases": phases, "refusals": Refusals(job.name, reporter), "ask": ask}
+    source = source_of(job)(job, batch_plan(job, devices, start.epoch), start, options)
     return import_target(PREFETCHED)(source, phases) if prefetch else source
 
 
-def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source]:
+def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, dict[str, Any]], Source]:
+    """Return what makes the source of a job, with options of Batcher."""
     if job.experiment.recording is not None:
         return import_target(RECORDED)
     return from_actors if job.experiment.buffer is None else import_target(REPLAYED)
@@ -194,9 +192,9 @@ def of_own_policy(job: Job) -> bool:
     return not job.has("samples") or job.end("samples").stream.policy == job.policy
 
 
-def from_actors(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
+def from_actors(job: Job, plan: BatchPlan, start: LearnerStart, options: dict[str, Any]) -> Source:
     spec = job.schemas.trajectory
-    return join(Batcher, bind(job, spec, start), spec, plan)
+    return Batcher(bind(job, spec, start), spec, plan, **options)
 
 
 def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:

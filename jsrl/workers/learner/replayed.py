@@ -22,7 +22,7 @@ from jsrl.types import Array, Trajectory
 from jsrl.workers.ends import connect_writer
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan, of_any_age
-from jsrl.workers.learner.build import Join, LearnerStart, bind
+from jsrl.workers.learner.build import LearnerStart, bind
 from jsrl.workers.learner.seams import Source
 from jsrl.workers.peers import CONNECT_S, MAX_CONNECT_S
 
@@ -175,17 +175,17 @@ class FromReplay(IntoRing):
         return super().counts() | {"priorities_lost": self.consumer.lost_feedback}
 
 
-def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
+def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, options: dict[str, Any]) -> Source:
     """Return the source of rows for the ring, or of the windows that replay workers draw: a batch for each compiled call."""
     e, spec = job.experiment, job.schemas.trajectory
     assert e.buffer is not None
     size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
     if not job.has("priorities"):
-        return join(IntoRing, bind(job, spec, start), spec, plan, windows)
+        return IntoRing(bind(job, spec, start), spec, plan, windows, **options)
     spec = windows_spec(e.buffer, spec)
     plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
     drawn = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
-    return join(FromReplay, drawn, spec, plan, windows, begun=job.start_point.env_steps)
+    return FromReplay(drawn, spec, plan, windows, begun=job.start_point.env_steps, **options)
 
 
 def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
