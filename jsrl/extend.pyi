@@ -148,12 +148,12 @@ from jsrl.types import zeros as zeros
 from jsrl.workers.base import Reporter as Reporter
 from jsrl.workers.base import Worker as Worker
 from jsrl.workers.base import snapshot_store as snapshot_store
+from jsrl.workers.ends import InferenceRequests as InferenceRequests
+from jsrl.workers.ends import SampleWriter as SampleWriter
 from jsrl.workers.ends import begin_counting as begin_counting
 from jsrl.workers.ends import bind_publisher as bind_publisher
 from jsrl.workers.ends import bind_reader as bind_reader
 from jsrl.workers.ends import subscribe as subscribe
-from jsrl.workers.following import InferenceRequests as InferenceRequests
-from jsrl.workers.following import SampleWriter as SampleWriter
 from jsrl.workers.jobs import Job as Job
 from jsrl.workers.jobs import Schemas as Schemas
 from jsrl.workers.jobs import StartPoint as StartPoint

@@ -18,8 +18,7 @@ from jsrl.transport.base import Block, Entry, Lease, SampleConsumer
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, leaves
 from jsrl.workers.base import Refusals, Reporter
-from jsrl.workers.ends import begin_counting, bind_reader
-from jsrl.workers.following import SampleWriter
+from jsrl.workers.ends import SampleWriter, begin_counting, bind_reader
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Port, make_meter
 

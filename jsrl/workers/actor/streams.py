@@ -10,14 +10,14 @@ from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import Block, InferenceClient
-from jsrl.workers.following import Servers, Writer
+from jsrl.workers.ends import Servers, Writer
 from jsrl.workers.jobs import Job
 from jsrl.workers.peers import POLL_S
 
 if TYPE_CHECKING:
-    from jsrl.workers.inline import InlineInference
+    from jsrl.workers.acting import InlineInference
 
-INLINE = "jsrl.workers.inline:own_inference"  # imported only where an actor acts itself, which needs jax
+INLINE = "jsrl.workers.acting:own_inference"  # imported only where an actor acts itself, which needs jax
 
 
 class Producer(Protocol):
