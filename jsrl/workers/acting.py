@@ -204,10 +204,6 @@ class Engine:
             return []
         return [int(v) for v in np.unique(request.version) if v not in (LATEST_VERSION, NOT_PLAYED)]
 
-    def pin_frozen(self, owner: Hashable, request: Request) -> None:
-        if self.frozen is not None:
-            self.frozen.pin(owner, versions_of(request), request.is_first)
-
     def take_frozen(self, owner: Hashable, versions: Collection[int]) -> bool:
         """Return whether frozen versions are loaded; see jsrl.workers.frozen.FrozenParams.take."""
         if self.frozen is None:
@@ -352,7 +348,6 @@ class InlineInference:
 
     def _load_frozen(self, group: int, request: Request) -> None:
         """Load the frozen players that a request needs. Raises UnknownPolicy."""
-        self._engine.pin_frozen(group, request)
         try:
             if versions := self._engine.frozen_versions(request):
                 self._engine.take_frozen(group, versions)

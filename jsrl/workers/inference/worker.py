@@ -95,8 +95,6 @@ class ServedPolicy:
         arrived = self._collect(max_wait_s)
         self._phases.enter("transport")
         arrived = [r for r in arrived if self._serves(r)]
-        for r in arrived:
-            self.engine.pin_frozen((r.client, r.group), r.request)
         requests, self._held = self._held + arrived, []
         if self.engine.frozen is not None:
             self.engine.frozen.receive()
