@@ -142,7 +142,7 @@ from jsrl.types import Trajectory as Trajectory
 from jsrl.types import make_trajectory_spec as make_trajectory_spec
 from jsrl.types import make_version as make_version
 from jsrl.types import map_tree as map_tree
-from jsrl.types import version_epoch as version_epoch
+from jsrl.types import version_generation as version_generation
 from jsrl.types import version_updates as version_updates
 from jsrl.types import zeros as zeros
 from jsrl.workers.base import Reporter as Reporter

@@ -455,22 +455,22 @@ def make_trajectory_spec(
 
 # -- versions ---------------------------------------------------------------------------------------------------------
 
-EPOCH_SHIFT = 40  # version = (learner epoch << 40) | updates
+GENERATION_SHIFT = 40  # version = (learner generation << 40) | updates
 
 
-def make_version(epoch: int, updates: int) -> int:
-    """Return the version of the params after `updates` updates in learner epoch `epoch`."""
-    return (epoch << EPOCH_SHIFT) | updates
+def make_version(generation: int, updates: int) -> int:
+    """Return the version of the params after `updates` updates in learner generation `generation`."""
+    return (generation << GENERATION_SHIFT) | updates
 
 
 def version_updates(version: Array) -> Array:
     """Return the number of updates in a version (or an array of them)."""
-    return version & ((1 << EPOCH_SHIFT) - 1)
+    return version & ((1 << GENERATION_SHIFT) - 1)
 
 
-def version_epoch(version: Array) -> Array:
-    """Return the learner epoch of a version (or an array of them)."""
-    return version >> EPOCH_SHIFT
+def version_generation(version: Array) -> Array:
+    """Return the learner generation of a version (or an array of them)."""
+    return version >> GENERATION_SHIFT
 
 
 # -- trees without jax ------------------------------------------------------------------------------------------------

@@ -1,14 +1,18 @@
-"""Held-out layouts of the real system on this machine: experiments, hosts with shaped links, and how to run one.
+"""Actors, inference servers and a learner in several layouts on this machine: env steps/s, and how busy each part is.
 
-python benchmarks/scale/layouts.py NAME OUT.json      # run one layout, and write its figures
+    python benchmarks/scale/layouts.py                        # lists the layouts
+    python benchmarks/scale/layouts.py NAME ... [--out FILE]  # measures layouts, adds them to FILE
+
+Environments sleep in each step, so that few cores can hold many. Hosts are network namespaces (root is needed) behind links
+of a given speed, which share the cores of this machine; streams to them go over TCP with keys.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,21 +25,18 @@ import psutil
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.cluster.facts import HostFacts
-from jsrl.cluster.launcher import JoinedHosts, placed
-from jsrl.cluster.layout import lay_out
+from jsrl.cluster.launcher import JoinedHosts
 from jsrl.control.hooks import STOP, LiveRun
 from jsrl.control.processes.launcher import Local
 from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig
+from jsrl.experiment.placements import PlacementName
 from jsrl.networks.model import NetworkConfig
-from jsrl.tools.simulation.outcome import CORES, ENVIRONMENTS, INFERENCE, INTO, OUT, UPDATES
 from jsrl.tools.tuning.trial import Limits, Progress
 from tests.cluster.agents import Agent, namespaces
 
 LIMITS = Limits(seconds=5.0, updates=4, warm_s=1.5, longest_s=25.0)
-SLOW_MBIT = 20  # a trajectory takes 0.3 s on such a link, so queues in front of it grow for seconds
-SLOW_LIMITS = Limits(seconds=20.0, updates=4, warm_s=8.0, longest_s=40.0)
 ENVS = 4  # of each actor
 STAYS = ("inference",)  # on the first host, where the learner is
 
@@ -67,22 +68,17 @@ class Layout:
 
     name: str
     work: str
-    placement: str
+    placement: PlacementName
     actors: int
     far: int = 0
     mbit: float = 0.0
     keys: bool = False
     max_rows: int = 1024
-    servers: int = 1
     reuse: int = 1
 
 
 LAYOUTS = (
-    Layout("small-inline-8", "small", "inline", 8),
-    Layout("small-inline-16", "small", "inline", 16),
     Layout("small-served-8", "small", "served", 8),
-    Layout("small-served-12-keys", "small", "served", 12, keys=True),
-    Layout("small-served-16", "small", "served", 16),
     Layout("small-served-16-far", "small", "served", 16, far=2),
     Layout("small-served-24", "small", "served", 24),
     Layout("quick-inline-8", "quick", "inline", 8),
@@ -90,80 +86,35 @@ LAYOUTS = (
     Layout("quick-served-16", "quick", "served", 16),
     Layout("quick-served-16-keys", "quick", "served", 16, keys=True),
     Layout("quick-served-24-far", "quick", "served", 24, far=2),
-    Layout("quick-served-8-alone", "quick", "served", 8, max_rows=2),
-    Layout("quick-served-12-alone", "quick", "served", 12, max_rows=2),
-    Layout("quick-served-24-alone", "quick", "served", 24, max_rows=2),
     Layout("quick-served-16-alone", "quick", "served", 16, max_rows=2),
-    Layout("wide-inline-8-far-50", "wide", "inline", 8, far=1, mbit=50),
-    Layout("wide-served-8-far-50", "wide", "served", 8, far=1, mbit=50),
     Layout("wide-served-16-far-50", "wide", "served", 16, far=2, mbit=50),
     Layout("wide-served-16-far-200", "wide", "served", 16, far=2, mbit=200),
-    Layout("wide-served-24-far-200", "wide", "served", 24, far=2, mbit=200),
     Layout("wide-inline-12-far-50", "wide", "inline", 12, far=2, mbit=50),
-    Layout("wide-served-8-far-100", "wide", "served", 8, far=1, mbit=100),
-    Layout("wide-served-12-far-20", "wide", "served", 12, far=2, mbit=20),
-    Layout("wide-inline-8-far-20", "wide", "inline", 8, far=1, mbit=20),
-    Layout("wide-served-8-far-20", "wide", "served", 8, far=1, mbit=20),
     Layout("wide-served-16-far-100", "wide", "served", 16, far=2, mbit=100),
-    Layout("wide-served-12", "wide", "served", 12),
-    Layout("heavy-inline-8", "heavy", "inline", 8, reuse=4),
-    Layout("heavy-inline-12-keys", "heavy", "inline", 12, keys=True, reuse=8),
-    Layout("heavy-inline-16", "heavy", "inline", 16, reuse=8),
-    Layout("heavy-inline-8-far", "heavy", "inline", 8, far=1, reuse=8),
     Layout("heavy-served-8", "heavy", "served", 8, reuse=8),
     Layout("heavy-served-16", "heavy", "served", 16, reuse=8),
-    Layout("heavy-served-12-keys", "heavy", "served", 12, keys=True, reuse=8),
-    Layout("heavy-served-16-far", "heavy", "served", 16, far=2, reuse=8),
 )
-
-
-def experiment(work: str, actors: int = 4, placement: Any = "served", **fields: Any) -> Experiment:
-    """Return the experiment of a work with the given number of actors."""
-    w = WORKS[work]
-    env = EnvConfig("benchmarks.scale.sleeping:Sleeping", kwargs={"step_s": w.step_s, "size": w.size})
-    return Experiment(
-        name=work,
-        agent=IMPALAConfig(network=NetworkConfig(hidden=w.hidden)),
-        env=env,
-        num_envs=ENVS * actors,
-        num_actors=actors,
-        rollout_length=w.rows,
-        max_policy_lag=None,
-        total_env_steps=10**12,
-        placement=placement,
-        evaluator=EvaluatorConfig(enabled=False),
-        **fields,
-    )
 
 
 def experiment_of(layout: Layout) -> Experiment:
     """Return the experiment of a layout."""
+    work = WORKS[layout.work]
     fields: dict[str, Any] = {"transport": "zeromq", "encrypt": True} if layout.keys else {}
-    return experiment(
-        layout.work,
-        layout.actors,
-        layout.placement,
-        num_inference_servers=layout.servers if layout.placement == "served" else 1,
+    return Experiment(
+        name=layout.work,
+        agent=IMPALAConfig(network=NetworkConfig(hidden=work.hidden)),
+        env=EnvConfig("benchmarks.scale.sleeping:Sleeping", kwargs={"step_s": work.step_s, "size": work.size}),
+        num_envs=ENVS * layout.actors,
+        num_actors=layout.actors,
+        rollout_length=work.rows,
+        max_policy_lag=None,
+        total_env_steps=10**12,
+        placement=layout.placement,
+        evaluator=EvaluatorConfig(enabled=False),
         inference=InferenceConfig(max_rows=layout.max_rows),
         learner=LearnerConfig(reuse=layout.reuse),
         **fields,
     )
-
-
-def hosts_of(layout: Layout) -> tuple[HostFacts, ...]:
-    """Return the hosts of a layout as a hosts file lists them; all share the cores of this machine."""
-    cores = os.cpu_count() or 1
-    away = [
-        HostFacts(f"host-{n}", cores, 8_000, out_mbit=layout.mbit, in_mbit=layout.mbit, machine="this")
-        for n in range(layout.far)
-    ]
-    return HostFacts("here", 1 if away else cores, 8_000, machine="this"), *away
-
-
-def place(needs: Any, hosts: Any) -> Any:
-    """Place workers on hosts as in the runs below."""
-    families = {need.worker.rpartition("-")[0] for need in needs}
-    return lay_out(placed(needs, [name for name in STAYS if name in families and len(hosts) > 1]), hosts)
 
 
 class Meter:
@@ -201,19 +152,18 @@ class Meter:
         busy = (last["control"] - first["control"]) / passed_s
         workers = {name: value for name, value in means.items() if name.endswith("_cpu_share") and "others" not in name}
         own = busy + sum(workers.values())
-        used = {f"{CORES} this": own / (os.cpu_count() or 1)}
+        used = {"cores": own / (os.cpu_count() or 1)}
         for number, name in enumerate(self._links):
-            for way, what in (("out", OUT), ("in", INTO)):
+            for way in ("out", "in"):
                 if layout.mbit:
                     carried = (last[f"{name} {way}"] - first[f"{name} {way}"]) / passed_s
-                    used[f"{what} host-{number}"] = carried / (layout.mbit * 1e6 / 8)
+                    used[f"link {way} of host-{number}"] = carried / (layout.mbit * 1e6 / 8)
         waits = ("wait_inference", "wait_params", "wait_block")
-        used[ENVIRONMENTS] = 1.0 - sum(means.get(f"actor/{wait}_share", 0.0) for wait in waits)
-        used[UPDATES] = 1.0 - means.get("learner/wait_batch_share", 0.0)
+        used["environments"] = 1.0 - sum(means.get(f"actor/{wait}_share", 0.0) for wait in waits)
+        used["updates"] = 1.0 - means.get("learner/wait_batch_share", 0.0)
         if layout.placement == "served":
-            used[INFERENCE] = (
-                1.0 - means.get("inference/wait_share", 0.0) - means.get("inference/wait_params_share", 0.0)
-            )
+            served = ("wait", "wait_params")
+            used["inference"] = 1.0 - sum(means.get(f"inference/{wait}_share", 0.0) for wait in served)
         return {
             "env_steps_per_s": speed.env_steps_per_s,
             "seconds": speed.seconds,
@@ -260,22 +210,34 @@ def _shape(namespace: str, number: int, mbit: float) -> str:
 
 def measure(layout: Layout) -> dict[str, Any]:
     """Run a layout and return its figures."""
-    limits = SLOW_LIMITS if 0 < layout.mbit <= SLOW_MBIT else LIMITS
     with (
         tempfile.TemporaryDirectory(prefix="jsrl-layout-") as name,
-        far_hosts(layout, Path(name), limits) as (launcher, meter),
+        far_hosts(layout, Path(name)) as (launcher, meter),
     ):
         run(experiment_of(layout), runs_dir=name, name="one", launcher=launcher, display="log-only", hooks=[meter])
-    return meter.found(layout)
+    found = meter.found(layout)
+    return {name: found[name] for name in ("env_steps_per_s", "seconds", "control_cores", "others_cores", "used")}
 
 
-def main() -> int:
-    """Run one layout."""
-    name, path = sys.argv[1:]
-    (layout,) = [layout for layout in LAYOUTS if layout.name == name]
-    Path(path).write_text(json.dumps(measure(layout)) + "\n")
-    return 0
+def main() -> None:
+    """Measure layouts, or list them."""
+    known = {layout.name: layout for layout in LAYOUTS}
+    line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    line.add_argument("layouts", nargs="*", metavar="NAME")
+    line.add_argument("--out", type=Path)
+    given = line.parse_args()
+    if unknown := [name for name in given.layouts if name not in known]:
+        line.error(f"there is no layout {unknown[0]}; there are: {', '.join(known)}")
+    if not given.layouts:
+        print("\n".join(known))
+    kept = json.loads(given.out.read_text()) if given.out and given.out.exists() else {"layouts": {}}
+    for name in given.layouts:
+        figures = measure(known[name])
+        print(json.dumps({"layout": name} | figures), flush=True)
+        kept["layouts"].setdefault(name, []).append(figures)
+        if given.out:
+            given.out.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

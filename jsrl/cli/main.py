@@ -43,13 +43,12 @@ CHAPTERS = {
     "Machines": {
         "join": "let this host run workers of a run that another host controls",
         "doctor": "report what is missing, slow or unusual on this machine",
-        "dev": "measure, simulate and test your experiment: bench, simulate, chaos, replay-update",
+        "dev": "measure and test your experiment: bench, chaos, replay-update",
     },
 }
 COMMANDS = {name: text for chapter in CHAPTERS.values() for name, text in chapter.items()}
 DEV = {  # after `jsrl dev`
     "bench": "measure an experiment's speed in each placement on this machine",
-    "simulate": "predict a run's speed on other hosts, and what would limit it",
     "chaos": "kill workers of a run at random and check that it recovers",
     "replay-update": "repeat the update of a failed run, and name the first operation that made a NaN",
 }

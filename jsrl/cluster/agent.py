@@ -116,11 +116,11 @@ Message = Received | Connected | CannotJoin | ToldToEnd | Arrived | NotStarted |
 class Ask(NamedTuple):
     """Ask to be admitted, or to join if this host's own key is admitted; look first whether the key file has moved.
 
-    `epoch`: of the last membership; 0: there was none.
+    `membership`: the last one; 0: there was none.
     """
 
     is_admitted: bool
-    epoch: int
+    membership: int
 
 
 class UseOwnKey(NamedTuple):
@@ -228,7 +228,7 @@ class HostAgent:
       drain_s: how long its workers may take to leave when it must end.
 
     Attributes:
-      epoch: number of its membership; 0: it is no member. kept: worker -> folders in which it keeps files.
+      membership: its number; 0: it is no member. kept: worker -> folders in which it keeps files.
       run: the run folder on the controller's host. was_lost: the controller was, and has not welcomed this host since.
       num_dropped: messages of earlier memberships, repeated orders, and ends of unknown workers.
     """
@@ -244,7 +244,7 @@ class HostAgent:
     ) -> None:
         self._name, self._address, self._max_starts = name, address, max_starts
         self._patience_s, self._drain_s = patience_s, drain_s
-        self.epoch = self._newest_epoch = 0
+        self.membership = self._newest_membership = 0
         self.kept: dict[str, list[str]] = {}
         self.run = ""
         self.was_lost = False
@@ -294,7 +294,7 @@ class HostAgent:
             case NotStarted(worker, incarnation, why):
                 self._running.discard((worker, incarnation))
                 text = f"could not be started on {self._name}: {why}"
-                self._send_exit(wire.Exited(self.epoch, worker, incarnation, None, text, ""))
+                self._send_exit(wire.Exited(self.membership, worker, incarnation, None, text, ""))
             case Ready():
                 self._starting.pop((message.worker, message.incarnation), None)
             case Ended():
@@ -317,7 +317,7 @@ class HostAgent:
             if now_s >= self._beat_at_s:
                 self._beat_at_s = now_s + wire.BEAT_S
                 self._beat()
-            left_alone = not self.epoch or now_s >= (self._leave_by_s or 0.0)
+            left_alone = not self.membership or now_s >= (self._leave_by_s or 0.0)
             if self._leave_by_s is not None and left_alone:
                 self._leave(0, LEAVES)
         return self._actions
@@ -327,7 +327,7 @@ class HostAgent:
     def _note_connection(self, is_open: bool) -> None:
         if is_open:
             self._closed_s = math.inf
-            if self.epoch:
+            if self.membership:
                 self._do(Repeat())
                 for exited in self._sent_exits:
                     self._do(Send(exited))
@@ -340,20 +340,20 @@ class HostAgent:
         silent_s, closed_s = self._now_s - self._lease_from_s, self._now_s - self._closed_s
         left_s = min(self._lease_s - silent_s, wire.CLOSED_LEASE_S - closed_s)
         ended_soon, self._ends_soon = self._ends_soon, left_s < min(SAVE_S, self._lease_s / 2)
-        if self.epoch and left_s < 0.0:
+        if self.membership and left_s < 0.0:
             count = counted(len(self._running), "worker")
             self._kill_all()
             self._do(Notify(f"no message from the controller for {silent_s:.0f} s: {count} ended; joining again"))
-            self.epoch, self._lease_from_s = 0, self._now_s  # its patience begins now: it may have been stopped
+            self.membership, self._lease_from_s = 0, self._now_s  # its patience begins now: it may have been stopped
             self.was_lost = True
-        elif self.epoch and self._ends_soon and not ended_soon:
+        elif self.membership and self._ends_soon and not ended_soon:
             self._save()
-        elif not self.epoch and silent_s > self._patience_s:
+        elif not self.membership and silent_s > self._patience_s:
             self._end(1, f"no answer from {self._address} within {self._patience_s:g} s; is the run there?")
 
     def _beat(self) -> None:
-        if not self.epoch:
-            self._do(Ask(self._is_admitted, self._newest_epoch))
+        if not self.membership:
+            self._do(Ask(self._is_admitted, self._newest_membership))
             return
         measures = self._now_s >= self._measure_at_s
         if measures:
@@ -361,12 +361,12 @@ class HostAgent:
         self._do(SendBeat(measures, "" if self._leave_by_s is None else LEAVES, self._executed))
 
     def _join(self, message: wire.Welcome) -> None:
-        if message.epoch <= self._newest_epoch:  # also of one that ended with its lease
+        if message.membership <= self._newest_membership:  # also of one that ended with its lease
             self.num_dropped += 1
             return
         self._kill_all()  # of an earlier membership; there should be none
         self._do(BeginMembership(self.folders))
-        self.epoch = self._newest_epoch = message.epoch
+        self.membership = self._newest_membership = message.membership
         self._lease_s = message.lease_s
         self._extend(self._now_s)
         self._executed, self.was_lost = 0, False
@@ -400,11 +400,11 @@ class HostAgent:
         """Let the learners here write snapshots now."""
         frame = msgspec.msgpack.encode(Command("snapshot"))
         for worker in [worker for worker, folders in self.kept.items() if folders and worker in self._newest]:
-            self._do(Execute(wire.WorkerCommand(self.epoch, worker, self._newest[worker], frame)))
+            self._do(Execute(wire.WorkerCommand(self.membership, worker, self._newest[worker], frame)))
 
     def _leave(self, status: int, why: str) -> None:
         self._kill_all()
-        self._do(Send(wire.Leaving(self.epoch, why)))
+        self._do(Send(wire.Leaving(self.membership, why)))
         self._end(status, f"this host has left the run: {why}")
 
     def _end(self, status: int, why: str) -> None:
@@ -421,9 +421,9 @@ class HostAgent:
                 self._is_admitted = True
                 self._do(UseOwnKey())
         elif isinstance(message, wire.Refused):
-            status = wire.REPLACED if message.epoch else 1
+            status = wire.REPLACED if message.membership else 1
             self._end(status, f"the controller at {self._address} refused this host: {message.text}")
-        elif message.epoch != self.epoch or not self.epoch:
+        elif message.membership != self.membership or not self.membership:
             self.num_dropped += 1  # of an earlier membership
         elif isinstance(message, wire.Order):
             self._obey(message)
@@ -446,7 +446,7 @@ class HostAgent:
         elif isinstance(order, wire.Signal):
             worker = (order.worker, order.incarnation)
             if self._queue.pop(worker, None) is not None:
-                self._send_exit(wire.Exited(self.epoch, *worker, None, "ended before its start", ""))
+                self._send_exit(wire.Exited(self.membership, *worker, None, "ended before its start", ""))
             elif worker in self._running:
                 self._do(SignalWorker(*worker, order.what))
         else:
@@ -492,7 +492,7 @@ class HostAgent:
         self._running.remove(worker)
         self._starting.pop(worker, None)
         folders, log = tuple(self.kept.get(ended.worker, ())), (ended.log,) if ended.log else ()
-        exited = wire.Exited(self.epoch, *worker, ended.status, ended.text, ended.tail)
+        exited = wire.Exited(self.membership, *worker, ended.status, ended.text, ended.tail)
         self._exits[worker] = _Exit(exited, {names for names in (folders, log) if names}, log, self._now_s)
         self._do(SendFiles(*worker, folders, log))
         self._report_exits()

@@ -93,7 +93,9 @@ class AgentProcess:
         self._context = zmq.Context()
         self._control = ChildrenControl(self._context, folder)
         self._pages, self._num_pages = PageWatch(folder), 0
-        self._kept = KeptFiles(folder, lambda part: self._send(wire.KeptFile(self._epoch, *part)), held=folder / "held")
+        self._kept = KeptFiles(
+            folder, lambda part: self._send(wire.KeptFile(self._membership, *part)), held=folder / "held"
+        )
         self._awaited: list[machine.FilesSent] = []  # what is to be reported once these files are sent
         self._children = Children(folder, self._control.address)
         self._relays = HostRelays(memory, folder / KEYS, notify)
@@ -101,8 +103,8 @@ class AgentProcess:
         self._connect()
 
     @property
-    def _epoch(self) -> int:
-        return self._machine.epoch
+    def _membership(self) -> int:
+        return self._machine.membership
 
     def _connect(self) -> None:
         endpoint = f"tcp://{self._address}"
@@ -159,7 +161,7 @@ class AgentProcess:
         for worker in self._control.ready:
             self._tell(machine.Ready(*worker))
         self._control.ready.clear()
-        if self._epoch:
+        if self._membership:
             self._report()
 
     def _tell(self, message: machine.Message) -> None:
@@ -212,7 +214,7 @@ class AgentProcess:
     def _report(self) -> None:
         """Send what workers said, and report those that have ended."""
         if self._control.urgent:
-            self._send(wire.WorkerMessages(self._epoch, self._send_frames(self._control.frames(beats=False))))
+            self._send(wire.WorkerMessages(self._membership, self._send_frames(self._control.frames(beats=False))))
         for ended in self._children.ended():
             self._tell(ended)
         self._kept.advance()
@@ -241,7 +243,7 @@ class AgentProcess:
             case machine.Repeat():
                 self._pages.forget()
                 if words := self._control.last_words():
-                    self._send(wire.WorkerMessages(self._epoch, self._send_frames(words)))
+                    self._send(wire.WorkerMessages(self._membership, self._send_frames(words)))
             case machine.BeginMembership():
                 self._forget(action.folders)
             case machine.ExtendLease():
@@ -276,7 +278,7 @@ class AgentProcess:
         if self._connection.made:
             with contextlib.suppress(OSError):  # there is no way to the controller now: the link is down
                 self._send(
-                    self._hello(asked.epoch) if asked.is_admitted else wire.Join(0, self._own_keys.public.decode())
+                    self._hello(asked.membership) if asked.is_admitted else wire.Join(0, self._own_keys.public.decode())
                 )
         return []
 
@@ -292,7 +294,7 @@ class AgentProcess:
             wanted_players(self._folder / PLAYERS_FOLDER),
         )
         relays, executed = self._relays.addresses, beat.executed
-        self._send(wire.Beat(self._epoch, now_s(), frames, usage, names, wanted, beat.leaves, relays, executed))
+        self._send(wire.Beat(self._membership, now_s(), frames, usage, names, wanted, beat.leaves, relays, executed))
 
     def _forget(self, folders: list[str]) -> None:
         """Forget what belongs to an earlier membership."""
@@ -341,23 +343,23 @@ class AgentProcess:
     def _send_pages(self) -> None:
         if changed := self._pages.changed():
             self._num_pages += 1
-            if not self._send(wire.Pages(self._epoch, changed, self._num_pages)):
+            if not self._send(wire.Pages(self._membership, changed, self._num_pages)):
                 self._pages.forget()
 
     def _send_frames(self, frames: list[bytes]) -> list[bytes]:
         """Send messages of workers, except the last ones, which fit into one more message: return these."""
         *earlier, last = batches(frames, _BATCH_BYTES)
         for batch in earlier:
-            self._send(wire.WorkerMessages(self._epoch, batch))
+            self._send(wire.WorkerMessages(self._membership, batch))
         return last
 
-    def _hello(self, epoch: int) -> wire.Hello:
+    def _hello(self, membership: int) -> wire.Hello:
         host, _, port = self._address.rpartition(":")
         self._own_address = address_towards(host.strip("[]"), int(port))
         facts = own_facts(self._name, self._own_address)
         memory_mb = min(facts.memory_mb, self._most[1] or facts.memory_mb)
         return wire.Hello(
-            epoch,
+            membership,
             session=self._session,
             name=facts.name,
             boot=facts.machine,
@@ -385,21 +387,21 @@ class AgentProcess:
         """Write a part of a file, and confirm it; return whether the file is complete."""
         size = keep_part(folder, message.piece)
         if size is not None:
-            self._send(wire.Stored(self._epoch, message.name, size, message.digest))
+            self._send(wire.Stored(self._membership, message.name, size, message.digest))
         return message.last and size is not None
 
     def _answer(self, message: wire.TextRequest) -> None:
         handle = self._children.find(message.worker, message.incarnation)
         if handle is None:
-            self._replies.put(wire.TextReply(self._epoch, message.number, ""))
+            self._replies.put(wire.TextReply(self._membership, message.number, ""))
         elif message.what == "tail":
             tail = shortened(handle.tail(int(message.amount)), wire.MAX_TAIL_CHARS)
-            self._replies.put(wire.TextReply(self._epoch, message.number, tail))
+            self._replies.put(wire.TextReply(self._membership, message.number, tail))
         else:
             threading.Thread(target=self._look_at_stacks, args=(handle, message), daemon=True).start()
 
     def _look_at_stacks(self, handle: LocalHandle, message: wire.TextRequest) -> None:
-        self._replies.put(wire.TextReply(message.epoch, message.number, shortened(handle.stacks(message.amount))))
+        self._replies.put(wire.TextReply(message.membership, message.number, shortened(handle.stacks(message.amount))))
 
     def _keep_keys(self, keys: wire.Keys) -> None:
         folder = make_folder(self._folder / KEYS)

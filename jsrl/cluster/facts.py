@@ -18,9 +18,6 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       cores: CPU cores for workers. memory_mb, shm_mb: memory, and size of /dev/shm (0: unknown).
       gpus: accelerators. shares_folder: it sees the run folder under the same path as the first host.
       machine: hosts with the same name share its cores and memory; empty: its own. machine_mb: that memory (0: unknown).
-      out_mbit, in_mbit: bandwidth of its network, out and in, in Mbit/s (0: unknown). busy_cores: that other programs would
-        keep busy without the run; they share all cores evenly with its workers. core_speed: of its cores, over those of the
-        calibrated machine. These are only for `jsrl dev simulate`.
     """
 
     name: str
@@ -30,21 +27,16 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: int = 0
     shm_mb: int = 0
     shares_folder: bool = False
-    out_mbit: float = 0.0
-    in_mbit: float = 0.0
     machine: str = ""
     machine_mb: int = 0
-    busy_cores: float = 0.0
-    core_speed: float = 1.0
 
     def __post_init__(self) -> None:
-        least = {"cores": 1, "memory_mb": 1, "gpus": 0, "shm_mb": 0, "out_mbit": 0, "in_mbit": 0, "busy_cores": 0}
+        least = {"cores": 1, "memory_mb": 1, "gpus": 0, "shm_mb": 0}
         wrong = [f"{name} is {getattr(self, name)}" for name, low in least.items() if getattr(self, name) < low]
-        wrong += [f"core_speed is {self.core_speed}"] if not 0.01 <= self.core_speed <= 100.0 else []
         if not self.name or wrong:
             raise ConfigError(
                 f"host {self.name!r}: {', '.join(wrong) or 'it has no name'}; expected at least one core and one MB of "
-                "memory, no negative number, and a core_speed of 0.01 to 100."
+                "memory, and no negative number."
             )
 
     @property

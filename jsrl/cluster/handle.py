@@ -69,8 +69,8 @@ class HostHandle:
     def _signal(self, what: Any) -> None:
         if self.alive:
             host = self.remote.host
-            signal = Signal(host.epoch, self.remote.worker, self.remote.incarnation, what)
-            self._port.tell(Tell(host.epoch, signal))
+            signal = Signal(host.membership, self.remote.worker, self.remote.incarnation, what)
+            self._port.tell(Tell(host.membership, signal))
 
     def tail(self, lines: int) -> str:
         if not self.alive:

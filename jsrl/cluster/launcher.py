@@ -30,7 +30,7 @@ from jsrl.services.runs.values import Registration
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.door.keys import admit_hosts, hex_of, make_host_keys
 from jsrl.transport.network.relay import ancestors
-from jsrl.transport.stream import epoch_at, name_at
+from jsrl.transport.stream import generation_at, name_at
 from jsrl.workers.jobs import Job, JobPlace, kind_of
 from jsrl.workers.kinds import find_kind, value_of
 
@@ -95,13 +95,13 @@ class JoinedHosts:
         self._needs: dict[str, Need] = {}
         self._at: dict[str, str] = {}  # worker -> name of the host of its newest incarnation
         self._movable: set[str] = set()
-        self._known: set[int] = set()  # epochs of hosts that already have their share
+        self._known: set[int] = set()  # memberships of hosts that already have their share
         self._targets: dict[str, str] = {}  # worker -> the host to which it will move
         self._keep, self._learner_on = keep, learner_on
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
-        self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
-        self._kept_at: dict[str, int] = {}  # worker -> epoch of the host that has the files that it keeps
-        self._host_keys: dict[int, Path] = {}  # host epoch -> the file that admits its keys to the streams
+        self._sent: set[tuple[int, str]] = set()  # (membership, digest or KEYS)
+        self._kept_at: dict[str, int] = {}  # worker -> membership of the host that has the files that it keeps
+        self._host_keys: dict[int, Path] = {}  # membership -> the file that admits its keys to the streams
         self._params: dict[str, set[str]] = {}  # name of a params stream -> its readers
         self._serves = self._closed = False
         self._keeper: AgentStarter | None = None
@@ -115,7 +115,7 @@ class JoinedHosts:
 
     def _after_loss(self, host: JoinedHost) -> None:
         with self._port.changed:
-            file = self._host_keys.pop(host.epoch, None)
+            file = self._host_keys.pop(host.membership, None)
         if file is not None:
             file.unlink(missing_ok=True)
         if self._keeper is not None and host.leaves:
@@ -141,7 +141,7 @@ class JoinedHosts:
         self._await_hosts(stop_asked)
         with self._port.changed:
             hosts = self.members.staying
-            self._known = {host.epoch for host in hosts}
+            self._known = {host.membership for host in hosts}
         facts = [self._own, *(host.facts for host in hosts)]
         needs = placed(needs, self._keep, self._learner_on)
         layout = lay_out(needs, facts)
@@ -186,10 +186,10 @@ class JoinedHosts:
         staying = self.members.staying
         names = {host.name for host in staying}
         self._targets = {worker: host for worker, host in self._targets.items() if host in names | {self._own.name}}
-        new = [host for host in staying if host.epoch not in self._known]
+        new = [host for host in staying if host.membership not in self._known]
         if not new or time.monotonic() - new[-1].joined_s < SETTLE_S:
             return
-        self._known |= {host.epoch for host in new}
+        self._known |= {host.membership for host in new}
         of = {worker: at if at in names else self._own.name for worker, at in self._at.items()}
         needs = [need for need in self._needs.values() if need.worker in of]
         self._targets = evened_out(needs, [self._own, *(host.facts for host in staying)], of, self._movable)
@@ -200,8 +200,9 @@ class JoinedHosts:
             self._at[job.name] = self._own.name
             return self._start_here(job, start)
         if not self._serves:
+            assert start.server is not None
             self._port.serve(
-                start.control, Path(job.place.registry), Path(job.folder), self._admitted_keys, self._parents
+                start.server, Path(job.place.registry), Path(job.folder), self._admitted_keys, self._parents
             )
             self._serves = True
         with self._port.changed:
@@ -210,9 +211,9 @@ class JoinedHosts:
                 bound = [end for one in (job, *job.others) for _, end in one.ends if end.address]
                 legs = tuple(end.leg for end in bound if end.leg)
                 names = {name_at(end.stream.name, job.name) for end in bound}
-                names |= {epoch_at(end.stream.name, job.name) for end in bound}
+                names |= {generation_at(end.stream.name, job.name) for end in bound}
                 speech = find_kind(job.kind).speech
-                self._port.tell(Place(host.epoch, job.name, job.incarnation, speech, legs, frozenset(names)))
+                self._port.tell(Place(host.membership, job.name, job.incarnation, speech, legs, frozenset(names)))
                 remote = host.workers[job.name, job.incarnation]
         self._at[job.name] = self._own.name if host is None else host.name
         if host is None:
@@ -241,15 +242,15 @@ class JoinedHosts:
                 hosts = [h for h in self.members.hosts if any(remote.worker in readers for remote in h.living_workers)]
             for place, host in enumerate(hosts):
                 above = [hosts[at].relays[name] for at in ancestors(place) if name in hosts[at].relays]
-                found.setdefault(host.epoch, {})[name] = [*above, names[name].address]
+                found.setdefault(host.membership, {})[name] = [*above, names[name].address]
         return found
 
     def _admitted_keys(self) -> dict[str, list[str]]:
         """Return the stream keys of hosts -> the workers for which each speaks."""
         with self._port.changed:
-            hosts = [host for host in self.members.hosts if host.epoch in self._host_keys]
-            workers = {host.epoch: sorted({remote.worker for remote in host.living_workers}) for host in hosts}
-            return {self._host_keys[epoch].name: names for epoch, names in workers.items()}
+            hosts = [host for host in self.members.hosts if host.membership in self._host_keys]
+            workers = {host.membership: sorted({remote.worker for remote in host.living_workers}) for host in hosts}
+            return {self._host_keys[membership].name: names for membership, names in workers.items()}
 
     def _start_here(self, job: Job, start: Start) -> Handle:
         self._kept_at.pop(job.name, None)
@@ -293,28 +294,30 @@ class JoinedHosts:
         if self._is_new(host, KEYS):
             keys = make_host_keys(job.keys)
             with self._port.changed:
-                self._host_keys[host.epoch] = keys.file
-            message = Keys(host.epoch, keys.client, keys.server)
-            self._port.tell(GiveKeys(host.epoch, message, hex_of(keys.public)))
+                self._host_keys[host.membership] = keys.file
+            message = Keys(host.membership, keys.client, keys.server)
+            self._port.tell(GiveKeys(host.membership, message, hex_of(keys.public)))
         if digest and self._is_new(host, digest):
             for at in range(0, len(content), CHUNK_BYTES):
                 part, is_last = content[at : at + CHUNK_BYTES], at + CHUNK_BYTES >= len(content)
-                self._port.tell(Tell(host.epoch, CodePart(host.epoch, digest, part, is_last)))
+                self._port.tell(Tell(host.membership, CodePart(host.membership, digest, part, is_last)))
         keeps = list(value_of(find_kind(job.kind).travel.keeps_files, job))
-        lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.epoch
+        lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.membership
         if keeps:
-            self._kept_at[job.name] = host.epoch
+            self._kept_at[job.name] = host.membership
         variables = self._variables_on(host, job, start)
         body = json.dumps(tree).encode()
-        begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks, keeps, run)
+        begin = Begin(
+            host.membership, job.kind, job.name, job.incarnation, body, variables, digest, start.forks, keeps, run
+        )
         with self._port.changed:
             admit_hosts(Path(job.keys), self._admitted_keys())
         self._port.send_names()  # others must admit its keys
-        self._port.tell(StartWorker(host.epoch, begin, lacks_files))
+        self._port.tell(StartWorker(host.membership, begin, lacks_files))
 
     def _is_new(self, host: JoinedHost, what: str) -> bool:
-        found = (host.epoch, what) not in self._sent
-        self._sent.add((host.epoch, what))
+        found = (host.membership, what) not in self._sent
+        self._sent.add((host.membership, what))
         return found
 
     def busy_s(self) -> None:
@@ -379,7 +382,7 @@ def moved(job: Job, folder: str, address: str) -> Job:
     return dataclasses.replace(
         job,
         place=JobPlace(folder, f"{folder}/names", f"{folder}/{KEYS}", away=True),
-        start_point=dataclasses.replace(start, journal_epoch=None),
+        start_point=dataclasses.replace(start, journal_generation=None),
         others=tuple(moved(other, folder, address) for other in job.others),
     )
 

@@ -1,7 +1,7 @@
 """The joined hosts of a run: who is a member, who may speak for which worker, orders to hosts, and their losses.
 
 A state machine: `handle` and `tick` return what is to be done, in order; jsrl.cluster.port does it. `now_s`: of a steady
-clock. An epoch is the number of a membership: a host that joins again has another one, and no workers.
+clock. `membership` is the number of a membership: a host that joins again has another one, and no workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jsrl.rate_limit import is_reported
 from jsrl.services.runs.control_bodies import AnyMessage, Bye, Crash, Stage
 from jsrl.services.runs.message_limits import Drops, Speech, TextBudget, objection
 from jsrl.services.runs.values import Exit, Registration, ResourceUsage, log_name
-from jsrl.transport.stream import EPOCH
+from jsrl.transport.stream import GENERATION
 
 JOIN = "join"  # name of the join key, where those of hosts are the keys themselves
 MAX_NAME_CHARS = 64
@@ -59,7 +59,7 @@ class Closed(NamedTuple):
 class Place(NamedTuple):
     """An incarnation of a worker belongs to a host from now on; see RemoteWorker."""
 
-    epoch: int
+    membership: int
     worker: str
     incarnation: int
     speech: Speech
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 class Start(NamedTuple):
     """A placed worker is to start; `needs_files`: once its host has what it kept in the run folder, and its counts."""
 
-    epoch: int
+    membership: int
     begin: wire.Begin
     needs_files: bool = False
 
@@ -78,7 +78,7 @@ class Start(NamedTuple):
 class FilesSent(NamedTuple):
     """A host has the files of SendFiles."""
 
-    epoch: int
+    membership: int
     worker: str
     incarnation: int
 
@@ -86,7 +86,7 @@ class FilesSent(NamedTuple):
 class GiveKeys(NamedTuple):
     """Keys for a host; `server_key`: public key of the streams that its workers bind, 64 hexadecimal digits."""
 
-    epoch: int
+    membership: int
     keys: wire.Keys
     server_key: str
 
@@ -94,7 +94,7 @@ class GiveKeys(NamedTuple):
 class Tell(NamedTuple):
     """A message for a host. Orders are sent again if they are lost on the way; parts of modules wait for earlier ones."""
 
-    epoch: int
+    membership: int
     message: wire.Signal | wire.CodePart | wire.TextRequest
 
 
@@ -158,13 +158,13 @@ class ReplaceJoinKey(NamedTuple):
 class Relay(NamedTuple):
     """Messages of workers, for the control connection."""
 
-    frames: list[bytes]
+    messages: list[AnyMessage]
 
 
 class KeepPages(NamedTuple):
     """Counts of a host's workers for the streams that they read, for the run folder."""
 
-    epoch: int
+    membership: int
     pages: dict[str, bytes]
 
 
@@ -256,7 +256,7 @@ class JoinedHost:
     """A host during its membership.
 
     Attributes:
-      facts: its resources. epoch: the number of this membership. key: its own. session, folder: see Hello.
+      facts: its resources. membership: its number. key: its own. session, folder: see Hello.
       identity: of its connection. joined_s, heard_s: times of its admission and of its last message. lost: why its
         membership ended; empty: it has not.
       workers: of workers, by (worker, incarnation). placed: all that were placed here so far.
@@ -273,7 +273,7 @@ class JoinedHost:
     """
 
     facts: HostFacts
-    epoch: int
+    membership: int
     key: str
     session: str
     folder: str
@@ -348,7 +348,7 @@ class Members:
         self.num_late = 0
         self._keys: dict[str, bool] = {}  # admitted key of a host -> whether it has joined
         self._refused = 0  # joins
-        self._epoch = 0
+        self._membership = 0
         self._revoked: frozenset[str] | None = None  # names of hosts that may not join; None: not read yet
         self._cut_off: set[str] = set()  # the same, because of their messages
         self._lived_s: dict[str, float] = {}  # lost host -> seconds of its last membership
@@ -374,7 +374,7 @@ class Members:
                 self._lived_s.pop(message.host, None)
             case RunEnded():
                 for host in self.hosts:
-                    self._send(host, wire.Farewell(host.epoch, message.text))
+                    self._send(host, wire.Farewell(host.membership, message.text))
             case _:
                 self._tell_host(message)
         return self._actions
@@ -438,25 +438,29 @@ class Members:
             self._do(Send(identity, wire.Refused(0, why)))
             return
         for host in [host for host in self.hosts if self._is_same(host, hello)]:
-            if host.session == hello.session and hello.epoch < host.epoch and not (host.has_answered or host.workers):
+            if (
+                host.session == hello.session
+                and hello.membership < host.membership
+                and not (host.has_answered or host.workers)
+            ):
                 # It repeats its hello: the welcome was late or lost.
                 host.identity, host.heard_s = identity, self._now_s
-                self._send(host, wire.Welcome(host.epoch, self._lease_s))
+                self._send(host, wire.Welcome(host.membership, self._lease_s))
                 return
             if host.session != hello.session:
-                self._send(host, wire.Refused(host.epoch, "a new agent has taken the place of this one."))
+                self._send(host, wire.Refused(host.membership, "a new agent has taken the place of this one."))
                 self._drop_key(host.key)
             self._lose(host, "its agent joined again without workers")
         self._keys[key] = True
-        self._epoch += 1
+        self._membership += 1
         shared = {name: getattr(hello, name) for name in ("name", "cores", "memory_mb", "address", "gpus", "shm_mb")}
         facts = HostFacts(**shared, machine=hello.boot, machine_mb=hello.machine_mb)
-        host = JoinedHost(facts, self._epoch, key, hello.session, hello.folder, identity, self._now_s, self._now_s)
+        host = JoinedHost(facts, self._membership, key, hello.session, hello.folder, identity, self._now_s, self._now_s)
         self.hosts.append(host)
         self._notify(
             f"host {host.name} ({facts.address}, {counted(facts.cores, 'core')}, {facts.memory_mb:,} MB) joined"
         )
-        self._send(host, wire.Welcome(host.epoch, self._lease_s))
+        self._send(host, wire.Welcome(host.membership, self._lease_s))
 
     def _is_same(self, host: JoinedHost, hello: wire.Hello) -> bool:
         return (host.name, host.facts.machine) == (hello.name, hello.boot) or host.session == hello.session
@@ -495,7 +499,7 @@ class Members:
             self._drop(key, f"it is a {type(message).__name__.lower()}, with the wrong key for that")
             return
         host = next((host for host in self.hosts if host.key == key), None)
-        if host is None or message.epoch != host.epoch:
+        if host is None or message.membership != host.membership:
             self.num_late += 1  # of an earlier membership: its workers are already replaced
             return
         host.heard_s, host.closed_s, host.has_answered = self._now_s, None, True
@@ -510,7 +514,7 @@ class Members:
                 host.num_pages = message.number
                 legs = {leg for remote in host.workers.values() for leg in remote.legs}
                 own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in legs}
-                self._do(KeepPages(host.epoch, own))
+                self._do(KeepPages(host.membership, own))
             case wire.KeptFile():
                 self._note_file(host, message)
             case wire.Stored():
@@ -539,7 +543,7 @@ class Members:
 
     def _take_frames(self, host: JoinedHost, frames: list[bytes]) -> None:
         """Pass on the messages of a host's workers; drop those in the name of others, and those that may not be sent."""
-        relayed = list[bytes]()
+        relayed = list[AnyMessage]()
         for frame in frames:
             if host.lost:
                 return
@@ -555,7 +559,7 @@ class Members:
             if why := objection(message, remote.speech, remote.budget, self._now_s):
                 self._drop(host.key, f"{message.worker}, {type(message).__name__.lower()}: {why}")
             else:
-                relayed.append(frame)
+                relayed.append(message)
         if relayed and not host.lost:
             self._do(Relay(relayed))
 
@@ -585,9 +589,9 @@ class Members:
             self._notify(f"host {host.name} leaves ({host.leaves}): {counted(host.num_living, 'worker')} must move")
         if host.leaves and not host.num_living:
             self._lose(host, host.leaves)
-            self._send(host, wire.Farewell(host.epoch, f"this host has left the run: {host.leaves}"))
+            self._send(host, wire.Farewell(host.membership, f"this host has left the run: {host.leaves}"))
             return
-        self._send(host, wire.BeatReceived(host.epoch, message.sent_s))
+        self._send(host, wire.BeatReceived(host.membership, message.sent_s))
         self._confirm_orders(host, message.executed)
         self._send_code(host)
 
@@ -605,13 +609,13 @@ class Members:
             host.names = [entry for entry in host.names if self._registers(host, entry)]
 
     def _registers(self, host: JoinedHost, entry: Registration) -> bool:
-        """Return whether a name is of a living worker of a host: of a stream bound with the host's key, or of its epoch."""
+        """Return whether a name is of a living worker of a host: a stream bound with its key, or a reader's generation."""
         if not any(entry.name in remote.binds for remote in host.workers.values()):
             self._drop(host.key, f"it registers {entry.name[:MAX_NAME_CHARS]}, of a worker that is not there")
             return False
         if not any(r.incarnation == entry.incarnation and entry.name in r.binds for r in host.living_workers):
             return False
-        return entry.address.isdigit() if entry.name.endswith(EPOCH) else _is_bound_by(host, entry.address)
+        return entry.address.isdigit() if entry.name.endswith(GENERATION) else _is_bound_by(host, entry.address)
 
     def _note_closed(self, identity: bytes) -> None:
         for host in self.hosts:
@@ -628,7 +632,7 @@ class Members:
     # -- for hosts
 
     def _tell_host(self, message: ForHost) -> None:
-        host = next((host for host in self.hosts if host.epoch == message.epoch), None)
+        host = next((host for host in self.hosts if host.membership == message.membership), None)
         if host is None:
             self.num_late += 1  # it was lost meanwhile, with its workers
             return
@@ -698,7 +702,9 @@ class Members:
     def _forward(self, message: Forward) -> None:
         for host in self.hosts:
             if (message.worker, message.incarnation) in host.workers:
-                self._give(host, wire.WorkerCommand(host.epoch, message.worker, message.incarnation, message.frame))
+                self._give(
+                    host, wire.WorkerCommand(host.membership, message.worker, message.incarnation, message.frame)
+                )
 
     def _confirm_orders(self, host: JoinedHost, executed: int) -> None:
         """Note that a host has executed its orders up to this number; send the others again if that takes too long."""
@@ -744,7 +750,7 @@ class Members:
 
     def _send_away(self, host: JoinedHost, why: str) -> None:
         """Remove a host with its key; no host of its name joins again."""
-        self._send(host, wire.Refused(host.epoch, why))  # it hears why only while its key is still admitted
+        self._send(host, wire.Refused(host.membership, why))  # it hears why only while its key is still admitted
         self._drop_key(host.key)
         host.leaves = why  # an engine starts no agent there again
         self._lose(host, why)

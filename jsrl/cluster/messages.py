@@ -1,6 +1,6 @@
 """Messages between a host's agent and the controller: msgpack of fixed schemas, over one encrypted TCP port.
 
-Every message carries the host epoch: the number that the controller gave the agent when it joined. After a lost connection
+Every message carries `membership`: the number that the controller gave the agent when it joined. After a lost connection
 the agent joins again without workers and gets a new one; both ends drop messages with an older number.
 """
 
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 class Numbered(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
     """A message with the number of the membership that it belongs to."""
 
-    epoch: int
+    membership: int
 
 
 class AgentMessage(Numbered):
@@ -76,7 +76,7 @@ class Join(AgentMessage, tag="join"):
 
 
 class Hello(AgentMessage, tag="hello"):
-    """An agent asks to join; it has no workers. `epoch`: of its last membership; 0: there was none.
+    """An agent asks to join; it has no workers. `membership`: its last one; 0: there was none.
 
     Attributes:
       session: a secret random number of this agent process. name, boot: of the host, and the id of its last boot.
@@ -228,7 +228,7 @@ class Welcome(ControllerMessage, tag="welcome"):
 
 
 class Refused(ControllerMessage, tag="refused"):
-    """The agent cannot join, or, with the epoch of its membership, another agent of its host has joined: it ends."""
+    """The agent cannot join, or, with its membership, another agent of its host has joined: it ends."""
 
     text: str
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from socket import socketpair
 from typing import Any
 
 import zmq
@@ -24,50 +20,25 @@ from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.kept_files import KeptFiles, fetched_log, keep_pages, keep_part, name_here, remove_half_sent
 from jsrl.cluster.members import JoinedHost, Members, RemoteWorker
 from jsrl.errors import CodecError, ConfigError, StreamError
-from jsrl.linux import resident_bytes
 from jsrl.rate_limit import is_reported
-from jsrl.services.runs.control import RELAY
-from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES, MAX_WAITING
+from jsrl.services.runs.control import ControlServer
+from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.state import revoked_hosts
 from jsrl.services.runs.values import Registration
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.ledger.legs import ledger_path
 from jsrl.transport.network.curve import Listener, events_of, incoming, outgoing
+from jsrl.transport.network.thread import WakeUp
 
 _logger = logging.getLogger("jsrl.hosts")
 LOOK_S = 0.2  # between checks for silent hosts and for new names of the run
 NAMES_S = 5.0  # after which all names are sent again: messages sent during a reconnection are lost
 CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; time without one after which it is remade
 _MOST_AT_ONCE = 1_000
-MARGIN_BYTES = 256 << 20  # growth of this process's memory before the port ends all its connections
 _MOST_WANTED = 100  # players that a host is sent at once
 Parents = Callable[[Mapping[str, Registration]], Mapping[int, dict[str, list[str]]]]
-"""Names of the run -> host epoch -> params stream -> addresses to fetch it from, the nearest first."""
-
-
-class Growth:
-    """Growth of this process's memory, by which a port notices connections with messages that never end.
-
-    ZeroMQ delivers a message only after its last frame, so frames without a last one stay in memory, unseen.
-    """
-
-    def __init__(self) -> None:
-        self._baseline = resident_bytes()
-
-    def is_large(self) -> bool:
-        """Return whether the memory has grown by more than the margin: the port should end all its connections."""
-        return resident_bytes() > self._baseline + MARGIN_BYTES
-
-    def freed(self, before_bytes: int) -> int:
-        """Return how much memory was freed since it was `before_bytes`, in MiB; 0: another part of this process has it."""
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)  # gives freed memory back to the system (glibc)
-        now = resident_bytes()
-        if before_bytes - now < MARGIN_BYTES // 2:
-            self._baseline = now
-            return 0
-        return (before_bytes - now) >> 20
+"""Names of the run -> membership -> params stream -> addresses to fetch it from, the nearest first."""
 
 
 class HostPort:
@@ -91,26 +62,25 @@ class HostPort:
     ) -> None:
         self._join_key, self._members, self._notify, self._on_loss = join_key, members, notify, on_loss
         self.changed = threading.Condition()
-        self._growth = Growth()
         self._open(address)
-        self._control: zmq.Socket | None = None  # to the control connection, as the relay of all hosts
+        self._control: ControlServer | None = None
         self._registry: FileNames | None = None
         self._host_keys: Callable[[], dict[str, list[str]]] = dict
         self._parents: Parents = lambda names: {}
-        self._shown: dict[int, wire.RunNames] = {}  # host epoch -> names that it was sent
+        self._shown: dict[int, wire.RunNames] = {}  # membership -> names that it was sent
         self._sent_s = 0.0
         self._folder = Path()  # of the run
-        self._counted: dict[int, set[str]] = {}  # host epoch -> legs for which it has sent pages
-        self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
-        self._players: dict[int, KeptFiles] = {}  # host epoch -> frozen players for that host
+        self._counted: dict[int, set[str]] = {}  # membership -> legs for which it has sent pages
+        self._kept: dict[int, KeptFiles] = {}  # membership -> files of the run folder for that host
+        self._players: dict[int, KeptFiles] = {}  # membership -> frozen players for that host
         self._awaited: list[tuple[machine.SendFiles, list[str]]] = []  # with names of files
         self._answers: dict[int, str] = {}  # by the numbers of questions
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._wake_sender, self._wake_receiver = socketpair()
-        self._wake_sender.setblocking(False)
+        self._wake_up, self._poller = WakeUp(), zmq.Poller()
+        for source in (self._socket, self._closed, self._wake_up.socket):
+            self._poller.register(source, zmq.POLLIN)
         self._closing, self._num_requests = threading.Event(), 0
-        self._unsent: deque[list[bytes]] = deque()  # messages of workers, for the control connection
-        self._unread = self._failures = 0  # messages that it did not read in time; failures to copy names
+        self._failures = 0  # to copy names
         self._thread = threading.Thread(target=self._run, name="host-port", daemon=True)
         self._thread.start()
 
@@ -124,39 +94,24 @@ class HostPort:
         self._closed = self._socket.get_monitor_socket(int(zmq.EVENT_DISCONNECTED))
         self._connections: dict[int, bytes] = {}  # file descriptor -> identity, of connections that have sent a message
 
-    def _drop_unfinished(self) -> None:
-        """End all connections if this process has grown: one may send a message that never ends. Agents connect again."""
-        if not self._growth.is_large():
-            return
-        before = resident_bytes()
-        self._shut(0)
-        self._open(self.address)
-        if freed := self._growth.freed(before):
-            text = "%s held %d MiB of messages that never end; its connections were recreated: look who else connects"
-            _logger.warning(text, self.address, freed)
-
-    def _shut(self, linger_ms: int) -> None:
-        self._socket.disable_monitor()
-        self._closed.close(linger=0)
-        self._listener.close(linger_ms)
-
     # -- called by the launcher's thread
 
     def serve(
         self,
-        control: str,
+        control: ControlServer,
         registry: Path,
         folder: Path,
         host_keys: Callable[[], dict[str, list[str]]],
         parents: Parents,
     ) -> None:
-        """Relay the messages of workers to the control connection at this address, and names between a registry and the hosts.
+        """Hand the messages of workers to a control connection, and exchange names between a registry and the hosts.
 
         Hosts get the frozen players of the run in `folder`. `host_keys` returns the keys that streams admit, with the workers
         for which each speaks, `parents` the addresses from which each host fetches the params that its workers read.
         """
-        self._host_keys, self._parents, self._folder = host_keys, parents, folder
-        self._run_in_thread(lambda: self._join_control(control, registry))
+        self._host_keys, self._parents, self._folder, self._control = host_keys, parents, folder, control
+        control.forward = lambda *command: self.tell(machine.Forward(*command))
+        self._registry = FileNames(registry)
 
     def send_names(self) -> None:
         """Send the hosts the changes of names and host keys at once."""
@@ -166,7 +121,7 @@ class HostPort:
         """Let the members process a message, and the thread do what follows, in order."""
         with self.changed:
             self._queue(self._members.handle(message, time.monotonic()))
-        self._wake()
+        self._wake_up.wake()
 
     def _queue(self, actions: list[machine.Action]) -> None:
         for action in actions:
@@ -178,7 +133,9 @@ class HostPort:
         with self.changed:
             self._num_requests += 1
             number = self._num_requests
-        self.tell(machine.Tell(host.epoch, wire.TextRequest(host.epoch, number, worker, incarnation, what, amount)))
+        self.tell(
+            machine.Tell(host.membership, wire.TextRequest(host.membership, number, worker, incarnation, what, amount))
+        )
         self.wait(lambda: number in self._answers or not host.is_heard(time.monotonic()), timeout_s)
         with self.changed:
             return self._answers.pop(number, "")
@@ -195,18 +152,13 @@ class HostPort:
         """Send all hosts a farewell, after which their agents and workers end, and close the port."""
         self.tell(machine.RunEnded(text))
         self._closing.set()
-        self._wake()
+        self._wake_up.wake()
         self._thread.join(10.0)
-        for end in (self._wake_sender, self._wake_receiver):
-            end.close()
+        self._wake_up.close()
 
     def _run_in_thread(self, action: Callable[[], None]) -> None:
         self._actions.put(action)
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nothing is served any more
-            self._wake_sender.send(b"!")
+        self._wake_up.wake()
 
     # -- the thread
 
@@ -219,25 +171,19 @@ class HostPort:
                     look_s = time.monotonic() + LOOK_S
                     self._look()
         finally:
-            if self._control is not None:
-                self._control.context.destroy(linger=500)
-            self._shut(500)
+            self._socket.disable_monitor()
+            self._closed.close(linger=0)
+            self._listener.close(500)
 
     def _turn(self) -> None:
-        """Process pending work: messages of agents, commands for workers, requests of the launcher."""
-        poller = zmq.Poller()
-        for socket in filter(None, (self._socket, self._closed, self._control, self._wake_receiver)):
-            poller.register(socket, zmq.POLLIN)
-        ready = dict(poller.poll(int(1000 * LOOK_S)))
-        if self._wake_receiver.fileno() in ready:
-            self._wake_receiver.recv(1 << 16)
+        """Process pending work: messages of agents, and what other threads have told the members."""
+        ready = dict(self._poller.poll(int(1000 * LOOK_S)))
+        self._wake_up.clear(ready)
         self._do_all()
         if self._closed in ready:
             self._note_closed()
         if self._socket in ready:
             self._receive()
-        if self._control is not None and self._control in ready:
-            self._pass_on(self._control)
         self._advance()
         self._do_all()
 
@@ -272,8 +218,8 @@ class HostPort:
             case machine.Send():
                 self._send(action.identity, action.message)
             case machine.Relay():
-                self._unsent.append(action.frames)
-                self._relay()
+                if self._control is not None:
+                    self._control.take(action.messages)
             case machine.Notify():
                 self._notify(action.line)
             case machine.Admit():
@@ -296,16 +242,16 @@ class HostPort:
 
     def _do_files(self, action: machine.Action) -> None:
         match action:
-            case machine.KeepPages(epoch, pages):
-                keep_pages(self._folder, pages, self._counted.setdefault(epoch, set()))
+            case machine.KeepPages(membership, pages):
+                keep_pages(self._folder, pages, self._counted.setdefault(membership, set()))
             case machine.KeepPart(host, part):
                 size = keep_part(self._folder, part._replace(name=name_here(part.name, host.name)))
                 if size is not None:
-                    self._send(host.identity, wire.Stored(host.epoch, part.name, size, part.digest))
+                    self._send(host.identity, wire.Stored(host.membership, part.name, size, part.digest))
             case machine.Confirm(stored):
                 for files in (self._kept, self._players):
-                    if stored.epoch in files:
-                        files[stored.epoch].confirm(stored.name, stored.size, stored.digest)
+                    if stored.membership in files:
+                        files[stored.membership].confirm(stored.name, stored.size, stored.digest)
             case machine.SendFiles():
                 self._send_files(action)
             case machine.RemoveHalfSent():  # before their worker starts on another host, or at a resume
@@ -321,20 +267,8 @@ class HostPort:
 
     def _forget(self, host: JoinedHost) -> None:
         for files in (self._kept, self._players):
-            files.pop(host.epoch, None)
+            files.pop(host.membership, None)
         self._on_loss(host)
-
-    def _relay(self) -> None:
-        """Send messages of workers to the control connection; they wait while the controller is busy: hosts need answers."""
-        with contextlib.suppress(zmq.Again):
-            while self._unsent and self._control is not None:
-                self._control.send_multipart(self._unsent[0], zmq.NOBLOCK)
-                self._unsent.popleft()
-        while len(self._unsent) > 1 and sum(map(len, chain(*self._unsent))) > MARGIN_BYTES:
-            self._unread += len(self._unsent.popleft())
-            _logger.warning(
-                "%d messages of workers were dropped: the controller did not read them in time", self._unread
-            )
 
     def _send(self, identity: bytes, message: wire.AnyControllerMessage) -> None:
         with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or its queue is full
@@ -342,21 +276,12 @@ class HostPort:
                 [identity, *outgoing([wire.encode(message)], self._join_key.server)], zmq.NOBLOCK
             )
 
-    def _pass_on(self, control: zmq.Socket) -> None:
-        """Forward the commands of the control connection to the hosts of their workers."""
-        while control.poll(0):
-            identity, frame = control.recv_multipart()
-            worker, _, number = identity.decode().rpartition("/")
-            self.tell(machine.Forward(worker, int(number), frame))
-
     def _look(self) -> None:
-        self._drop_unfinished()
         with self.changed:
             self._queue(self._members.tick(time.monotonic()))
         if self._registry is not None:
             self.tell(machine.Revoke(revoked_hosts(self._folder)))
         self._do_all()
-        self._relay()
         self._share_names()
         for host in list(self._members.hosts):
             with contextlib.suppress(OSError):  # removed, or a disk error: the waiting worker reports it
@@ -365,14 +290,16 @@ class HostPort:
     def _send_files(self, asked: machine.SendFiles) -> None:
         host = asked.host
         files = self._kept.setdefault(
-            host.epoch,
-            KeptFiles(self._folder, lambda part: self._send(host.identity, wire.EarlierFile(host.epoch, *part))),
+            host.membership,
+            KeptFiles(self._folder, lambda part: self._send(host.identity, wire.EarlierFile(host.membership, *part))),
         )
         remove_half_sent(self._folder, asked.keeps)
         files.look(asked.keeps)
         ledgers = [str(ledger_path(self._folder, leg).relative_to(self._folder)) for leg in asked.legs]
         files.add(ledgers)
-        self._counted.setdefault(host.epoch, set()).update(asked.legs)  # its counts continue those of earlier hosts
+        self._counted.setdefault(host.membership, set()).update(
+            asked.legs
+        )  # its counts continue those of earlier hosts
         self._awaited.append((asked, [*asked.keeps, *ledgers]))
 
     def _advance(self) -> None:
@@ -381,9 +308,9 @@ class HostPort:
             files.advance()
         for awaited in list(self._awaited):
             asked, names = awaited
-            if asked.host.lost or self._kept[asked.host.epoch].are_sent(names):
+            if asked.host.lost or self._kept[asked.host.membership].are_sent(names):
                 self._awaited.remove(awaited)
-                self.tell(machine.FilesSent(asked.host.epoch, asked.worker, asked.incarnation))
+                self.tell(machine.FilesSent(asked.host.membership, asked.worker, asked.incarnation))
 
     def _add_players(self, host: JoinedHost) -> None:
         """Note the frozen players for which a host waits, to be sent."""
@@ -391,7 +318,8 @@ class HostPort:
             return
         players = self._folder / PLAYERS_FOLDER
         files = self._players.setdefault(
-            host.epoch, KeptFiles(players, lambda part: self._send(host.identity, wire.Player(host.epoch, *part)))
+            host.membership,
+            KeptFiles(players, lambda part: self._send(host.identity, wire.Player(host.membership, *part))),
         )
         for wanted in host.wanted[:_MOST_WANTED]:
             policy, _, version = wanted.rpartition("/")
@@ -417,14 +345,7 @@ class HostPort:
             return
         host_keys, parents = self._host_keys(), self._parents(known)
         for host in list(self._members.hosts):
-            names = wire.RunNames(host.epoch, list(known.values()), host_keys, parents.get(host.epoch, {}))
-            if self._shown.get(host.epoch) != names:
-                self._shown[host.epoch] = names
+            names = wire.RunNames(host.membership, list(known.values()), host_keys, parents.get(host.membership, {}))
+            if self._shown.get(host.membership) != names:
+                self._shown[host.membership] = names
                 self._send(host.identity, names)
-
-    def _join_control(self, control: str, registry: Path) -> None:
-        self._control = zmq.Context().socket(zmq.DEALER)
-        self._control.setsockopt(zmq.IDENTITY, RELAY + b"hosts")
-        self._control.setsockopt(zmq.SNDHWM, MAX_WAITING)
-        self._control.connect(control)
-        self._registry = FileNames(registry)

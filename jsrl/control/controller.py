@@ -16,7 +16,7 @@ from typing import Any
 from jsrl.control.ending import BeginTask, EndAction, Ending, Files, Interrupted, LookAtFiles, Rescue, ShowLate
 from jsrl.control.result import Result
 from jsrl.control.rules import ending_of, kept_files, supervision_of
-from jsrl.control.session import Forwards, Session
+from jsrl.control.run_record import Forwards, RunRecord
 from jsrl.control.start_points import lost_text, replacement_job
 from jsrl.control.status_writer import Usage
 from jsrl.control.supervised import SupervisedWorker, death_notice, last_seen, loss_notice
@@ -72,9 +72,9 @@ PAUSE_S = 0.00005  # before messages are received, per worker: those of hundreds
 class Controller:
     """Runs a plan with the workers that a launcher starts."""
 
-    def __init__(self, plan: Plan, session: Session, launcher: Launcher, source_folders: tuple[str, ...] = ()) -> None:
-        self._plan, self._session, self._launcher = plan, session, launcher
-        self._folder = session.folder.path
+    def __init__(self, plan: Plan, record: RunRecord, launcher: Launcher, source_folders: tuple[str, ...] = ()) -> None:
+        self._plan, self._record, self._launcher = plan, record, launcher
+        self._folder = record.folder.path
         self._spawn = spawn_environment(source_folders)
         self._gpus, self._forked = accelerators(), plan.forked
         self._workers: dict[str, SupervisedWorker] = {}
@@ -88,11 +88,11 @@ class Controller:
         self._seen: dict[str, str] = {}  # worker that is to be killed -> what was seen of all workers
         self._files: dict[str, set[tuple[str, int]]] = {}  # worker -> path and bytes of its files
         self._watchdog = Watchdog(
-            session, self._workers, lambda worker: self._forward([(worker.name, "stacks", {})]), self._listen, self._now
+            record, self._workers, lambda worker: self._forward([(worker.name, "stacks", {})]), self._listen, self._now
         )
 
     def run(self) -> Result:
-        """Run until the session has a reason to stop.
+        """Run until there is a reason to stop.
 
         Ctrl-C, SIGTERM and SIGHUP end the run cleanly, with a snapshot; a second one ends it at once. Either way there is a
         result, with `ended` set to `interrupted`, or to why training had ended before.
@@ -106,17 +106,17 @@ class Controller:
                 self._work()
             except KeyboardInterrupt:
                 lives, rules = self._supervision.lives.values(), self._supervision.rules
-                self._session.cut(life.worker for life in lives if rules[life.worker].must_finish and not life.left)
+                self._record.cut(life.worker for life in lives if rules[life.worker].must_finish and not life.left)
             except BaseException as error:
                 if not isinstance(error, WorkerDied | RunDeleted):  # it has a report already, or no folder for one
                     report = self._watchdog.write("controller", repr(error), self._watchdog.look())
-                    self._session.display.message(report)
+                    self._record.display.message(report)
                 failure = error
                 raise
             finally:
                 signals.ignore()
                 self._clear(failure)
-        return self._session.result()
+        return self._record.result()
 
     def _open_control(self) -> ControlServer:
         """Bind the control connection: a Unix socket, or a TCP port with keys if some workers are on other hosts."""
@@ -129,19 +129,19 @@ class Controller:
         for job in self._plan.jobs:
             self._start(job)
         try:
-            while self._session.run.reason is None:
+            while self._record.run.reason is None:
                 self._watch()
             self._end()
         except WorkerDied as error:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: without the snapshots
                 self._rescue()
-            if has_snapshot(folder := self._session.folder.path):
+            if has_snapshot(folder := self._record.folder.path):
                 raise WorkerDied(f"{error}\n(to continue: {to_resume(folder)})") from None
             raise WorkerDied(f"{error}\n({NO_SNAPSHOT})") from None
 
     def _interrupt(self) -> None:
         self._interrupted = True
-        self._session.end("interrupted")
+        self._record.end("interrupted")
 
     def _request(self) -> None:
         self._asked = True
@@ -155,13 +155,13 @@ class Controller:
         self._launcher.close()
         close_legs(self._folder)
         if failure is not None:
-            self._session.fail(failure)
+            self._record.fail(failure)
         self._control.close()
         self._watchdog.close()
         for folder in (self._plan.memory_folder, self._plan.registry):
             shutil.rmtree(folder, ignore_errors=True)
-        self._session.hub.receive("controller", "controller", self._restarts())  # includes the last moment
-        self._session.close()
+        self._record.hub.receive("controller", "controller", self._restarts())  # includes the last moment
+        self._record.close()
 
     def _start(self, job: Job, restarts: int = 0) -> None:
         def variables(gpus: list[str] | None = None, here: Collection[str] | None = None) -> dict[str, str]:
@@ -169,10 +169,17 @@ class Controller:
 
         keys = self._plan.keys if self._plan.hosts.control_over_tcp else None
         start = StartParameters(
-            self._folder, self._control.address, self._spawn, variables(), keys, job.name in self._forked, variables
+            self._folder,
+            self._control.address,
+            self._spawn,
+            variables(),
+            keys,
+            job.name in self._forked,
+            variables,
+            server=self._control,
         )
         worker = self._workers[job.name] = SupervisedWorker(job, self._launcher.start(job, start))
-        self._session.run.started(job.name, restarts, worker.handle.host)
+        self._record.run.started(job.name, restarts, worker.handle.host)
         self._tell(Started(job.name, job.incarnation, restarts, worker.handle.host))
         worker.life = self._supervision.lives[job.name]
 
@@ -184,28 +191,28 @@ class Controller:
     def _watch(self) -> None:
         time.sleep(min(PAUSE_S * len(self._workers), POLL_S))
         self._listen(POLL_S)
-        if self._session.run.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
+        if self._record.run.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
             for name, why in self._launcher.moves().items():
                 self._tell(Move(name, why))
             self._observe_if_due(CHECK_S)
             self._decide()
-        if self._session.line_due:
+        if self._record.line_due:
             usage = self._usage.sample(self._workers.values()) | self._restarts()
-            self._session.hub.receive("controller", "controller", usage)
+            self._record.hub.receive("controller", "controller", usage)
             self._watchdog.report_standstill()
-        self._session.tick()
+        self._record.tick()
 
     def _end(self) -> None:
         """End the run in order."""
-        session = self._session
-        ending = ending_of(self._plan, self._supervision, session.run.reason or "", session.run.finals)
+        record = self._record
+        ending = ending_of(self._plan, self._supervision, record.run.reason or "", record.run.finals)
         self._machine = ending
         while not ending.is_over:
-            if self._interrupted or session.stop_asked:
+            if self._interrupted or record.stop_asked:
                 self._tell(Interrupted())
             self._end_turn()
             if not (ending.is_stopping or ending.is_over):  # the last reports belong to the last line
-                session.tick()
+                record.tick()
 
     def _rescue(self) -> None:
         """Let learners write their snapshots, so that the run can be continued from here."""
@@ -256,7 +263,7 @@ class Controller:
         if self._asked:
             self._asked = False
             report = self._watchdog.write("request", "SIGUSR1 asked for it", self._watchdog.look())
-            self._session.display.message(report)
+            self._record.display.message(report)
 
     def _receive(self, message: AnyMessage) -> None:
         worker = self._workers.get(message.worker)
@@ -266,22 +273,22 @@ class Controller:
             kind = f"{type(message).__name__.lower()} {getattr(message, 'name', '')}".strip()
             line, cut_off = worker.drops.add(worker.name, f"{kind}: {why}", self._now())
             if line:
-                self._session.display.message(line, "warning")
+                self._record.display.message(line, "warning")
             self._tell(Refused(worker.name, message.incarnation, cut_off, isinstance(message, Bye)))
             return
         message = with_texts(message, printable)
         worker.receive(message, self._now())
         self._tell(message)
         if isinstance(message, Stage):
-            self._session.stage(message.worker, message.stage, message.pid)
+            self._record.stage(message.worker, message.stage, message.pid)
         elif isinstance(message, Heartbeat):
-            self._session.call(message.worker, message.activity, message.activity_s)
+            self._record.call(message.worker, message.activity, message.activity_s)
         elif isinstance(message, Report):
-            self._forward(self._session.report(message))
+            self._forward(self._record.report(message))
         elif isinstance(message, Event):
-            self._forward(self._session.event(message))
+            self._forward(self._record.event(message))
         elif isinstance(message, Bye):
-            self._session.facts(message.worker, message.facts)
+            self._record.facts(message.worker, message.facts)
 
     def _objection(self, worker: SupervisedWorker, message: AnyMessage) -> str:
         """Return why a message of a worker is dropped; empty: it is not. Those that are relayed were checked at the port."""
@@ -302,19 +309,19 @@ class Controller:
     # -- actions ------------------------------------------------------------------------------------------------------
 
     def _execute(self, action: EndAction) -> None:
-        display = self._session.display
+        display = self._record.display
         match action:
             case Send(worker, incarnation, command, facts):
                 self._control.send_command(worker, incarnation, command, dict(facts))
             case BeginTask(worker, incarnation, facts):
-                facts = {"updates": self._session.run.last_updates, **facts}
+                facts = {"updates": self._record.run.last_updates, **facts}
                 self._control.send_command(worker, incarnation, "final", facts)
             case Show(text, level, ""):
                 display.message(text, level)
             case Show(stage, _, worker):
-                self._session.stage(worker, stage)
+                self._record.stage(worker, stage)
             case NoteEnd(worker, incarnation):
-                self._session.note_end(worker, incarnation)
+                self._record.note_end(worker, incarnation)
             case Look(worker):
                 self._seen[worker] = self._watchdog.look(self._workers[worker])
             case Kill(worker, incarnation):
@@ -342,7 +349,7 @@ class Controller:
         try:
             job, warnings = replacement_job(worker.job, incarnation, self._folder)
             for line in filter(None, (*warnings, lost_text(job, int(worker.known.get("updates", 0))))):
-                self._session.display.message(line, "warning")
+                self._record.display.message(line, "warning")
             self._start(job, restarts)
         except OSError as error:  # a full disk, no memory: it may be temporary
             self._tell(NotStarted(worker.name, incarnation, str(error)))
@@ -360,7 +367,7 @@ class Controller:
         seen = self._seen.pop(name, latest)
         report = self._watchdog.write(name, f"{name} {reason}" + (f"\n\n{crash.trace}" if crash else ""), seen)
         if death.outcome == "replaced":
-            self._session.display.message(f"{name} {reason.splitlines()[0]} ({report}); {death.text}", "warning")
+            self._record.display.message(f"{name} {reason.splitlines()[0]} ({report}); {death.text}", "warning")
             return
         if crash is None:
             what += value_of(kind.shown.death_hint, worker.job, exit.status if exit else None) + last_seen(worker)
@@ -368,7 +375,7 @@ class Controller:
         notice = "\n".join([notice, f"({report})", *([f"({death.text})"] if death.text else [])])
         if death.outcome == "fails":
             raise WorkerDied(notice)
-        self._session.lose(name, loss_notice(name, notice, crash))
+        self._record.lose(name, loss_notice(name, notice, crash))
 
     def _look_at_files(self, worker: SupervisedWorker) -> None:
         """Look at the files that a worker keeps in the run folder, also at one that is arriving."""

@@ -139,7 +139,7 @@ def next_start_point(
 def start_after(
     store: SnapshotStore, ledger: Path, begun: StartPoint | None, updates: int | None = None
 ) -> tuple[StartPoint, list[str]]:
-    """Return where a learner starts next, in a new epoch, and what is wrong with its newer snapshots.
+    """Return where a learner starts next, in a new generation, and what is wrong with its newer snapshots.
 
     Args:
       store: of its states. ledger: the page of its counts. updates: see newest_good.
@@ -148,18 +148,22 @@ def start_after(
     Raises:
       SnapshotError: it has snapshots, and all are damaged: from the start it would replace them.
     """
-    content, last = read_page(ledger), -1 if begun is None else begun.epoch
-    epoch = max(last, content.epoch if content is not None else last) + 1
+    content, last = read_page(ledger), -1 if begun is None else begun.generation
+    generation = max(last, content.generation if content is not None else last) + 1
     if begun is not None and not store.versions():
-        return dataclasses.replace(begun, epoch=epoch), []
+        return dataclasses.replace(begun, generation=generation), []
     version, broken = newest_good(store, updates)
     meta = store.meta(version)
     try:
-        made, epoch, env_steps = int(meta["updates"]), max(epoch, int(meta["epoch"]) + 1), int(meta.get("env_steps", 0))
+        made, generation, env_steps = (
+            int(meta["updates"]),
+            max(generation, int(meta["generation"]) + 1),
+            int(meta.get("env_steps", 0)),
+        )
     except (KeyError, TypeError, ValueError):
         raise SnapshotError(f"its snapshot {version} is not a learner's.") from None
     number, restore = version_updates(version), f"{store.folder}@{version}"
-    return StartPoint(epoch, number, restore, env_steps=env_steps, unmade=number - made), broken
+    return StartPoint(generation, number, restore, env_steps=env_steps, unmade=number - made), broken
 
 
 def common_batches(folder: RunFolder, policies: Mapping[str, int]) -> int | None:
@@ -233,7 +237,7 @@ def continue_exactly(
     if not may_be_exact(experiment) or groups == ():  # no groups: a worker of the user's own steps the environments
         return start_point, ""
     needed = start_point.updates // experiment.updates_per_batch
-    reason, epochs, played = obstacle or exact_obstacle(experiment) or threads_obstacle(experiment), set(), 0
+    reason, generations, played = obstacle or exact_obstacle(experiment) or threads_obstacle(experiment), set(), 0
     try:
         for group in (range(experiment.groups) if groups is None else groups) if reason is None else ():
             journal = Journal(journal_path(folder.path, group))
@@ -242,16 +246,16 @@ def continue_exactly(
                 raise SnapshotError(f"{journal.path} begins after version {start_point.updates}")
             for _ in journal.records(played):
                 pass  # every record is read and its checksum compared
-            epochs.add(journal.header.epoch)
+            generations.add(journal.header.generation)
     except SnapshotError as error:
         reason = str(error)
-    if reason is None and len(epochs) > 1:
-        reason = f"its journals come from different starts of the run (epochs {sorted(epochs)})"
+    if reason is None and len(generations) > 1:
+        reason = f"its journals come from different starts of the run (generations {sorted(generations)})"
     if reason is None:
         rows = played * experiment.rollout_length * experiment.envs
         line = f"continuing exactly: the environments replay {rows:,} env steps"
         line += "; --snapshots.exact false begins new episodes instead" if rows >= LONG_REPLAY else ""
-        return dataclasses.replace(start_point, journal_epoch=epochs.pop()), line
+        return dataclasses.replace(start_point, journal_generation=generations.pop()), line
     if experiment.deterministic:
         raise ConfigError(
             f"{folder.name} cannot be continued exactly, as --deterministic promises: {reason}. Continue it with new "

@@ -24,7 +24,7 @@ from jsrl.control.resume import (
     allowed_changes,
     claimed,
 )
-from jsrl.control.session import Session
+from jsrl.control.run_record import RunRecord
 from jsrl.control.start_points import (
     begin_policies,
     check_kept,
@@ -118,9 +118,9 @@ def run(
     options: dict[str, Any] = {"overwrite": overwrite, "resume": resume, "init_from": init_from, "graph": graph}
     options |= {"launcher": launcher, "display": display, "sinks": sinks, "hooks": hooks}
     with ready_run(experiment, runs_dir, name, changes, **options) as ready:
-        session = ready.begin()
+        record = ready.begin()
         try:
-            result = train(ready.plan, session, ready.launcher)
+            result = train(ready.plan, record, ready.launcher)
         finally:
             summary = ready.report()
         return dataclasses.replace(result, summary=summary)
@@ -128,13 +128,13 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class ReadyRun:
-    """A run whose checks have passed, and whose folder is there. begin: returns its session; until then it can be undone."""
+    """A run whose checks have passed, and whose folder is there. begin: returns its record; until then it can be undone."""
 
     plan: Plan
     folder: RunFolder
     screen: Display
     launcher: Launcher | None
-    begin: Callable[[], Session]
+    begin: Callable[[], RunRecord]
 
     def report(self) -> str:
         """Write the run's report, once it has ended; return its summary."""
@@ -184,9 +184,9 @@ def ready_run(
         with closed_on_error(screen, list(filter(None, (*messages, followed, chosen, *changed)))):
             plan = ready_plan(experiment, folder, memory, found, graph, launcher, resumed=resumed, show=screen.message)
 
-        def begun() -> Session:
+        def begun() -> RunRecord:
             begin()
-            return make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
+            return make_record(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
 
         yield ReadyRun(plan, folder, screen, launcher, begun)
 
@@ -243,16 +243,16 @@ def made_folder(
     return folder, starts
 
 
-def train(plan: Plan, session: Session, launcher: Launcher | None) -> Result:
+def train(plan: Plan, record: RunRecord, launcher: Launcher | None) -> Result:
     """Run a plan to its end, in several processes or in this one."""
-    session.begin()
+    record.begin()
     try:
         if plan.experiment.where.processes:
-            return part_of_run("processes")(plan, session, launcher, (str(session.folder.source),)).run()
-        return part_of_run("serial")(plan, session).run()
+            return part_of_run("processes")(plan, record, launcher, (str(record.folder.source),)).run()
+        return part_of_run("serial")(plan, record).run()
     finally:
         with contextlib.suppress(KeyboardInterrupt):  # it ends the wait for hooks and sinks; the run has ended already
-            session.finish()
+            record.finish()
 
 
 def part_of_run(name: str) -> Any:
@@ -399,12 +399,12 @@ def placing(launcher: Launcher | None, folder: RunFolder) -> Callable[[Plan], Ho
     return place
 
 
-def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence[Any], hooks: Hooks) -> Session:
-    """Return the session of a plan, in which each policy continues from its learner's start point."""
+def make_record(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence[Any], hooks: Hooks) -> RunRecord:
+    """Return the record of a plan, in which each policy continues from its learner's start point."""
     starts = [(policy, plan.job(policy.learner).start_point) for policy in plan.policies.values()]
     policies = [Progress(policy, start) for policy, start in starts]
     policy_of = {job.name: job.policy for job in plan.jobs}
-    return Session(
+    return RunRecord(
         plan.experiment, folder, screen, sinks, kinds=plan.kinds, policies=policies, policy_of=policy_of, hooks=hooks
     )
 

@@ -15,13 +15,14 @@ from typing import Any, Self
 from jsrl.control.ending import Task
 from jsrl.control.result import Result
 from jsrl.control.rules import last_tasks
-from jsrl.control.session import Forwards, Session
+from jsrl.control.run_record import Forwards, RunRecord
 from jsrl.control.supervised import loss_notice
 from jsrl.control.supervision import Standstill
 from jsrl.control.watchdog import Watchdog
 from jsrl.graph.machine import keep_compiled_here
 from jsrl.graph.plan import Plan
 from jsrl.interrupts import interrupts, requests
+from jsrl.linux import return_freed_memory
 from jsrl.services.runs.control_bodies import Command, Crash, Event, Report
 from jsrl.workers.base import report_of, step_of
 from jsrl.workers.kinds import build_worker
@@ -31,24 +32,24 @@ CLOSE = methodcaller("close")
 
 
 class SerialReporter:
-    """A worker's reports go straight into the session; `display` shows a learner's long updates."""
+    """A worker's reports go straight into the record; `display` shows a learner's long updates."""
 
     def __init__(
         self,
         worker: str,
-        session: Session,
+        record: RunRecord,
         forward: Callable[[Forwards], None],
         display: UpdateDisplay | None = None,
     ) -> None:
-        self._worker, self._session, self._forward, self._display = worker, session, forward, display
+        self._worker, self._record, self._forward, self._display = worker, record, forward, display
 
     def stage(self, stage: str) -> None:
         """Show the stage, before a long one at once: nothing else is displayed before it ends."""
-        self._session.stage(self._worker, stage)
-        self._session.show(now=stage.startswith(LONG_STAGES))
+        self._record.stage(self._worker, stage)
+        self._record.show(now=stage.startswith(LONG_STAGES))
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
-        self._forward(self._session.event(Event(self._worker, 0, name, text, facts)))
+        self._forward(self._record.event(Event(self._worker, 0, name, text, facts)))
 
     def entering(self, activity: object, steps: float | None = None) -> None:
         """Show a long update; there is no time limit, as a hang of a single process can be seen directly."""
@@ -64,16 +65,16 @@ PERIOD_S = 1.0  # between looks
 
 
 class UpdateDisplay:
-    """Shows for how long an update has been running. Its thread uses the session only during updates, under a lock.
+    """Shows for how long an update has been running. Its thread uses the record only during updates, under a lock.
 
     Updates are compiled: no breakpoint of the user's, and nothing else that uses the terminal, is inside them.
 
     Args:
-      session: of the run. period_s: between looks.
+      record: of the run. period_s: between looks.
     """
 
-    def __init__(self, session: Session, period_s: float = PERIOD_S) -> None:
-        self._session, self._period_s = session, period_s
+    def __init__(self, record: RunRecord, period_s: float = PERIOD_S) -> None:
+        self._record, self._period_s = record, period_s
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._call: tuple[str, str, float] | None = None  # worker, name, and since when
         self._thread = threading.Thread(target=self._run, name="update-display", daemon=True)
@@ -91,18 +92,18 @@ class UpdateDisplay:
             self._call = worker, name, time.monotonic()
 
     def end(self, worker: str) -> None:
-        """Record its end, and wait until the thread has left the session."""
+        """Record its end, and wait until the thread has left the record."""
         with self._lock:
             self._call = None
-        self._session.call(worker, "", 0.0)
+        self._record.call(worker, "", 0.0)
 
     def _run(self) -> None:
         while not self._closing.wait(self._period_s):
             with self._lock:
                 if self._call is not None:
                     worker, name, since_s = self._call
-                    self._session.call(worker, name, time.monotonic() - since_s)
-                    self._session.show()
+                    self._record.call(worker, name, time.monotonic() - since_s)
+                    self._record.show()
 
 
 class SerialRun:
@@ -112,19 +113,19 @@ class SerialRun:
       build: (job, reporter) -> a worker; None: as its kind says.
     """
 
-    def __init__(self, plan: Plan, session: Session, build: Callable[[Any, Any], Any] | None = None) -> None:
-        self._plan, self._session, self._build = plan, session, build
+    def __init__(self, plan: Plan, record: RunRecord, build: Callable[[Any, Any], Any] | None = None) -> None:
+        self._plan, self._record, self._build = plan, record, build
         self._workers: dict[str, Any] = {}
         self._learners = [name for name, kind in plan.kinds.items() if kind.lifecycle.must_finish]
         self._unsaved = set(self._learners)  # their final snapshot is not written yet
-        self._display = UpdateDisplay(session)
+        self._display = UpdateDisplay(record)
         self._shown = contextlib.ExitStack()  # the display, until the end of the training
         self._standstill: Standstill | None = None
         self._reports: list[str] = []
         self._running = self._interrupted = False
 
     def run(self) -> Result:
-        """Run until the session has a reason to stop.
+        """Run until there is a reason to stop.
 
         Ctrl-C, SIGTERM and SIGHUP end the run after the current step, with a snapshot; a second one (or the first,
         before anything has begun) ends it at once. Either way there is a result: `interrupted`, or why training had ended
@@ -142,25 +143,25 @@ class SerialRun:
 
     def turn(self) -> Result | None:
         """Let each worker make a step; return the result once the run has ended."""
-        if self._session.run.reason is None:
+        if self._record.run.reason is None:
             self._turn()
             return None
         self._shown.close()
         self._close()
         self._free()
-        return self._session.result()
+        return self._record.result()
 
     def interrupted(self) -> Result:
         """End at once, without a snapshot."""
-        self._session.cut(self._unsaved)
+        self._record.cut(self._unsaved)
         self._drop_pending()
         self._abandon()
         self._free()
-        return self._session.result()
+        return self._record.result()
 
     def failed(self, error: BaseException) -> BaseException:
         self._drop_pending()
-        self._session.fail(error)
+        self._record.fail(error)
         self._abandon()
         self._free()
         return error
@@ -174,7 +175,7 @@ class SerialRun:
     def interrupt(self) -> bool:
         """Ask for the end after the current step; return whether all workers are set up, so that there is one."""
         self._interrupted = True
-        self._session.end("interrupted")
+        self._record.end("interrupted")
         return self._running
 
     def request_report(self) -> None:
@@ -182,25 +183,26 @@ class SerialRun:
         self._reports.append(self._report_of_process("request", "SIGUSR1 asked for it"))
 
     def _report_of_process(self, who: str, noticed: str) -> str:
-        return Watchdog(self._session, {}, lambda _: None, lambda _: None).write(who, noticed, "")
+        return Watchdog(self._record, {}, lambda _: None, lambda _: None).write(who, noticed, "")
 
     def _set_up(self) -> None:
         kinds = self._plan.kinds
         for job in self._plan.jobs:
             display = self._display if kinds[job.name].lifecycle.must_finish else None
-            reporter = SerialReporter(job.name, self._session, self._forward, display)
+            reporter = SerialReporter(job.name, self._record, self._forward, display)
             self._workers[job.name] = (self._build or build_worker)(job, reporter)
         flow = [worker.name for worker in self._plan.graph.flow]
         self._when_due = [name for name in flow if _works_when_due(self._workers[name])]
         self._each_turn = [name for name in flow if name not in self._when_due]
         for node in self._plan.graph.start_order:
             self._guarded(node.name, self._set_up_one)
+        return_freed_memory()
         for worker in self._workers.values():
             worker.meter.begin()  # the setup of others is not counted in any worker's time
 
     def _set_up_one(self, worker: Any) -> None:
         worker.setup()
-        self._session.stage(worker.name, "ready")
+        self._record.stage(worker.name, "ready")
 
     def _guarded(self, name: str, call: Callable[[Any], Any]) -> Any:
         """Return what a call of a worker returns; the run continues without a dispensable one that fails."""
@@ -214,11 +216,11 @@ class SerialRun:
         except Exception as error:  # an error there must not end the training
             del self._workers[name]
             crash = Crash(name, 0, type(error).__name__, str(error), "")
-            self._session.lose(name, loss_notice(name, f"{name}: {traceback.format_exc().rstrip()}", crash))
+            self._record.lose(name, loss_notice(name, f"{name}: {traceback.format_exc().rstrip()}", crash))
             try:
                 worker.close()
             except Exception as second:
-                self._session.display.message(f"while closing {name}: {second!r}")
+                self._record.display.message(f"while closing {name}: {second!r}")
             return None
 
     def _forward(self, forwards: Forwards) -> None:
@@ -228,12 +230,12 @@ class SerialRun:
 
     @property
     def _is_interrupted(self) -> bool:
-        return self._interrupted or self._session.stop_asked
+        return self._interrupted or self._record.stop_asked
 
     def _turn(self) -> None:
-        session = self._session
+        record = self._record
         while self._reports:
-            session.display.message(self._reports.pop())
+            record.display.message(self._reports.pop())
         moved = False
         for name in self._each_turn:
             progress = self._guarded(name, step_of)
@@ -243,48 +245,48 @@ class SerialRun:
                 for due in self._when_due:
                     self._guarded(due, self._finish_due_work)
         if self._standstill is None:
-            self._standstill = Standstill(session.experiment.deadlines.still_s, time.monotonic())
+            self._standstill = Standstill(record.experiment.deadlines.still_s, time.monotonic())
         if still_s := self._standstill.tick(time.monotonic(), moved=moved):
             noticed = f"no worker has done any work for {still_s:.0f} s"
             report = self._report_of_process("standstill", noticed)
-            session.display.message(f"{noticed}; the run continues ({report})", "warning")
-        session.tick()
+            record.display.message(f"{noticed}; the run continues ({report})", "warning")
+        record.tick()
 
     def _report(self, *, last: bool = False) -> None:
         for name in self._learners:
             learner = self._workers[name]
-            self._session.facts(name, learner.counts)
-        if last or self._session.line_due:
+            self._record.facts(name, learner.counts)
+        if last or self._record.line_due:
             for name in list(self._workers):
                 self._guarded(name, self._report_of)
 
     def _report_of(self, worker: Any) -> None:
         metrics, facts = report_of(worker)
-        self._forward(self._session.report(Report(worker.name, 0, metrics, facts)))
+        self._forward(self._record.report(Report(worker.name, 0, metrics, facts)))
 
     def _finish_due_work(self, worker: Any) -> None:
         """Finish the due work, so that scores depend on updates only; it is cut when `max_minutes` are over."""
         while not self._is_interrupted and worker.due:
             worker.step()
-            self._session.tick()
-            if self._session.time_is_over and worker.due:
-                self._session.display.message(f"{worker.name}: what it played was cut, because max_minutes are over")
+            self._record.tick()
+            if self._record.time_is_over and worker.due:
+                self._record.display.message(f"{worker.name}: what it played was cut, because max_minutes are over")
                 return
 
     def _close(self) -> None:
-        session = self._session
-        session.run.finished_s = session.run.finished_s or session.now()
+        record = self._record
+        record.run.finished_s = record.run.finished_s or record.now()
         self._report(last=True)
         finals = self._begin_finals()
         for name in list(self._workers):
             if name not in self._when_due:
-                session.facts(name, self._guarded(name, CLOSE) or {})
+                record.facts(name, self._guarded(name, CLOSE) or {})
                 self._unsaved.discard(name)
         for name in self._when_due:
             if name in finals:
                 self._guarded(name, functools.partial(self._finish, finals[name]))
             self._guarded(name, CLOSE)
-        session.close()
+        record.close()
 
     def _drop_pending(self) -> None:
         """Close the reading ends of streams, so that waiting data is counted."""
@@ -294,17 +296,17 @@ class SerialRun:
 
     def _begin_finals(self) -> dict[str, Task]:
         """Tell workers with a last task to start it; return the tasks."""
-        tasks = last_tasks(self._plan, self._session.run.reason or "")
+        tasks = last_tasks(self._plan, self._record.run.reason or "")
         for name in [name for name in self._workers if name in tasks]:
             self._guarded(name, functools.partial(_begin_final, tasks[name].facts))
         return tasks
 
     def _finish(self, task: Task, worker: Any) -> None:
-        while worker.name not in self._session.run.finals and not self._is_interrupted and worker.due:
+        while worker.name not in self._record.run.finals and not self._is_interrupted and worker.due:
             worker.step()
-            self._session.tick(writes=False)
-        if self._is_interrupted and worker.name not in self._session.run.finals:
-            self._session.display.message(task.unfinished(worker.name, interrupted=True), "warning")
+            self._record.tick(writes=False)
+        if self._is_interrupted and worker.name not in self._record.run.finals:
+            self._record.display.message(task.unfinished(worker.name, interrupted=True), "warning")
 
     def _abandon(self) -> None:
         """Close environments, files and displays after an error; a second error must not hide the first."""
@@ -313,8 +315,8 @@ class SerialRun:
                 try:
                     worker.close()
                 except Exception as error:
-                    self._session.display.message(f"while closing {worker.name}: {error!r}")
-        self._session.close()
+                    self._record.display.message(f"while closing {worker.name}: {error!r}")
+        self._record.close()
 
 
 def _works_when_due(worker: Any) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 
 from jsrl.control.result import Result
 from jsrl.control.run import ReadyRun, ready_run
+from jsrl.control.run_record import RunRecord
 from jsrl.control.serial import SerialRun, run_in_turn
-from jsrl.control.session import Session
 from jsrl.references.importing import import_target
 
 TOGETHER = "jsrl.workers.fused.together:Together"  # loads jax
@@ -30,20 +30,20 @@ def run_together(runs: Sequence[Mapping[str, Any]]) -> list[Result | BaseExcepti
         each = [stack.enter_context(contextlib.ExitStack()) for _ in runs]
         ready = [own.enter_context(ready_run(**options)) for own, options in zip(each, runs, strict=True)]
         group = import_target(TOGETHER)([job for one in ready for job in one.plan.jobs if job.kind == "fused"])
-        sessions = [one.begin() for one in ready]
-        for session in sessions:
-            session.begin()
+        records = [one.begin() for one in ready]
+        for record in records:
+            record.begin()
 
         def ended(number: int) -> None:
             """Release the folder of a run."""
             with each[number]:
-                _finish(ready[number], sessions[number])
+                _finish(ready[number], records[number])
 
-        pairs = zip(ready, sessions, strict=True)
-        return run_in_turn([SerialRun(one.plan, session, group.build) for one, session in pairs], ended)
+        pairs = zip(ready, records, strict=True)
+        return run_in_turn([SerialRun(one.plan, record, group.build) for one, record in pairs], ended)
 
 
-def _finish(ready: ReadyRun, session: Session) -> None:
+def _finish(ready: ReadyRun, record: RunRecord) -> None:
     with contextlib.suppress(KeyboardInterrupt):  # it ends the wait for hooks and sinks; the run has ended already
-        session.finish()
+        record.finish()
     ready.report()

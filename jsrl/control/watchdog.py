@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from jsrl.control.session import Session
+from jsrl.control.run_record import RunRecord
 from jsrl.control.supervised import SupervisedWorker
 from jsrl.control.supervision import NOT_BEGUN, Phase, Standstill
 from jsrl.graph.launcher import STOPPED
@@ -38,27 +38,27 @@ class Watchdog:
     """Collects the state of a run's workers, and writes reports.
 
     Args:
-      session: the run's. workers: name -> worker, as the controller knows them; read at each report.
+      record: the run's. workers: name -> worker, as the controller knows them; read at each report.
       ask: asks a worker for its stacks over the control connection. listen: receives workers' messages, for at most that many
         seconds. clock: returns seconds, as in the workers' lives.
     """
 
     def __init__(
         self,
-        session: Session,
+        record: RunRecord,
         workers: Mapping[str, SupervisedWorker],
         ask: Callable[[SupervisedWorker], None],
         listen: Callable[[float], None],
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._session, self._workers, self._ask, self._listen = session, workers, ask, listen
-        self._run, self._clock = session.folder.path, clock or time.monotonic
+        self._record, self._workers, self._ask, self._listen = record, workers, ask, listen
+        self._run, self._clock = record.folder.path, clock or time.monotonic
         self._asked_s: dict[str, float] = {}
         self._looked_s = 0.0  # at all workers
         self._look_at_s = self._read_at_s = 0.0  # when the next look at all workers is due, and at the ledgers
         self._ledgers: list[str] = []  # as text
         self._counted: dict[str, list[object]] = {}
-        self._standstill = Standstill(session.experiment.deadlines.still_s, self._clock())
+        self._standstill = Standstill(record.experiment.deadlines.still_s, self._clock())
 
     def look(self, subject: SupervisedWorker | None = None) -> str:
         """Return the state of every worker, `subject` first.
@@ -134,22 +134,22 @@ class Watchdog:
         if still_s := self._standstill.tick(self._clock(), moved=moved):
             noticed = f"nothing was stepped, answered or trained for {still_s:.0f} s"
             report = self.write("standstill", noticed, self.look())
-            self._session.display.message(f"{noticed}; the run continues ({report})", "warning")
+            self._record.display.message(f"{noticed}; the run continues ({report})", "warning")
 
     def _head(self, noticed: str) -> str:
-        session = self._session
+        record = self._record
         clock = time.strftime("%Y-%m-%d %H:%M:%S")
         lines = [
-            f"{clock}, {session.elapsed_s:.1f} s after the start of {session.folder.name}",
+            f"{clock}, {record.elapsed_s:.1f} s after the start of {record.folder.name}",
             f"noticed: {noticed}",
             "",
-            f"updates {session.run.updates:,}, env steps {session.run.env_steps:,}",
+            f"updates {record.run.updates:,}, env steps {record.run.env_steps:,}",
         ]
         if (now_s := self._clock()) >= self._read_at_s:  # thousands of pages: not for each of many deaths
-            self._ledgers = session.read_ledgers()
+            self._ledgers = record.read_ledgers()
             self._read_at_s = due_after(now_s, self._clock())
         lines += self._ledgers
-        return "\n".join([*lines, *known_lines(session.hub.latest), ""])
+        return "\n".join([*lines, *known_lines(record.hub.latest), ""])
 
     def _controller(self) -> str:
         return f"== controller, pid {os.getpid()}\n{indented(all_stacks())}"

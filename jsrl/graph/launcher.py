@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph
 from jsrl.references.importing import SpawnEnvironment
 from jsrl.services.runs.values import Exit, ResourceUsage
 from jsrl.workers.jobs import Job
+
+if TYPE_CHECKING:
+    from jsrl.services.runs.control import ControlServer
 
 STOPPED = "stopped"  # the state of a paused worker
 
@@ -104,8 +107,9 @@ class Start:
 
     Attributes:
       folder: of the run, for its job file and its log. control: address of the controller; keys: if it is a TCP
-        port, the folder of the run's keys. spawn: where it finds the user's modules. variables: of its environment, for
-        devices and threads of this host. forks: one process may fork it and others of its kind.
+        port, the folder of the run's keys. server: takes the messages that the launcher relays.
+      spawn: where it finds the user's modules. variables: of its environment, for devices and threads of this host.
+        forks: one process may fork it and others of its kind.
       variables_on: (accelerators of a host, None: of this one; workers there, None: all) -> its variables there.
       nice: added to its niceness, so that other processes of its host come first.
     """
@@ -118,6 +122,7 @@ class Start:
     forks: bool = False
     variables_on: Callable[[list[str] | None, Collection[str] | None], Mapping[str, str]] | None = None
     nice: int = 0
+    server: ControlServer | None = None
 
 
 class Handle(Protocol):

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from jsrl.types import Array, ArraySpec, Trajectory
 
 StreamType = Literal["samples", "inference", "params", "ranks"]
-EPOCH = ".epoch"  # ends the name of an epoch, see epoch_at
+GENERATION = ".generation"  # ends the name of a generation, see generation_at
 POLICY = "policy"  # name of the policy of a single-policy experiment
 
 
@@ -91,9 +91,9 @@ def name_at(stream: str, worker: str) -> str:
     return f"{stream}.{worker}"
 
 
-def epoch_at(stream: str, worker: str) -> str:
-    """Return the name under which the reader of a stream publishes the epoch that trains on its rows."""
-    return f"{name_at(stream, worker)}{EPOCH}"
+def generation_at(stream: str, worker: str) -> str:
+    """Return the name under which the reader of a stream publishes the generation that trains on its rows."""
+    return f"{name_at(stream, worker)}{GENERATION}"
 
 
 class ReplayBatch(NamedTuple):

@@ -28,7 +28,7 @@ from jsrl.transport.base import (
 from jsrl.transport.door.hello import Check, JoinRules
 from jsrl.transport.ledger.legs import ledger_path, leg_folder
 from jsrl.transport.ledger.page import open_ledger
-from jsrl.transport.stream import End, epoch_at, name_at
+from jsrl.transport.stream import End, generation_at, name_at
 from jsrl.transport.table import (
     bind_inference,
     bind_params,
@@ -210,12 +210,12 @@ class Writer:
         reader.reset()
         return True
 
-    def read_epoch(self) -> int:
-        """Return the learner epoch that trains on these samples; 0 if no reader reports one."""
+    def read_generation(self) -> int:
+        """Return the learner generation that trains on these samples; 0 if no reader reports one."""
         found, stream = [0], self._job.end(self._port).stream.name
         for peer in self._job.end(self._port).peers:
             try:
-                found.append(int(self._job.names.lookup(epoch_at(stream, peer.worker), 0.0).address))
+                found.append(int(self._job.names.lookup(generation_at(stream, peer.worker), 0.0).address))
             except StreamTimeout:
                 continue
         return max(found)

@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 120.0
 NAMED_BY_KEY = "jsrl.transport.door.keys:named_by_key"  # imported where streams have keys
 FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
 BEGINS_WITH = "begins-with"  # folder of a run: snapshots of other runs, for learners on hosts that do not see these
-SEED_STRIDE, SESSIONS_PER_EPOCH = 7_919, 1_009
+SEED_STRIDE, STARTS_PER_GENERATION = 7_919, 1_009
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class StartPoint:
     """Where this start of the run begins: fresh, or from a snapshot.
 
     Attributes:
-      epoch: of the learner. updates: number of the version. unmade: those of them that were not made, because replay was
+      generation: of the learner. updates: number of the version. unmade: those of them that were not made, because replay was
         filling or a director gave the state. restore: "store folder@selector" of the state to restore, or None.
       params_only: restore only the params (a fresh optimizer, counters at 0).
-      journal_epoch: epoch in which the environments of the journals were seeded, if they are continued exactly; None:
-        start new episodes.
+      journal_generation: the one in which the environments of the journals were seeded, if they are continued exactly;
+        None: start new episodes.
       env_steps: trained on before, as the snapshot of a resumed run says.
     """
 
-    epoch: int = 0
+    generation: int = 0
     updates: int = 0
     restore: str | None = None
     params_only: bool = False
-    journal_epoch: int | None = None
+    journal_generation: int | None = None
     env_steps: int = 0
     unmade: int = 0
 
@@ -291,8 +291,12 @@ class Job:
         A restarted actor or resumed run must not play its predecessor's episodes again, unless it continues them
         exactly.
         """
-        epoch = self.start_point.epoch if self.start_point.journal_epoch is None else self.start_point.journal_epoch
-        return self.experiment.seed + SEED_STRIDE * (self.incarnation + SESSIONS_PER_EPOCH * epoch)
+        generation = (
+            self.start_point.generation
+            if self.start_point.journal_generation is None
+            else self.start_point.journal_generation
+        )
+        return self.experiment.seed + SEED_STRIDE * (self.incarnation + STARTS_PER_GENERATION * generation)
 
     @property
     def names(self) -> FileNames:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import StreamClosed
-from jsrl.linux import FORKS, die_with_parent, show_name, signal_at_parents_end
+from jsrl.linux import FORKS, die_with_parent, return_freed_memory, show_name, signal_at_parents_end
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control import HEARTBEAT_S, ControlClient
 from jsrl.services.runs.control_bodies import Bye, Crash, Event, Report
@@ -90,6 +90,7 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
         worker = build(ControlReporter(control))
         meter = worker.meter
         worker.setup()
+        return_freed_memory()
         meter.begin()
         control.stage("ready")
         _loop(worker, control)

@@ -15,7 +15,7 @@ from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.services.metrics.phases import Activity
 from jsrl.services.runs.control_bodies import Command
 from jsrl.transport.base import Block, Entry, Lease, SampleConsumer
-from jsrl.transport.stream import epoch_at
+from jsrl.transport.stream import generation_at
 from jsrl.types import Trajectory, leaves
 from jsrl.workers.base import Refusals, Reporter
 from jsrl.workers.ends import SampleWriter, begin_counting, bind_reader
@@ -48,7 +48,7 @@ class TrajectoryTransform:
         self._consumer: SampleConsumer | None = None
         self._producer: SampleWriter | None = None
         self._lease: Lease | None = None
-        self._epoch = 0
+        self._generation = 0
         self.passed = 0
 
     def change(self, trajectory: Trajectory, entry: Entry) -> None:
@@ -82,7 +82,7 @@ class TrajectoryTransform:
         schema = self.job.schemas.trajectory
         self._producer = SampleWriter(self.job, "onwards", schema)
         self._producer.open()
-        self._announce_epoch()
+        self._announce_generation()
         self._consumer = bind_reader(self.job, "rows", schema, begin_counting(self.job, "rows"))
 
     def step(self) -> int:
@@ -97,12 +97,12 @@ class TrajectoryTransform:
             self._lease = self._take(self._consumer)
         if self._lease is None or not self.ready(self._lease):
             self._producer.poll()
-            self._announce_epoch()
+            self._announce_generation()
             return 0
         self._phases.enter("wait_block")
         block = self._producer.reserve(self.job.poll_s)
         if block is None:
-            self._announce_epoch()
+            self._announce_generation()
             return 0
         self._phases.enter("change")
         self._pass_on(self._lease, block)
@@ -134,13 +134,13 @@ class TrajectoryTransform:
             self.passed += 1
             self.meter.rate("trajectories")
 
-    def _announce_epoch(self) -> None:
-        """Publish the reader's learner epoch to the writers of this worker; they check it when nothing moves."""
+    def _announce_generation(self) -> None:
+        """Publish the reader's learner generation to the writers of this worker; they check it when nothing moves."""
         assert self._producer is not None
-        epoch = self._producer.read_epoch()
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self.job.announce(epoch_at(self.job.end("rows").stream.name, self.name), str(epoch))
+        generation = self._producer.read_generation()
+        if generation != self._generation:
+            self._generation = generation
+            self.job.announce(generation_at(self.job.end("rows").stream.name, self.name), str(generation))
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return rates and shares, and how many trajectories were passed on."""

@@ -71,30 +71,30 @@ def events(worker: str, incarnation: int) -> Iterator[Event]:
     yield Event(worker, incarnation, "stop", "", {"why": "enough"})
 
 
-def attacks(epoch: int, own: str, others: list[str], num_metrics: int) -> Iterator[tuple[str, AnyAgentMessage]]:
+def attacks(membership: int, own: str, others: list[str], num_metrics: int) -> Iterator[tuple[str, AnyAgentMessage]]:
     """Yield (title, message) of a host on which only incarnation 0 of the actor `own` is."""
     for worker, incarnation in [(own, MILLION), *((other, 0) for other in others)]:
         for message in sayings(worker, incarnation):
             title = f"{type(message).__name__} {getattr(message, 'name', '')} of {worker}, {incarnation}"
-            yield title, WorkerMessages(epoch, [encoded(message)])
-        yield f"exit of {worker}", Exited(epoch, worker, incarnation, 1, "it ended", "")
-        yield f"usage of {worker}", Beat(epoch, 1.0, [], [Usage(worker, incarnation, 1, "running")])
-        yield f"beat with {worker}", Beat(epoch, 1.0, [encoded(Heartbeat(worker, incarnation, 5))])
+            yield title, WorkerMessages(membership, [encoded(message)])
+        yield f"exit of {worker}", Exited(membership, worker, incarnation, 1, "it ended", "")
+        yield f"usage of {worker}", Beat(membership, 1.0, [], [Usage(worker, incarnation, 1, "running")])
+        yield f"beat with {worker}", Beat(membership, 1.0, [encoded(Heartbeat(worker, incarnation, 5))])
     for event in events(own, 0):
-        yield f"{event.name} of an actor", WorkerMessages(epoch, [encoded(event)])
+        yield f"{event.name} of an actor", WorkerMessages(membership, [encoded(event)])
     score = Report(own, 0, {"evaluator/return_mean": 9999.0})
-    yield "another kind's metric", WorkerMessages(epoch, [encoded(score)])
-    yield "bytes that are no message", WorkerMessages(epoch, [b"\xff\x00garbage"])
-    yield "a huge stage", WorkerMessages(epoch, [raw(own, "stage", stage="x" * (10 << 20), pid=1)])
+    yield "another kind's metric", WorkerMessages(membership, [encoded(score)])
+    yield "bytes that are no message", WorkerMessages(membership, [b"\xff\x00garbage"])
+    yield "a huge stage", WorkerMessages(membership, [raw(own, "stage", stage="x" * (10 << 20), pid=1)])
     names = {f"actor/{number}": 1.0 for number in range(num_metrics)}
-    yield "very many metrics", WorkerMessages(epoch, [raw(own, "report", metrics=names)])
+    yield "very many metrics", WorkerMessages(membership, [raw(own, "report", metrics=names)])
     for name in (f"samples.{others[0]}", "s" * 164, "%/" * 82, "../x", ""):
         entry = Registration(name, "tcp://10.0.0.9:7", 0, 1, "evil")
-        yield f"the name {name[:20]!r}", Beat(epoch, 1.0, [], [], [entry])
+        yield f"the name {name[:20]!r}", Beat(membership, 1.0, [], [], [entry])
     for file in ("snapshots/state/tags/latest.json", f"logs/{others[0]}.log"):
-        yield f"the file {file}", KeptFile(epoch, file, 0, b"evil", True)
-    yield "a reply that was not asked for", TextReply(epoch, 77, "x" * (1 << 20))
-    yield "another key", Join(epoch, zmq.curve_keypair()[0].decode())
+        yield f"the file {file}", KeptFile(membership, file, 0, b"evil", True)
+    yield "a reply that was not asked for", TextReply(membership, 77, "x" * (1 << 20))
+    yield "another key", Join(membership, zmq.curve_keypair()[0].decode())
 
 
 def raw(worker: str, kind: str, **fields: Any) -> bytes:
@@ -109,13 +109,13 @@ class HostileHost:
 
     Attributes:
       begun: workers that it was asked to start. replies: to its beats. end: why it was sent away; empty: it was not.
-      epoch: of its membership.
+      membership: its number.
     """
 
     def __init__(self, key: Path, name: str) -> None:
         self._address, keys = read_key(key, 20.0)
         self._context = zmq.Context()
-        self.begun, self.end, self.epoch, self.replies = list[str](), "", 0, 0
+        self.begun, self.end, self.membership, self.replies = list[str](), "", 0, 0
         own = own_keys(keys)
         self._connect(keys)
         self.say(Join(0, own.public.decode()))
@@ -128,7 +128,7 @@ class HostileHost:
         )  # fmt: skip
         welcome = self.hear()
         assert isinstance(welcome, Welcome)
-        self.epoch = welcome.epoch
+        self.membership = welcome.membership
 
     def _connect(self, keys: ClientKeys) -> None:
         self.keys = keys
@@ -161,7 +161,7 @@ class HostileHost:
         """Send beats and hear the controller for a while, or until something holds."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s and not (self.end or until()):
-            self.say(Beat(self.epoch, 1.0, []))
+            self.say(Beat(self.membership, 1.0, []))
             while self.hear(0.1) is not None and not self.end:
                 pass
 

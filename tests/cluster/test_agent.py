@@ -46,12 +46,12 @@ LEFT = "this host has left the run: its agent was told to end"
 class World:
     """An agent that is a member, and all its actions so far."""
 
-    def __init__(self, epoch: int = 1, max_starts: int = 3) -> None:
+    def __init__(self, membership: int = 1, max_starts: int = 3) -> None:
         self.agent, self.now_s = HostAgent("a", "10.0.0.5:7000", max_starts, 0.0, 120.0, 30.0), 0.0
         self.done, self.num_orders = list[Action](), 0
-        if epoch:
+        if membership:
             self.tell(Connected(True))
-            self.hear(wire.Welcome(epoch, LEASE_S))
+            self.hear(wire.Welcome(membership, LEASE_S))
 
     def tell(self, message: Message) -> list[Action]:
         actions = self.agent.handle(message, self.now_s)
@@ -66,7 +66,7 @@ class World:
         return self.hear(msgspec.structs.replace(order, number=self.num_orders))  # type: ignore[arg-type]
 
     def begin(self, worker: str = "actor-0", incarnation: int = 0, **changes: Any) -> list[Action]:
-        return self.order(wire.Begin(self.agent.epoch, "actor", worker, incarnation, b"{}", {}, **changes))
+        return self.order(wire.Begin(self.agent.membership, "actor", worker, incarnation, b"{}", {}, **changes))
 
     def tick(self, now_s: float) -> list[Action]:
         self.now_s = now_s
@@ -76,7 +76,7 @@ class World:
 
     def answer(self) -> None:
         """Let the controller answer a beat of now."""
-        self.hear(wire.BeatReceived(self.agent.epoch, self.now_s))
+        self.hear(wire.BeatReceived(self.agent.membership, self.now_s))
 
     def of(self, kind: type) -> list[Any]:
         return [action for action in self.done if isinstance(action, kind)]
@@ -106,13 +106,13 @@ def world() -> World:
 
 
 def test_agent_shows_the_join_key_and_then_joins_with_its_own() -> None:
-    world = World(epoch=0)
+    world = World(membership=0)
     assert world.tick(0.0) == [Ask(False, 0)] and not world.tick(0.1)
     assert world.hear(wire.Admitted(0)) == [UseOwnKey()] and not world.hear(wire.Admitted(0))
     assert world.tick(0.6) == [Ask(True, 0)]
     begin, lease, told = [action for action in world.hear(wire.Welcome(4, LEASE_S)) if not isinstance(action, KillAll)]
     assert (begin, lease) == (BeginMembership([]), ExtendLease(0.6 + LEASE_S))
-    assert told == Notify("joined the run at 10.0.0.5:7000 as a") and world.agent.epoch == 4
+    assert told == Notify("joined the run at 10.0.0.5:7000 as a") and world.agent.membership == 4
     assert not world.hear(wire.Welcome(4, LEASE_S)) and not world.hear(wire.Welcome(3, LEASE_S))  # late
     assert isinstance(world.tick(1.2)[0], SendBeat)
 
@@ -133,7 +133,7 @@ def test_agent_ends_with_a_sentence(world: World, message: Message, status: int,
 
 
 def test_agent_that_finds_no_controller_ends_after_its_patience() -> None:
-    world = World(epoch=0)
+    world = World(membership=0)
     world.tick(119.0)
     assert world.tick(121.0) == [End(1, "no answer from 10.0.0.5:7000 within 120 s; is the run there?")]
 
@@ -169,7 +169,7 @@ def test_closed_connection_ends_the_lease_sooner_unless_it_is_made_again(
             world.tell(Connected(now_s == returns_s))
         world.tick(now_s)
         saved_s += [now_s] * (len(world.saves) - len(saved_s))
-        if not world.agent.epoch:
+        if not world.agent.membership:
             break
     assert now_s == ends_s and saved_s == saves_s  # a learner has 4 s to write a snapshot
     assert world.of(KillAll) and world.agent.was_lost
@@ -195,9 +195,9 @@ def test_answers_extend_the_lease_from_the_beat_that_they_answer(world: World) -
     assert world.hear(wire.BeatReceived(1, 7.0)) == [ExtendLease(23.0)]  # late
     assert world.hear(wire.BeatReceived(1, 99.0)) == [ExtendLease(25.0)]  # no beat of this agent
     world.tick(25.0)
-    assert world.agent.epoch
+    assert world.agent.membership
     world.tick(25.1)
-    assert not world.agent.epoch
+    assert not world.agent.membership
 
 
 def test_a_new_connection_repeats_what_may_be_lost_with_the_previous_one(world: World) -> None:
@@ -345,7 +345,7 @@ def test_agent_whose_starter_is_gone_ends_at_once_or_after_the_snapshot_of_a_lea
 
 
 def test_agent_without_a_membership_leaves_at_once() -> None:
-    world = World(epoch=0)
+    world = World(membership=0)
     world.tell(ToldToEnd(hangs_up=False, may_repeat=False))
     world.tick(0.1)
     assert world.of(End) == [End(0, LEFT)]

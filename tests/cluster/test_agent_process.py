@@ -87,7 +87,7 @@ class World:
     def start(self, name: str, incarnation: int = 0) -> HostHandle:
         job = dataclasses.replace(self.plan.job(name), incarnation=incarnation)
         variables = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "PATH": "/nowhere"}
-        start = Start(self.folder, self.control.address, spawn_environment(), variables)
+        start = Start(self.folder, self.control.address, spawn_environment(), variables, server=self.control)
         handle = self.launcher.start(job, start)
         assert isinstance(handle, HostHandle)
         return handle
@@ -151,7 +151,7 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         assert_nothing_secret(world, [agent.process, worker])
         assert "jaxlib" not in Path(f"/proc/{agent.process.pid}/maps").read_text()  # it does not load jax
         assert worker.environ()["OMP_NUM_THREADS"] == "1" and worker.environ()["PATH"] != "/nowhere"
-        again = Begin(handle.remote.host.epoch, "actor", "actor-0", 0, b"{}", {}, number=2)
+        again = Begin(handle.remote.host.membership, "actor", "actor-0", 0, b"{}", {}, number=2)
         world.launcher._port._do(Send(handle.remote.host.identity, again))
         time.sleep(0.3)
         assert agent.workers() == [worker]  # the same incarnation is started once
@@ -236,14 +236,14 @@ def test_workers_of_a_suspended_agent_end_at_its_lease_and_it_joins_again_withou
     with world_of(tmp_path, 1) as world:
         handle = world.start("actor-0")
         world.await_workers(handle)
-        (agent,), epoch = world.agents, handle.remote.host.epoch
+        (agent,), membership = world.agents, handle.remote.host.membership
         (worker,) = agent.workers()
         agent.popen.send_signal(signal.SIGSTOP)
         await_that(lambda: not lives(worker))
         assert handle.wait(LOST_S + 30.0)
         agent.popen.send_signal(signal.SIGCONT)
         await_that(lambda: world.launcher.members.hosts)
-        assert world.launcher.members.hosts[0].epoch > epoch and agent.popen.poll() is None
+        assert world.launcher.members.hosts[0].membership > membership and agent.popen.poll() is None
         assert (
             "no message from the controller for" in agent.log.read_text() and "1 worker ended" in agent.log.read_text()
         )
@@ -409,8 +409,8 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
         launcher.close()
     begun = [message.begin.code for message in told if isinstance(message, StartWorker)]
     assert begun == [digest] * 4 and archive({"edited_later"})[0] != digest
-    parts = [(message.epoch, message.message.part) for message in told if isinstance(message, Tell)]  # type: ignore[union-attr]
-    assert parts == [(host.epoch, content) for host in hosts]
+    parts = [(message.membership, message.message.part) for message in told if isinstance(message, Tell)]  # type: ignore[union-attr]
+    assert parts == [(host.membership, content) for host in hosts]
 
 
 def test_hosts_that_read_params_form_a_tree_under_the_learner(tmp_path: Path) -> None:
@@ -419,12 +419,12 @@ def test_hosts_that_read_params_form_a_tree_under_the_learner(tmp_path: Path) ->
         for i in range(6):
             host = joined(launcher, HostFacts(f"h{i}", 4, 100))
             launcher._port.tell(place(host, "actor-9" if i == 1 else f"inference-{i}"))
-            launcher._port.tell(GiveKeys(host.epoch, Keys(host.epoch, b"", b""), "ab"))
+            launcher._port.tell(GiveKeys(host.membership, Keys(host.membership, b"", b""), "ab"))
             relays = {"params.learner": f"tcp://ab@relay {i}"} if i != 2 else {}
-            launcher._port.tell(Received(host.key, host.identity, Beat(host.epoch, 1.0, [], relays=relays)))
+            launcher._port.tell(Received(host.key, host.identity, Beat(host.membership, 1.0, [], relays=relays)))
         launcher._params = {"params.learner": {f"inference-{i}" for i in range(6)}, "params.other": set()}
         names = {"params.learner": Registration("params.learner", "tcp://10.0.0.1:7", 0, 1, "here")}
-        parents = {epoch: found["params.learner"] for epoch, found in launcher._parents(names).items()}
+        parents = {membership: found["params.learner"] for membership, found in launcher._parents(names).items()}
         root = names["params.learner"].address
         first = "tcp://ab@relay 0"
         assert parents == {1: [root], 3: [root], 4: [root], 5: [first, root], 6: [first, root]}

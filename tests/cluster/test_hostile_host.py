@@ -7,10 +7,10 @@ import copy
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jsrl.agents.ppo import PPOConfig
-from jsrl.cluster import port as host_port
 from jsrl.cluster.launcher import JoinedHosts
 from jsrl.cluster.members import Answer, Expel, KeepPages, KeepPart, Lost, Relay, RemoveHalfSent
 from jsrl.cluster.messages import WorkerMessages
@@ -18,7 +18,6 @@ from jsrl.cluster.this_host import own_facts
 from jsrl.control.processes.launcher import Local
 from jsrl.control.run import run
 from jsrl.experiment import EvaluatorConfig, Experiment, SupervisionConfig
-from jsrl.linux import resident_bytes
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.runs.control import ControlServer
 from jsrl.services.runs.message_limits import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
@@ -55,7 +54,7 @@ def count_of(world: World, key: str) -> int:
 def test_a_host_can_say_nothing_for_others_and_nothing_above_its_budget(world: World) -> None:
     evil, _ = world.join(), world.join(1, "actor-1", session="s2", name="b", boot="b2")
     before, unnoticed = state_of(world), list[str]()
-    for title, message in attacks(evil.epoch, "actor-0", OTHERS, 20_000):
+    for title, message in attacks(evil.membership, "actor-0", OTHERS, 20_000):
         world.now_s += DROPS_S  # so that it is not cut off
         dropped = count_of(world, evil.key)
         world.hear(evil, message)
@@ -63,7 +62,7 @@ def test_a_host_can_say_nothing_for_others_and_nothing_above_its_budget(world: W
         if count_of(world, evil.key) != dropped + 1:
             unnoticed.append(title)
     assert not unnoticed and len(world.notices) < 14  # ever fewer are shown
-    world.hear(evil, WorkerMessages(evil.epoch, [said("actor-0")]))
+    world.hear(evil, WorkerMessages(evil.membership, [said("actor-0")]))
     assert world.relayed == [said("actor-0")]  # its own worker may still speak
 
 
@@ -75,7 +74,7 @@ def test_a_host_that_is_dropped_ten_times_in_a_minute_is_cut_off_with_a_sentence
         if number % 4 == 3:
             evil = world.join()  # joining again forgives nothing
         frame = said("learner") if number % 2 else b"\xff"
-        told = world.hear(evil, WorkerMessages(evil.epoch, [frame]))
+        told = world.hear(evil, WorkerMessages(evil.membership, [frame]))
         if evil.lost:
             break
     assert number > 2 * MAX_DROPS and world.members.hosts == [good]
@@ -93,7 +92,7 @@ def test_oversized_messages_of_a_host_end_its_membership_and_no_other(tmp_path: 
     with contextlib.closing(launcher):
         evil, good = (HostileHost(launcher.join_key, name) for name in ("evil", "good"))
         with contextlib.closing(evil), contextlib.closing(good):
-            before = resident_bytes()
+            before = psutil.Process().memory_info().rss
             for _ in range(MAX_DROPS):
                 evil.say(bytes(MAX_MESSAGE_BYTES + 1))
                 good.obey(0.2)
@@ -102,36 +101,8 @@ def test_oversized_messages_of_a_host_end_its_membership_and_no_other(tmp_path: 
             assert "a message of 16777217 bytes" in evil.end and evil.end.startswith("it was cut off")
             good.obey(0.5)
             assert [host.name for host in launcher.members.hosts] == ["good"] and not good.end
-            assert resident_bytes() - before < 4 * MAX_MESSAGE_BYTES
+            assert psutil.Process().memory_info().rss - before < 4 * MAX_MESSAGE_BYTES
     assert any("host evil is gone: it was cut off" in line for line in told)
-
-
-def test_growth_by_messages_without_an_end_is_told_from_that_of_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100 << 20]
-    monkeypatch.setattr(host_port, "resident_bytes", lambda: now[0])
-    growth = host_port.Growth()
-    now[0] += host_port.MARGIN_BYTES
-    assert not growth.is_large()
-    now[0] += 1
-    assert growth.is_large()
-    assert growth.freed(now[0]) == 0 and not growth.is_large(), "another part has the memory: it counts no longer"
-    assert growth.freed(now[0] + host_port.MARGIN_BYTES) == 256
-
-
-def test_port_whose_memory_grows_ends_all_connections_and_hosts_return(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only a message that never ends, of which ZeroMQ shows nothing, makes it grow so much."""
-    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)
-    with contextlib.closing(launcher), contextlib.closing(HostileHost(launcher.join_key, "good")) as good:
-        port = launcher._port
-        before, address = port._listener, port.address
-        monkeypatch.setattr(port._growth, "is_large", lambda: port._listener is before)
-        await_that(lambda: port._listener is not before)
-        good.replies = 0
-        good.obey(20.0, lambda: good.replies > 3)
-        assert good.replies > 3 and not good.end and port.address == address
-        assert [host.name for host in launcher.members.hosts] == ["good"]
 
 
 def test_hosts_are_answered_while_the_controller_reads_no_messages_of_workers(tmp_path: Path) -> None:
@@ -139,14 +110,14 @@ def test_hosts_are_answered_while_the_controller_reads_no_messages_of_workers(tm
     launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)
     with contextlib.closing(launcher), contextlib.closing(HostileHost(launcher.join_key, "good")) as good:
         port, (host,) = launcher._port, launcher.members.hosts
-        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", tmp_path, dict, lambda names: {})
+        control = ControlServer(f"ipc://{tmp_path}/control")
+        port.serve(control, tmp_path / "names", tmp_path, dict, lambda names: {})
         port.tell(place(host, "actor-0"))
         sent = [said("actor-0", text=f"stage {number}") for number in range(200)]
         for frame in sent:
-            good.say(WorkerMessages(good.epoch, [frame]))
+            good.say(WorkerMessages(good.membership, [frame]))
         good.obey(20.0, lambda: good.replies > 3)
         assert good.replies > 3 and not good.end
-        control = ControlServer(f"ipc://{tmp_path}/control")
         heard = list[object]()
         await_that(lambda: heard.extend(control.poll(0.1)) or len(heard) == len(sent))
         assert [message.stage for message in heard] == [f"stage {number}" for number in range(200)]  # type: ignore[attr-defined]
@@ -174,7 +145,7 @@ def test_a_run_with_a_hostile_host_ends_right(tmp_path: Path) -> None:
     def attack() -> None:
         with contextlib.closing(HostileHost(launcher.join_key, "evil")) as evil:
             evil.obey(120.0, lambda: evil.begun)
-            for _, message in attacks(evil.epoch, evil.begun[0], [*OTHERS, "inference-0"], 10**6):
+            for _, message in attacks(evil.membership, evil.begun[0], [*OTHERS, "inference-0"], 10**6):
                 evil.say(message)
             evil.obey(60.0)
             ends.append(evil.end)

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import zmq
 
@@ -38,7 +39,6 @@ from jsrl.control.processes import launcher as local
 from jsrl.control.processes.launcher import Local
 from jsrl.errors import CodecError, ConfigError
 from jsrl.graph.launcher import Start
-from jsrl.linux import resident_bytes
 from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES
 from jsrl.transport.door.keys import ClientKeys, load_client_keys
 from jsrl.transport.network.curve import incoming, outgoing
@@ -108,7 +108,7 @@ class Port:
         self.member = Client(self.context, self.launcher.address, self.used, encode(hello("mine", "a")))
         welcome = self.member.answer()
         assert isinstance(welcome, Welcome)
-        self.epoch = welcome.epoch
+        self.membership = welcome.membership
 
     def attempts(self, number: int) -> tuple[str, ClientKeys, bytes]:
         """Return one attempt: its name, keys, and first message."""
@@ -162,13 +162,13 @@ def test_joining_needs_an_admitted_key(count: int, tmp_path: Path) -> None:
                 if kind not in ("garbage", "join"):  # which are dropped without an answer
                     assert client.answer() is None
                     ends[kind] += 1
-            port.member.say(encode(Beat(port.epoch, 1.0, [])))
+            port.member.say(encode(Beat(port.membership, 1.0, [])))
             assert port.member.answer().sent_s == 1.0  # the run's own host is served throughout
             for client in clients:
                 client.close()
             if begin < count // 5:
-                bytes_before = resident_bytes()
-        assert resident_bytes() - bytes_before < 20 << 20
+                bytes_before = psutil.Process().memory_info().rss
+        assert psutil.Process().memory_info().rss - bytes_before < 20 << 20
         assert [host.name for host in port.launcher.members.hosts] == ["a"]
         assert ends == dict.fromkeys(("foreign", "wrong", "dropped"), count // 5)
         assert 0 < sum("was dropped" in line for line in port.told) <= 13  # of two fifths of the attempts

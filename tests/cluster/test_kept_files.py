@@ -98,7 +98,7 @@ def test_newest_snapshot_that_did_not_reach_a_lost_controller_is_kept_with_the_c
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "my state"))
     ways, state, run = FolderLink(tmp_path), "snapshots/params", "/runs/my experiment/far"
-    sent, unsent = (1 << 40) + 8, (1 << 40) + 1_234  # versions: epoch 1
+    sent, unsent = (1 << 40) + 8, (1 << 40) + 1_234  # versions: generation 1
     put(ways.there, f"{state}/{sent}/manifest.json", b"{}")
     ways.look()
     assert ways.files.has_arrived(state)

@@ -46,7 +46,7 @@ from jsrl.cluster.members import (
 from jsrl.services.runs.control import encoded
 from jsrl.services.runs.control_bodies import Crash, Stage
 from jsrl.services.runs.values import Registration
-from jsrl.transport.stream import epoch_at, name_at
+from jsrl.transport.stream import generation_at, name_at
 from jsrl.workers.kinds import find_kind
 
 HELLO = wire.Hello(
@@ -104,7 +104,8 @@ class World:
 
     @property
     def relayed(self) -> list[bytes]:
-        return [frame for action in self.done if isinstance(action, Relay) for frame in action.frames]
+        relayed = [action.messages for action in self.done if isinstance(action, Relay)]
+        return [encoded(message) for messages in relayed for message in messages]
 
     @property
     def kept(self) -> list[tuple[str, int]]:
@@ -114,8 +115,8 @@ class World:
 def place(host: JoinedHost, worker: str, incarnation: int = 0) -> Place:
     """Return a worker of a host, which binds a stream `samples` or `inference`."""
     speech = find_kind(worker.rpartition("-")[0] or worker).speech
-    names = {name_at(stream, worker) for stream in ("samples", "inference")} | {epoch_at("samples", worker)}
-    return Place(host.epoch, worker, incarnation, speech, binds=frozenset(names))
+    names = {name_at(stream, worker) for stream in ("samples", "inference")} | {generation_at("samples", worker)}
+    return Place(host.membership, worker, incarnation, speech, binds=frozenset(names))
 
 
 def answers(actions: list[Action]) -> list[wire.AnyControllerMessage]:
@@ -156,7 +157,9 @@ def test_revoked_host_is_removed_with_the_join_key_and_none_of_its_name_joins(wo
     world.tell(Revoke(set()))  # as read at the start of the run
     actions = world.tell(Revoke({"a"}))
     told, expelled, *_ = actions
-    assert isinstance(told, Send) and isinstance(told.message, wire.Refused) and told.message.epoch == host.epoch
+    assert (
+        isinstance(told, Send) and isinstance(told.message, wire.Refused) and told.message.membership == host.membership
+    )
     assert expelled == Expel(host.key)  # after the answer, which would not reach it any more
     assert Lost(host) in actions and ReplaceJoinKey() in actions and world.members.hosts == [other]
     exited = host.workers["actor-0", 0].exit
@@ -200,8 +203,8 @@ def test_ever_fewer_refusals_are_shown(world: World):
 
 def test_heartbeats_are_answered_with_the_clock_of_the_agent(world: World):
     host = world.join()
-    beat = wire.Beat(host.epoch, 7.25, [said("actor-0")], [wire.Usage("actor-0", 0, 42, "running", 1.5, 10, 3)])
-    assert world.hear(host, beat) == [wire.BeatReceived(host.epoch, 7.25)]
+    beat = wire.Beat(host.membership, 7.25, [said("actor-0")], [wire.Usage("actor-0", 0, 42, "running", 1.5, 10, 3)])
+    assert world.hear(host, beat) == [wire.BeatReceived(host.membership, 7.25)]
     life = host.workers["actor-0", 0]
     assert world.relayed == [said("actor-0")] and life.pid == 42 and life.usage.cpu_s == 1.5
 
@@ -210,60 +213,63 @@ def test_modules_are_sent_as_a_slow_network_carries_them(world: World):
     """All at once they delay heartbeats for longer than the lease, and the host joins again without end."""
     host, size = world.join(), MOST_CODE_BYTES // 2
     for number in range(5):
-        part = wire.CodePart(host.epoch, "0" * 64, bytes([number]) * size, number == 4)
-        assert not world.tell(Tell(host.epoch, part))
+        part = wire.CodePart(host.membership, "0" * 64, bytes([number]) * size, number == 4)
+        assert not world.tell(Tell(host.membership, part))
     arrived = []
     for world.now_s, executed in ((101.0, 0), (105.0, 0), (106.0, 1), (109.0, 2), (112.0, 2), (115.0, 2), (116.0, 5)):
-        _, *parts = world.hear(host, wire.Beat(host.epoch, 7.25, [], executed=executed))
+        _, *parts = world.hear(host, wire.Beat(host.membership, 7.25, [], executed=executed))
         arrived.append([part.number for part in parts if isinstance(part, wire.CodePart)])
     assert arrived == [[1, 2], [], [3], [4], [], [3, 4], [5]]  # the connection broke with 3 and 4
 
 
 def test_orders_are_sent_again_in_order_until_the_host_confirms_them(world: World):
     host, keys = world.join(), wire.Keys(1, b"c", b"s")
-    begin = wire.Begin(host.epoch, "actor", "actor-0", 0, b"{}", {})
-    actions = [GiveKeys(host.epoch, keys, KEY), Start(host.epoch, begin), Forward("actor-0", 0, b"final")]
-    actions += [Tell(host.epoch, wire.Signal(host.epoch, "actor-0", 0, "pause")), Start(host.epoch, begin)]
+    begin = wire.Begin(host.membership, "actor", "actor-0", 0, b"{}", {})
+    actions = [GiveKeys(host.membership, keys, KEY), Start(host.membership, begin), Forward("actor-0", 0, b"final")]
+    actions += [
+        Tell(host.membership, wire.Signal(host.membership, "actor-0", 0, "pause")),
+        Start(host.membership, begin),
+    ]
     orders = [answer for action in actions for answer in answers(world.tell(action))]
     assert orders == [
-        wire.Keys(host.epoch, b"c", b"s", number=1),
-        wire.Begin(host.epoch, "actor", "actor-0", 0, b"{}", {}, number=2),
-        wire.WorkerCommand(host.epoch, "actor-0", 0, b"final", number=3),
-        wire.Signal(host.epoch, "actor-0", 0, "pause", number=4),
+        wire.Keys(host.membership, b"c", b"s", number=1),
+        wire.Begin(host.membership, "actor", "actor-0", 0, b"{}", {}, number=2),
+        wire.WorkerCommand(host.membership, "actor-0", 0, b"final", number=3),
+        wire.Signal(host.membership, "actor-0", 0, "pause", number=4),
     ]  # a worker is started once
     again = []
     for world.now_s, executed in ((101.0, 0), (106.0, 0), (107.0, 2), (112.0, 3), (118.0, 3), (119.0, 4), (125.0, 4)):
-        again.append(world.hear(host, wire.Beat(host.epoch, 7.25, [], executed=executed))[1:])
+        again.append(world.hear(host, wire.Beat(host.membership, 7.25, [], executed=executed))[1:])
     assert again == [[], orders, [], [], orders[3:], [], []]  # they may be on their way
 
 
 def test_worker_starts_once_its_host_has_its_files(world: World):
     host = world.join()
-    begin = wire.Begin(host.epoch, "learner", "actor-0", 0, b"{}", {}, keeps=["snapshots/state"])
-    assert world.tell(Start(host.epoch, begin, True)) == [SendFiles(host, "actor-0", 0, ["snapshots/state"], ())]
-    world.hear(host, wire.KeptFile(host.epoch, "snapshots/state/1/x", 0, b"early", True))
+    begin = wire.Begin(host.membership, "learner", "actor-0", 0, b"{}", {}, keeps=["snapshots/state"])
+    assert world.tell(Start(host.membership, begin, True)) == [SendFiles(host, "actor-0", 0, ["snapshots/state"], ())]
+    world.hear(host, wire.KeptFile(host.membership, "snapshots/state/1/x", 0, b"early", True))
     assert not world.kept and host.workers["actor-0", 0].begin is None
-    sent = FilesSent(host.epoch, "actor-0", 0)
+    sent = FilesSent(host.membership, "actor-0", 0)
     assert answers(world.tell(sent)) == [msgspec.structs.replace(begin, number=1)]
-    assert not world.tell(sent) and not world.tell(FilesSent(host.epoch, "actor-0", 1))
-    world.hear(host, wire.KeptFile(host.epoch, "snapshots/state/1/x", 0, b"1", True))
+    assert not world.tell(sent) and not world.tell(FilesSent(host.membership, "actor-0", 1))
+    world.hear(host, wire.KeptFile(host.membership, "snapshots/state/1/x", 0, b"1", True))
     assert world.kept == [("snapshots/state/1/x", 0)]
 
 
 def test_worker_that_is_killed_before_its_start_does_not_start(world: World):
     host = world.join()
-    begin = wire.Begin(host.epoch, "learner", "actor-0", 0, b"{}", {}, keeps=["snapshots/state"])
-    world.tell(Start(host.epoch, begin, True))
-    assert not world.tell(Tell(host.epoch, wire.Signal(host.epoch, "actor-0", 0, "kill")))
+    begin = wire.Begin(host.membership, "learner", "actor-0", 0, b"{}", {}, keeps=["snapshots/state"])
+    world.tell(Start(host.membership, begin, True))
+    assert not world.tell(Tell(host.membership, wire.Signal(host.membership, "actor-0", 0, "kill")))
     exited = host.workers["actor-0", 0].exit
     assert exited is not None and exited.text == "ended before its start"
-    assert not world.tell(FilesSent(host.epoch, "actor-0", 0)) and not world.tell(Start(host.epoch, begin))
+    assert not world.tell(FilesSent(host.membership, "actor-0", 0)) and not world.tell(Start(host.membership, begin))
 
 
 def test_exit_is_recorded_once(world: World):
     host = world.join()
-    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, -9, "killed", "the end"))
-    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 0, "again", ""))
+    world.hear(host, wire.Exited(host.membership, "actor-0", 0, -9, "killed", "the end"))
+    world.hear(host, wire.Exited(host.membership, "actor-0", 0, 0, "again", ""))
     life = host.workers["actor-0", 0]
     assert (life.exit.status, life.exit.text, life.tail) == (-9, "killed", "the end")
     assert host.num_living == 0
@@ -273,19 +279,19 @@ def test_last_words_of_an_ended_worker_are_not_passed_on_again(world: World):
     """They are repeated over each new connection, and their text would use up what the worker may say."""
     host = world.join()
     crash = encoded(Crash("actor-0", 0, "ValueError", "it crashed", "x" * 60_000))
-    world.hear(host, wire.WorkerMessages(host.epoch, [crash]))
-    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 1, "exit 1", ""))
+    world.hear(host, wire.WorkerMessages(host.membership, [crash]))
+    world.hear(host, wire.Exited(host.membership, "actor-0", 0, 1, "exit 1", ""))
     for _ in range(100):
-        world.hear(host, wire.WorkerMessages(host.epoch, [crash]))
+        world.hear(host, wire.WorkerMessages(host.membership, [crash]))
     assert world.relayed == [crash] and not world.members.drops
 
 
 def test_only_replies_to_questions_are_kept(world: World):
     host = world.join()
-    question = wire.TextRequest(host.epoch, 3, "actor-0", 0, "tail", 10.0)
-    assert answers(world.tell(Tell(host.epoch, question))) == [question]
+    question = wire.TextRequest(host.membership, 3, "actor-0", 0, "tail", 10.0)
+    assert answers(world.tell(Tell(host.membership, question))) == [question]
     for number in (3, 3, 2, 4):
-        world.hear(host, wire.TextReply(host.epoch, number, f"text {number}"))
+        world.hear(host, wire.TextReply(host.membership, number, f"text {number}"))
     assert [action for action in world.done if isinstance(action, Answer)] == [Answer(3, "text 3")]
     assert world.members.drops[host.key].count == 1  # those before it are late
 
@@ -296,8 +302,8 @@ def test_only_the_newest_and_living_incarnations_are_kept(world: World):
         world.place(host, "actor-0", incarnation)
         world.place(host, "actor-1", incarnation)
         if incarnation != 7:  # this one does not end
-            world.hear(host, wire.Exited(host.epoch, "actor-0", incarnation, -9, "killed", "the end"))
-        world.hear(host, wire.Exited(host.epoch, "actor-1", incarnation, -9, "killed", "the end"))
+            world.hear(host, wire.Exited(host.membership, "actor-0", incarnation, -9, "killed", "the end"))
+        world.hear(host, wire.Exited(host.membership, "actor-1", incarnation, -9, "killed", "the end"))
     assert [key[1] for key in host.workers if key[0] == "actor-0"] == [0, 7, 48, 49]
     assert [key[1] for key in host.workers if key[0] == "actor-1"] == [48, 49]
     assert [remote.incarnation for remote in host.living_workers] == [0, 7]
@@ -320,15 +326,15 @@ def test_silent_host_is_lost_and_its_later_messages_are_ignored(world: World):
     assert not world.members.hosts and exited.status is None
     assert exited.text == "lost with its host a: it sent no message for 20 s"
     late = [
-        wire.Beat(host.epoch, 1.0, [b"late"]),
-        wire.WorkerMessages(host.epoch, [b"late"]),
-        wire.Exited(host.epoch, "actor-0", 0, 0, "", ""),
-        wire.Pages(host.epoch, {"samples/ledger": bytes(wire.PAGE_BYTES)}),
-        wire.KeptFile(host.epoch, "snapshots/state/tags/latest.json", 0, b"late", True),
+        wire.Beat(host.membership, 1.0, [b"late"]),
+        wire.WorkerMessages(host.membership, [b"late"]),
+        wire.Exited(host.membership, "actor-0", 0, 0, "", ""),
+        wire.Pages(host.membership, {"samples/ledger": bytes(wire.PAGE_BYTES)}),
+        wire.KeptFile(host.membership, "snapshots/state/tags/latest.json", 0, b"late", True),
     ]
     for message in late * 200:
         assert not world.tell(Received(host.key, b"id", message))
-    assert not world.tell(Place(host.epoch, "actor-1", 0, find_kind("actor").speech))  # it was lost meanwhile
+    assert not world.tell(Place(host.membership, "actor-1", 0, find_kind("actor").speech))  # it was lost meanwhile
     assert world.members.num_late == 5 * 200 + 1
     assert world.notices[-1].endswith("it sent no message for 20 s")
 
@@ -340,17 +346,17 @@ def test_host_whose_connection_closed_is_lost_sooner_unless_it_returns(world: Wo
     world.now_s += 8.5
     world.tick()
     assert world.members.hosts == [host]
-    world.hear(host, wire.Beat(host.epoch, 1.0, []))
+    world.hear(host, wire.Beat(host.membership, 1.0, []))
     world.now_s += 0.5
     world.tell(Closed(b"id"))
     world.now_s += 8.0
     world.tick()
     assert world.members.hosts == [host]
-    world.hear(host, wire.Beat(host.epoch, 2.0, []))  # it has returned
+    world.hear(host, wire.Beat(host.membership, 2.0, []))  # it has returned
     world.now_s += 8.5
     world.tick()
     assert world.members.hosts == [host]
-    world.hear(host, wire.Beat(host.epoch, 3.0, []))
+    world.hear(host, wire.Beat(host.membership, 3.0, []))
     world.tell(Closed(b"another"))
     world.tell(Closed(b"id"))
     world.now_s += 8.1
@@ -365,7 +371,7 @@ def test_a_host_is_away_soon_after_its_connection_closed_and_when_it_is_long_sil
     for passed_s, happens in ((7.9, ""), (0.2, ""), beat, closed, (0.9, ""), (0.2, ""), beat):
         world.now_s += passed_s
         if happens == "beat":
-            world.hear(host, wire.Beat(host.epoch, 1.0, []))
+            world.hear(host, wire.Beat(host.membership, 1.0, []))
         elif happens == "closed":
             world.tell(Closed(b"id"))
         seen.append(host.is_away(world.now_s))
@@ -373,25 +379,25 @@ def test_a_host_is_away_soon_after_its_connection_closed_and_when_it_is_long_sil
     assert world.members.hosts == [host]  # its workers are not replaced yet
 
 
-def test_returning_agent_has_a_new_epoch_and_no_workers(world: World):
+def test_returning_agent_has_a_new_membership_and_no_workers(world: World):
     host = world.join()
     (answer,) = world.hello()  # the same process, after its lease had ended
-    assert isinstance(answer, wire.Welcome) and answer.epoch > host.epoch
+    assert isinstance(answer, wire.Welcome) and answer.membership > host.membership
     assert host.lost and "joined again without workers" in host.workers["actor-0", 0].exit.text
-    assert [h.epoch for h in world.members.hosts] == [answer.epoch]
+    assert [h.membership for h in world.members.hosts] == [answer.membership]
 
 
 def test_repeated_hello_of_an_agent_that_waits_for_its_welcome_is_one_membership(world: World):
     """Agents repeat it every 0.5 s; a busy controller answers later."""
     answers = [answer for _ in range(3) for answer in world.hello()]
-    assert len(answers) == 3 and {answer.epoch for answer in answers} == {1}
+    assert len(answers) == 3 and {answer.membership for answer in answers} == {1}
     assert len(world.notices) == 1 and len(world.members.hosts) == 1
-    (answer,) = world.hello(epoch=1)  # its lease has ended since, before it could say anything
-    assert answer.epoch == 2
+    (answer,) = world.hello(membership=1)  # its lease has ended since, before it could say anything
+    assert answer.membership == 2
     (host,) = world.members.hosts
-    world.hear(host, wire.Beat(host.epoch, 1.0, []))
+    world.hear(host, wire.Beat(host.membership, 1.0, []))
     (answer,) = world.hello()
-    assert answer.epoch == 3
+    assert answer.membership == 3
 
 
 def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
@@ -407,17 +413,17 @@ def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
 
 def test_a_host_that_leaves_is_lost_at_once(world: World):
     host = world.join()
-    world.hear(host, wire.Leaving(host.epoch, "its agent was told to end"))
+    world.hear(host, wire.Leaving(host.membership, "its agent was told to end"))
     assert not world.members.hosts and "told to end" in host.workers["actor-0", 0].exit.text
 
 
 def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: World):
     host = world.join()
-    beat = wire.Beat(host.epoch, 1.0, [], leaves="its agent was told to end")
-    assert world.hear(host, beat) == [wire.BeatReceived(host.epoch, 1.0)]
+    beat = wire.Beat(host.membership, 1.0, [], leaves="its agent was told to end")
+    assert world.hear(host, beat) == [wire.BeatReceived(host.membership, 1.0)]
     assert world.members.hosts == [host] and world.members.staying == []
     assert world.notices[-1] == "host a leaves (its agent was told to end): 1 worker must move"
-    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 0, "left", ""))
+    world.hear(host, wire.Exited(host.membership, "actor-0", 0, 0, "left", ""))
     (farewell,) = world.hear(host, beat)
     assert isinstance(farewell, wire.Farewell) and "its agent was told to end" in farewell.text
     assert not world.members.hosts and host.workers["actor-0", 0].exit.status == 0
@@ -426,7 +432,7 @@ def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: Wo
 def test_a_host_speaks_for_no_other(world: World):
     host = world.join()
     other = world.join(1, session="s2", name="b")
-    world.hear(other, wire.Exited(host.epoch, "actor-0", 0, 0, "", ""))
+    world.hear(other, wire.Exited(host.membership, "actor-0", 0, 0, "", ""))
     assert host.workers["actor-0", 0].exit is None
     assert msgspec.structs.replace(host.facts, name="b") == other.facts
 
@@ -435,7 +441,7 @@ def test_connection_that_breaks_again_and_again_is_reported(world: World):
     """Each large message breaks it if packets are too large for the network. The host's beats still arrive."""
     host, reports = world.join(), list[str]()
     for world.now_s in (100.0, 130.0, 300.0, 330.0, 360.0, 390.0):
-        world.hear(host, wire.Beat(host.epoch, 1.0, []))
+        world.hear(host, wire.Beat(host.membership, 1.0, []))
         actions = world.tell(Closed(b"id"))
         reports += [f"{world.now_s:g}: {action.line}" for action in actions if isinstance(action, Notify)]
     (report,) = reports
@@ -443,7 +449,7 @@ def test_connection_that_breaks_again_and_again_is_reported(world: World):
 
 
 def give_keys(world: World, host: JoinedHost) -> None:
-    world.tell(GiveKeys(host.epoch, wire.Keys(host.epoch, b"c", b"s"), KEY))
+    world.tell(GiveKeys(host.membership, wire.Keys(host.membership, b"c", b"s"), KEY))
 
 
 def name(worker: str, incarnation: int = 0, key: str = KEY, stream: str = "inference") -> Registration:
@@ -454,24 +460,24 @@ def test_host_may_register_only_streams_of_its_living_workers(world: World):
     host = world.join()
     world.place(host, "inference-0", 0)
     world.place(host, "inference-1", 1)
-    epoch = Registration("samples.inference-0.epoch", "3", 0, 42, "a")  # of a worker that reads samples
-    fine = [name("inference-0"), name("inference-1", 1), epoch]
+    generation = Registration("samples.inference-0.generation", "3", 0, 42, "a")  # of a worker that reads samples
+    fine = [name("inference-0"), name("inference-1", 1), generation]
     wrong = [
         name("learner", stream="samples"),  # runs elsewhere
         name("inference-1"),  # of an earlier incarnation
         name("inference-0", key="cd" * 32),  # bound with another key
         dataclasses.replace(fine[0], address="shm:/dev/shm/x/y"),
-        dataclasses.replace(epoch, address="tcp://10.0.0.9:7"),
-        dataclasses.replace(epoch, name="samples.learner.epoch"),
+        dataclasses.replace(generation, address="tcp://10.0.0.9:7"),
+        dataclasses.replace(generation, name="samples.learner.generation"),
         name("inference-0", stream="x" * 300),
     ]
-    beat = wire.Beat(host.epoch, 1.0, [], [], [*fine, *wrong])
+    beat = wire.Beat(host.membership, 1.0, [], [], [*fine, *wrong])
     world.hear(host, beat)
-    assert world.members.names() == [epoch]  # it has no keys yet
+    assert world.members.names() == [generation]  # it has no keys yet
     give_keys(world, host)
     world.hear(host, beat)
     assert {entry.name: entry for entry in world.members.names()} == {entry.name: entry for entry in fine}
-    world.hear(host, wire.Exited(host.epoch, "inference-0", 0, -9, "killed", ""))
+    world.hear(host, wire.Exited(host.membership, "inference-0", 0, -9, "killed", ""))
     assert world.members.names() == fine[1:2]
     world.place(host, "inference-0", 1)
     world.hear(host, beat)  # names of its earlier incarnation are late
@@ -484,7 +490,7 @@ def test_host_relays_params_with_its_own_key_only(world: World):
     host = world.join()
     give_keys(world, host)
     own, foreign = f"tcp://{KEY}@10.0.0.2:8", f"tcp://{'cd' * 32}@10.0.0.2:9"
-    beat = wire.Beat(host.epoch, 1.0, [], relays={"params.learner": own, "params.other": foreign})
+    beat = wire.Beat(host.membership, 1.0, [], relays={"params.learner": own, "params.other": foreign})
     world.hear(host, beat)
     assert host.relays == {"params.learner": own}
     for wrong in ("../x", "a/b", "a..b"):
@@ -497,22 +503,22 @@ def test_later_incarnation_of_a_stream_wins(world: World):
         host = world.join(number, session=f"s{number}", name=f"h{number}", boot=f"b{number}")
         give_keys(world, host)
         world.place(host, "inference-0", 1 - number)
-        world.hear(host, wire.Beat(host.epoch, 1.0, [], [], [name("inference-0", 1 - number)]))
+        world.hear(host, wire.Beat(host.membership, 1.0, [], [], [name("inference-0", 1 - number)]))
     assert world.members.names() == [name("inference-0", 1)]
 
 
 def test_files_are_accepted_only_for_folders_of_living_workers(world: World):
     host = world.join()
-    begin = wire.Begin(host.epoch, "evaluator", "actor-0", 0, b"{}", {}, keeps=["snapshots/params"])
-    world.tell(Start(host.epoch, begin))
+    begin = wire.Begin(host.membership, "evaluator", "actor-0", 0, b"{}", {}, keeps=["snapshots/params"])
+    world.tell(Start(host.membership, begin))
     for name in ("snapshots/params/tags/best.json", "snapshots/params-2/x", "snapshots/state/tags/latest.json"):
-        world.hear(host, wire.KeptFile(host.epoch, name, 0, b"1", True))
+        world.hear(host, wire.KeptFile(host.membership, name, 0, b"1", True))
     assert world.kept == [("snapshots/params/tags/best.json", 0)]
-    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 0, "", ""))
-    world.hear(host, wire.KeptFile(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
+    world.hear(host, wire.Exited(host.membership, "actor-0", 0, 0, "", ""))
+    world.hear(host, wire.KeptFile(host.membership, "snapshots/params/tags/best.json", 0, b"2", True))
     assert len(world.kept) == 1
     world.place(host, "actor-0", 1)
-    world.tell(Start(host.epoch, msgspec.structs.replace(begin, incarnation=1)))
+    world.tell(Start(host.membership, msgspec.structs.replace(begin, incarnation=1)))
     world.tell(AgentEnded("a", "gone"))
     assert RemoveHalfSent(("snapshots/params/",)) in world.done
 
@@ -521,7 +527,7 @@ def test_older_pages_of_a_broken_connection_do_not_replace_newer_ones(world: Wor
     host = world.join()
     world.place(host, "actor-0", 1, legs=("samples",))
     for number, page in ((1, b"a"), (3, b"c"), (2, b"b")):
-        pages = wire.Pages(host.epoch, {"samples/ledger": page * wire.PAGE_BYTES}, number)
+        pages = wire.Pages(host.membership, {"samples/ledger": page * wire.PAGE_BYTES}, number)
         world.hear(host, pages)
     kept = [action.pages for action in world.done if isinstance(action, KeepPages)]
     assert [pages["samples/ledger"][:1] for pages in kept] == [b"a", b"c"]
@@ -529,9 +535,9 @@ def test_older_pages_of_a_broken_connection_do_not_replace_newer_ones(world: Wor
 
 def test_host_may_send_the_logs_of_its_own_workers_only(world: World):
     host = world.join()
-    world.hear(host, wire.Exited(host.epoch, "actor-0", 0, 1, "", ""))
+    world.hear(host, wire.Exited(host.membership, "actor-0", 0, 1, "", ""))
     for name, at in (("actor-0", 0), ("actor-0", wire.MOST_LOG_BYTES), ("actor-1", 0), ("controller", 0)):
-        world.hear(host, wire.KeptFile(host.epoch, f"logs/{name}.log", at, b"1", True))
+        world.hear(host, wire.KeptFile(host.membership, f"logs/{name}.log", at, b"1", True))
     assert world.kept == [("logs/actor-0.log", 0)]
 
 

@@ -11,7 +11,7 @@ from jsrl.cluster.messages import AnyAgentMessage, AnyControllerMessage, Begin, 
 from jsrl.errors import CodecError
 
 FINE = {
-    "kind": "begin", "epoch": 1, "worker_kind": "actor", "worker": "actor-0", "incarnation": 0, "job": b"{}",
+    "kind": "begin", "membership": 1, "worker_kind": "actor", "worker": "actor-0", "incarnation": 0, "job": b"{}",
     "variables": {"OMP_NUM_THREADS": "1"}, "code": "", "forks": False,
 }  # fmt: skip
 
@@ -61,13 +61,13 @@ NAME = "5-" + "0a" * 16 + ".npz"
     "name", ["../" + NAME, "a/b/" + NAME, "/" + NAME, "..../" + NAME, NAME + ".draft", "a/" + NAME[1:]]
 )
 def test_player_name_with_a_path_is_refused(name):
-    fine = {"kind": "player", "epoch": 1, "at": 0, "part": b"", "last": True}
+    fine = {"kind": "player", "membership": 1, "at": 0, "part": b"", "last": True}
     with pytest.raises(CodecError):
         decode(msgspec.msgpack.encode(fine | {"name": name}), AnyControllerMessage)
     assert (
         decode(msgspec.msgpack.encode(fine | {"name": f"rover/{NAME}"}), AnyControllerMessage).name == f"rover/{NAME}"
     )
-    beat = {"kind": "beat", "epoch": 1, "sent_s": 0.0, "frames": [], "wanted": ["5", "rover/7", "../8"]}
+    beat = {"kind": "beat", "membership": 1, "sent_s": 0.0, "frames": [], "wanted": ["5", "rover/7", "../8"]}
     with pytest.raises(CodecError):
         decode(msgspec.msgpack.encode(beat), AnyAgentMessage)
     assert decode(msgspec.msgpack.encode(beat | {"wanted": ["5", "rover/7"]}), AnyAgentMessage).wanted == [
@@ -77,7 +77,7 @@ def test_player_name_with_a_path_is_refused(name):
 
 
 def encode_names(host_keys):
-    return msgspec.msgpack.encode({"kind": "names", "epoch": 1, "entries": [], "host_keys": host_keys})
+    return msgspec.msgpack.encode({"kind": "names", "membership": 1, "entries": [], "host_keys": host_keys})
 
 
 letters = "aB0_/. \x00é☃𝄞"  # one to four bytes each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -43,7 +44,7 @@ def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
     members = Members("here", versions(), code_digest())
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
     try:
-        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, dict, lambda names: {})
+        port.serve(SimpleNamespace(), tmp_path / "names", run, dict, lambda names: {})
         name = admitted(port, key).public.decode()
         sent = [
             ("6", "arrays/x", True),
@@ -54,9 +55,13 @@ def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
         port.tell(Received(name, b"id", HELLO))
         (host,) = members.hosts
         port.tell(place(host, "learner"))
-        port.tell(Start(host.epoch, Begin(host.epoch, "learner", "learner", 0, b"{}", {}, keeps=["snapshots/state"])))
+        port.tell(
+            Start(
+                host.membership, Begin(host.membership, "learner", "learner", 0, b"{}", {}, keeps=["snapshots/state"])
+            )
+        )
         for version, file, whole in sent:
-            part = KeptFile(host.epoch, f"snapshots/state/{version}/{file}", 0, b"1", whole)
+            part = KeptFile(host.membership, f"snapshots/state/{version}/{file}", 0, b"1", whole)
             port.tell(Received(name, b"id", part))
         await_that((run / "snapshots/state/7/arrays/y.draft").exists)
         port.tell(AgentEnded("a", "its link is down"))
@@ -120,7 +125,7 @@ def test_the_controller_waits_for_nothing_from_a_host_that_it_does_not_hear(
         port.tell(Received(admitted(port, key).public.decode(), b"id", HELLO))
         (host,) = members.hosts
         port.tell(place(host, "actor-0"))
-        port.tell(Start(host.epoch, Begin(host.epoch, "actor", "actor-0", 0, b"{}", {})))
+        port.tell(Start(host.membership, Begin(host.membership, "actor", "actor-0", 0, b"{}", {})))
         handle, begun_s = HostHandle(port, host.workers["actor-0", 0]), time.monotonic()
         assert handle.is_heard
         handle.kill()  # no agent executes it
@@ -153,13 +158,13 @@ def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch:
         (host,) = members.hosts
         socket.disconnect(port.address)
         sent = threading.Event()
-        port.tell(Tell(host.epoch, Signal(host.epoch, "actor-0", 0, "kill")))
+        port.tell(Tell(host.membership, Signal(host.membership, "actor-0", 0, "kill")))
         port._run_in_thread(sent.set)
         assert sent.wait(30.0)
         socket.connect(port.address)
 
         def found() -> bool:
-            socket.send_multipart(outgoing([encode(Beat(host.epoch, 1.0, []))], keys))
+            socket.send_multipart(outgoing([encode(Beat(host.membership, 1.0, []))], keys))
             return isinstance(answer(), Signal)
 
         await_that(found)
@@ -178,12 +183,12 @@ def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path) -> None
     (run / PLAYERS_FOLDER / "main").mkdir(parents=True)
     (run / PLAYERS_FOLDER / name).write_bytes(content)
     try:
-        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, dict, lambda names: {})
+        port.serve(SimpleNamespace(), tmp_path / "names", run, dict, lambda names: {})
         socket = context.socket(zmq.DEALER)
         connection = connect(socket, port.address, keys)
         socket.send_multipart(outgoing([encode(HELLO)], keys))
         assert port.wait(lambda: bool(members.hosts), 30.0)
-        (epoch,) = (host.epoch for host in members.hosts)
+        (membership,) = (host.membership for host in members.hosts)
 
         def sent(answer: AnyAgentMessage, count: int) -> list[Player]:
             """Return so many parts, or those that come within half a second, after an answer of the host."""
@@ -195,11 +200,11 @@ def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path) -> None
                 found += [message] if isinstance(message, Player) else []
             return found
 
-        wanted = Beat(epoch, 1.0, [], wanted=["main/3"])
+        wanted = Beat(membership, 1.0, [], wanted=["main/3"])
         parts = sent(wanted, 2)
         assert not sent(wanted, 0)  # no more until they are confirmed
         for part in parts:
-            parts += sent(Stored(epoch, name, part.at + len(part.part), part.digest), 6 - len(parts) and 1)
+            parts += sent(Stored(membership, name, part.at + len(part.part), part.digest), 6 - len(parts) and 1)
         assert b"".join(part.part for part in parts) == content and parts[-1].last and parts[-1].digest
         assert not sent(wanted, 0)  # it has arrived, which the next heartbeat does not say yet
     finally:

@@ -36,7 +36,7 @@ def dead(kind: str, exit: Exit = KILLED, **changes: Any) -> SupervisedWorker:
 
 def controller(worker: SupervisedWorker) -> Any:
     made: Any = object.__new__(Controller)
-    made._session = SimpleNamespace(
+    made._record = SimpleNamespace(
         run=SimpleNamespace(last_updates={"policy": 9}), display=SimpleNamespace(message=lambda *_: None)
     )
     made._plan = SimpleNamespace(kinds={worker.name: find_kind(worker.job.kind)})
@@ -77,7 +77,7 @@ def test_learners_save_after_a_death_at_the_end_of_a_run(interrupt: type[BaseExc
             raise interrupt
 
     made._plan = SimpleNamespace(jobs=())  # type: ignore[assignment]
-    made._session = SimpleNamespace(run=SimpleNamespace(reason="x"), folder=SimpleNamespace(path=Path("nowhere")))  # type: ignore[assignment]
+    made._record = SimpleNamespace(run=SimpleNamespace(reason="x"), folder=SimpleNamespace(path=Path("nowhere")))  # type: ignore[assignment]
     made._end, made._rescue = end, save  # type: ignore[method-assign]
     with pytest.raises(WorkerDied, match=r"the evaluator died\n\(it cannot be continued: .*--snapshots\.period-s"):
         made._work()

@@ -37,7 +37,7 @@ from tests.marks import nightly
 from tests.tiny_agent import STILL
 
 slow = pytest.mark.slow
-HEADER = JournalHeader("CartPole-v1", 1, 3, 4, ArraySpec((), "int32"), first=5, epoch=2)
+HEADER = JournalHeader("CartPole-v1", 1, 3, 4, ArraySpec((), "int32"), first=5, generation=2)
 
 
 def live(folder: Path, experiment: str, name: str, *arguments: str, expect: str | None = None) -> str:
@@ -70,7 +70,7 @@ def assert_equal_ends(folder: Path, whole: str, parts: str) -> None:
     assert one_meta["updates"] == two_meta["updates"] == UPDATES
     assert one_meta["env_steps"] == two_meta["env_steps"]
     assert one_meta["ledger"]["trained"] == two_meta["ledger"]["trained"]
-    assert two_meta["epoch"] > one_meta["epoch"] == 0
+    assert two_meta["generation"] > one_meta["generation"] == 0
 
 
 @pytest.fixture(name="whole", scope="module")
@@ -331,16 +331,16 @@ def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: P
     folder = RunFolder.create(tmp_path, "exact", "one")
     serial = dataclasses.replace(EXPERIMENTS["ppo"], num_groups=1)
     start_point, line = continue_exactly(serial, folder, StartPoint(1, 3, "x@latest"))
-    assert start_point.journal_epoch is None and "new episodes" in line and "group-0 is missing" in line
+    assert start_point.journal_generation is None and "new episodes" in line and "group-0 is missing" in line
     with pytest.raises(ConfigError, match=r"snapshots\.exact false"):
         continue_exactly(dataclasses.replace(serial, deterministic=True), folder, start_point)
-    header = dataclasses.replace(HEADER, group=0, first=1, epoch=4)
+    header = dataclasses.replace(HEADER, group=0, first=1, generation=4)
     writer = JournalWriter(folder.path / "journal" / "group-0", header, on_warning=pytest.fail)
     for _ in range(2):
         writer.append(np.zeros((4, 3), np.int32), seen=0)
     writer.close()
     exact, line = continue_exactly(serial, folder, start_point)
-    assert exact.journal_epoch == 4 and line.endswith("replay 256 env steps")
+    assert exact.journal_generation == 4 and line.endswith("replay 256 env steps")
     threads = dataclasses.replace(serial, learner=LearnerConfig(threads=3))
     monkeypatch.setattr(machine, "xla_threads", lambda: 3)
     assert continue_exactly(threads, folder, start_point)[0] == exact
@@ -354,7 +354,7 @@ def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: P
         "--snapshots.exact false begins new episodes instead"
     )
     start_point, line = continue_exactly(serial, folder, StartPoint(5, 4, "x@latest"))
-    assert start_point.journal_epoch is None and "2 trajectories, 3 are needed" in line
+    assert start_point.journal_generation is None and "2 trajectories, 3 are needed" in line
     off = dataclasses.replace(serial, snapshots=dataclasses.replace(serial.snapshots, exact=False))
     assert continue_exactly(off, folder, start_point) == (start_point, "")
     assert continue_exactly(serial, folder, start_point, groups=()) == (start_point, "")  # a worker's own environments

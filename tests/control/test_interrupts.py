@@ -210,6 +210,6 @@ def test_ctrl_c_while_hooks_are_awaited_keeps_the_result(monkeypatch):
         raise KeyboardInterrupt
 
     plan = SimpleNamespace(experiment=SimpleNamespace(where=SimpleNamespace(processes=False)))
-    session = SimpleNamespace(begin=lambda: None, finish=finish)
+    record = SimpleNamespace(begin=lambda: None, finish=finish)
     monkeypatch.setattr(run, "part_of_run", lambda name: lambda *_: SimpleNamespace(run=lambda: "result"))
-    assert run.train(plan, session, None) == "result"
+    assert run.train(plan, record, None) == "result"

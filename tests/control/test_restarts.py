@@ -43,14 +43,17 @@ def test_restarted_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
     assert replacement_job(job, 5, tmp_path) == (dataclasses.replace(job, incarnation=5), [])
 
 
-def test_restarted_learner_resumes_from_the_last_snapshot_in_a_new_epoch(tmp_path: Path) -> None:
-    begun, folder = StartPoint(epoch=3, updates=7, restore="elsewhere@best", params_only=True), tmp_path / "snapshots"
+def test_restarted_learner_resumes_from_the_last_snapshot_in_a_new_generation(tmp_path: Path) -> None:
+    begun, folder = (
+        StartPoint(generation=3, updates=7, restore="elsewhere@best", params_only=True),
+        tmp_path / "snapshots",
+    )
     store = SnapshotStore(folder)
-    assert start_after(store, tmp_path / LEDGER, begun) == (dataclasses.replace(begun, epoch=4), [])
+    assert start_after(store, tmp_path / LEDGER, begun) == (dataclasses.replace(begun, generation=4), [])
     open_ledger(tmp_path / LEDGER, 5, None)
-    assert start_after(store, tmp_path / LEDGER, begun)[0].epoch == 6
+    assert start_after(store, tmp_path / LEDGER, begun)[0].generation == 6
     for updates in (12, 20):
-        store.save(updates, {"state": [0]}, meta={"updates": updates, "epoch": 5}, tags=("latest",), wait=True)
+        store.save(updates, {"state": [0]}, meta={"updates": updates, "generation": 5}, tags=("latest",), wait=True)
     store.close()
     assert start_after(store, tmp_path / LEDGER, begun) == (StartPoint(6, 20, f"{folder}@20"), [])
     damage(folder / "20")

@@ -47,23 +47,23 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     """Return a serial run whose first worker is a learner and whose others are dispensable, and the lost workers."""
     lost: list[str] = []
     run = SimpleNamespace(reason=None, finals=set(), finished_s=1.0)
-    session = SimpleNamespace(run=run, line_due=True, ticks=0, stop_asked=False)
-    session.lose = lambda name, notice: lost.append(name)
-    session.facts, session.report, session.close = lambda *_: None, lambda *_: [], lambda: None
-    session.experiment = SimpleNamespace(deadlines=DeadlineConfig())
-    session.display = SimpleNamespace(message=lambda *_: None)
+    record = SimpleNamespace(run=run, line_due=True, ticks=0, stop_asked=False)
+    record.lose = lambda name, notice: lost.append(name)
+    record.facts, record.report, record.close = lambda *_: None, lambda *_: [], lambda: None
+    record.experiment = SimpleNamespace(deadlines=DeadlineConfig())
+    record.display = SimpleNamespace(message=lambda *_: None)
 
     def tick() -> None:
-        session.ticks += 1
-        session.run.reason = "total_env_steps" if session.ticks >= turns else None
+        record.ticks += 1
+        record.run.reason = "total_env_steps" if record.ticks >= turns else None
 
-    session.tick = tick
+    record.tick = tick
     learner, *others = workers
     kinds = {learner.name: find_kind("learner")} | {one.name: find_kind("video-recorder") for one in others}
     kinds = {
         name: kind._replace(lifecycle=kind.lifecycle._replace(last_task=LastTask())) for name, kind in kinds.items()
     }
-    made: Any = SerialRun(SimpleNamespace(kinds=kinds, experiment=session.experiment), session)  # type: ignore[arg-type]
+    made: Any = SerialRun(SimpleNamespace(kinds=kinds, experiment=record.experiment), record)  # type: ignore[arg-type]
     made._workers = {one.name: one for one in workers}
     made._each_turn, made._when_due = list(made._workers), []
     made._interrupted = False
@@ -71,7 +71,7 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
 
 
 def loop(run: Any) -> None:
-    while run._session.run.reason is None:
+    while run._record.run.reason is None:
         run._turn()
 
 
@@ -102,9 +102,9 @@ def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(
 ) -> None:
     run, _ = serial_run(Scripted("learner"), Scripted("watch"))
     ended = list[str]()
-    run._session.fail, run._session.cut = ended.append, lambda unsaved: ended.append("interrupted")
+    run._record.fail, run._record.cut = ended.append, lambda unsaved: ended.append("interrupted")
     results = iter(["result"])  # written after a failure, it would hide the error in result.json
-    run._session.result = lambda: next(results)
+    run._record.result = lambda: next(results)
     run._plan.jobs, run._plan.memory_folder = [SimpleNamespace(name="learner"), SimpleNamespace(name="watch")], tmp_path
 
     def build(job: Any, reporter: Any) -> Any:
@@ -126,7 +126,7 @@ def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(
 def test_a_serial_run_without_any_work_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, told = Scripted("learner"), list[str]()
     run, _ = serial_run(learner, turns=5)
-    run._session.display.message = lambda text, level: told.append(text)
+    run._record.display.message = lambda text, level: told.append(text)
     monkeypatch.setattr("jsrl.control.serial.Watchdog", lambda *_: SimpleNamespace(write=lambda *_: "report: here"))
     clock = [100.0]
     monkeypatch.setattr("jsrl.control.serial.time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -138,7 +138,7 @@ def test_a_serial_run_without_any_work_warns_once(monkeypatch: pytest.MonkeyPatc
     loop(run)
     assert told == []
     learner.step = idle  # type: ignore[method-assign]
-    run._session.run.reason, run._session.ticks = None, 0
+    run._record.run.reason, run._record.ticks = None, 0
     loop(run)
     assert told == ["no worker has done any work for 63 s; the run continues (report: here)"]
 
@@ -149,13 +149,13 @@ def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> N
     evaluator = Scripted("evaluator")
     run._plan.kinds["evaluator"] = find_kind("evaluator")
     written, told = list[bool](), list[str]()
-    run._session.display.message = lambda text, level: told.append(text)
+    run._record.display.message = lambda text, level: told.append(text)
 
     def tick(*, writes: bool = True) -> None:
         written.append(writes)
         run._interrupted = evaluator.steps == 2
 
-    run._session.tick = tick
+    run._record.tick = tick
     run._finish(Task("final evaluation", {}, 60.0, "evaluation_s"), evaluator)
     assert evaluator.steps == 2 and written == [False, False]  # the last line has the last reports of all workers
     assert told == ["evaluator: its final evaluation was not finished because it was interrupted"]
@@ -167,14 +167,14 @@ def test_a_worker_with_a_last_task_gets_the_same_command_as_in_a_process() -> No
     run._plan.kinds["watch"] = find_kind("video-recorder")._replace(lifecycle=Lifecycle(last_task=facts))
     told = list[Any]()
     other.command = lambda command: told.append((command.name, command.facts))  # type: ignore[attr-defined]
-    run._session.run.reason = "total_env_steps"
+    run._record.run.reason = "total_env_steps"
     assert run._begin_finals().keys() == {"watch"} and told == [("final", {"why": "total_env_steps"})]
 
 
 def test_long_stages_of_a_serial_start_are_shown_at_once() -> None:
     shown: list[bool] = []
-    session = SimpleNamespace(stage=lambda *stage: None, show=lambda *, now: shown.append(now))
-    reporter = SerialReporter("learner", session, list)  # type: ignore[arg-type]
+    record = SimpleNamespace(stage=lambda *stage: None, show=lambda *, now: shown.append(now))
+    reporter = SerialReporter("learner", record, list)  # type: ignore[arg-type]
     for stage in ("making the agent's state", "binding streams", "compiling the update"):
         reporter.stage(stage)
     assert shown == [True, False, True]
@@ -183,14 +183,14 @@ def test_long_stages_of_a_serial_start_are_shown_at_once() -> None:
 def test_running_update_of_a_serial_run_is_shown() -> None:
     """The main thread, which is inside the update, cannot."""
     shown, calls = threading.Event(), list[tuple[str, str, float]]()
-    session = SimpleNamespace(call=lambda *call: calls.append(call), show=shown.set)
-    with UpdateDisplay(session, period_s=0.001) as display:  # type: ignore[arg-type]
-        reporter = SerialReporter("learner", session, list, display)  # type: ignore[arg-type]
+    record = SimpleNamespace(call=lambda *call: calls.append(call), show=shown.set)
+    with UpdateDisplay(record, period_s=0.001) as display:  # type: ignore[arg-type]
+        reporter = SerialReporter("learner", record, list, display)  # type: ignore[arg-type]
         reporter.entering("an update")
         assert shown.wait(60.0)
         reporter.left()
         number = len(calls)
-        other = SerialReporter("actor-0", session, list)  # type: ignore[arg-type]
+        other = SerialReporter("actor-0", record, list)  # type: ignore[arg-type]
         other.entering("a step", 1)
         other.left()
     assert {call[:2] for call in calls[:-1]} == {("learner", "an update")} and all(call[2] >= 0 for call in calls)
@@ -203,9 +203,9 @@ def test_due_work_after_the_time_limit_ends_at_ctrl_c_and_at_the_limit(over: boo
     """The reason for the end is max_minutes already when Ctrl-C or `jsrl stop` comes."""
     run, _ = serial_run(Scripted("learner"))
     evaluator, told = Scripted("evaluator"), list[str]()
-    run._session.run.reason, run._session.time_is_over, run._running = "max_minutes", over, True
-    run._session.end, run._session.display.message = lambda reason: None, lambda text, *_: told.append(text)
-    run._session.tick = lambda: run.interrupt() if evaluator.steps == 2 and not over else None
+    run._record.run.reason, run._record.time_is_over, run._running = "max_minutes", over, True
+    run._record.end, run._record.display.message = lambda reason: None, lambda text, *_: told.append(text)
+    run._record.tick = lambda: run.interrupt() if evaluator.steps == 2 and not over else None
     run._finish_due_work(evaluator)
     assert evaluator.steps == (1 if over else 2)
     assert told == (["evaluator: what it played was cut, because max_minutes are over"] if over else [])

@@ -19,7 +19,7 @@ from jsrl.control.progress import MAX_PROGRESS, Progress
 from jsrl.control.result import Result
 from jsrl.control.resume import init_points
 from jsrl.control.run import run
-from jsrl.control.session import Session
+from jsrl.control.run_record import RunRecord
 from jsrl.control.start_points import begin_policies, find_start_points
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
@@ -89,16 +89,16 @@ def test_policies_resume_at_the_newest_updates_of_which_all_have_a_good_snapshot
     assert resume.common_batches(folder, {"": 1, "b": 1, "c": 1}) is None
 
 
-def test_a_resume_begins_a_newer_epoch_than_its_snapshot_and_its_ledger(tmp_path: Path):
+def test_a_resume_begins_a_newer_generation_than_its_snapshot_and_its_ledger(tmp_path: Path):
     folder = RunFolder.create(tmp_path, "one", "one")
     store = SnapshotStore(folder.snapshots / "state")
-    meta = {"epoch": 2, "updates": 5}
+    meta = {"generation": 2, "updates": 5}
     store.save(make_version(2, 5), {"state": {"x": np.zeros(3)}}, meta=meta, tags=("latest",), wait=True)
     store.close()
-    assert (resume.next_start_point(folder)[0].epoch, resume.next_start_point(folder)[0].updates) == (3, 5)
+    assert (resume.next_start_point(folder)[0].generation, resume.next_start_point(folder)[0].updates) == (3, 5)
     page = tmp_path / "page"
     open_ledger(page, 7, None)  # of learners that died before their first snapshot
-    assert resume.next_start_point(folder, ledger=page)[0].epoch == 8
+    assert resume.next_start_point(folder, ledger=page)[0].generation == 8
 
 
 def test_a_resume_with_another_total_says_how_a_learning_rate_jumps() -> None:
@@ -217,11 +217,11 @@ def test_initial_params_are_given_per_policy_of_the_run(monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def session(tmp_path: Path):
+def record(tmp_path: Path):
     workers = {"learner": "", "learner-b": "b", "actor-1": "b", "evaluator-b": "b", "director": ""}
     e = small(total_env_steps=10_000, stop_at_return=100.0)
     parts = [PolicyPart("policy", "learner", e, (0,), ""), PolicyPart("b", "learner-b", e, (1,), "b")]
-    session = Session(
+    record = RunRecord(
         e,
         RunFolder.create(tmp_path, "two", "one", seed=0),
         make_display("log-only"),
@@ -229,31 +229,31 @@ def session(tmp_path: Path):
         policies=[Progress(part) for part in parts],
         policy_of={name: policy or "policy" for name, policy in workers.items()},
     )
-    yield session
-    session.close()
+    yield record
+    record.close()
 
 
-def test_counters_and_metrics_are_kept_by_policy(session: Session) -> None:
-    session.report(Report("learner", 0, {"learner/loss": 1.0}, {"updates": 4, "env_steps": 40}))
-    session.report(Report("learner-b", 0, {"learner/loss": 3.0}, {"updates": 9, "env_steps": 90}))
-    session._tick()
-    line = session.hub.latest
+def test_counters_and_metrics_are_kept_by_policy(record: RunRecord) -> None:
+    record.report(Report("learner", 0, {"learner/loss": 1.0}, {"updates": 4, "env_steps": 40}))
+    record.report(Report("learner-b", 0, {"learner/loss": 3.0}, {"updates": 9, "env_steps": 90}))
+    record._tick()
+    line = record.hub.latest
     assert (line["updates"], line["env_steps"], line["learner/loss"]) == (4, 40, 1.0)
     assert (line["b/updates"], line["b/env_steps"], line["b/learner/loss"]) == (9, 90, 3.0)
-    assert str(session.state().others[0]) == "b: steps 90 updates 9"
+    assert str(record.state().others[0]) == "b: steps 90 updates 9"
 
 
-def test_counts_of_other_workers_are_not_those_of_the_training(session: Session) -> None:
+def test_counts_of_other_workers_are_not_those_of_the_training(record: RunRecord) -> None:
     """A user's worker may count its own updates under these names."""
     report = Report("actor-1", 0, {}, {"updates": 10**9, "env_steps": 10**9, "finished": True})
-    session.report(Report("learner-b", 0, {}, {"updates": 9, "env_steps": 90}))
-    session.report(report)
-    progress = session.run.policies["b"]
+    record.report(Report("learner-b", 0, {}, {"updates": 9, "env_steps": 90}))
+    record.report(report)
+    progress = record.run.policies["b"]
     assert (progress.updates, progress.env_steps, progress.kept["updates"], progress.ended) == (9, 90, 9, "")
 
 
-def test_scores_of_a_very_long_run_take_a_bounded_memory(session: Session) -> None:
-    progress = session.run.policies["policy"]
+def test_scores_of_a_very_long_run_take_a_bounded_memory(record: RunRecord) -> None:
+    progress = record.run.policies["policy"]
     for number in range(3 * MAX_PROGRESS):
         progress.evaluated({"env_steps": number, "return_mean": 9.0 if number == 101 else number / 1e6})
         assert progress.curve[-1][0] == number
@@ -261,25 +261,25 @@ def test_scores_of_a_very_long_run_take_a_bounded_memory(session: Session) -> No
     assert progress.curve[0][0] == 0 and (101, 9.0) in progress.curve and progress.curve == sorted(progress.curve)
 
 
-def test_state_of_a_director_is_kept_with_snapshots_of_the_first_policy_only(session: Session, tmp_path: Path) -> None:
+def test_state_of_a_director_is_kept_with_snapshots_of_the_first_policy_only(record: RunRecord, tmp_path: Path) -> None:
     """Versions of the other policy's learner are higher for ever, once it was restarted."""
     states = StateFile(tmp_path / "director", None, pytest.fail)
     events = [Event("learner", 0, "saving", "", {"version": make_version(0, 5)})]
     events += [Event("learner-b", 1, "saving", "", {"version": make_version(1, updates)}) for updates in range(8)]
-    for worker, _, facts in (forward for event in events for forward in session.event(event)):
+    for worker, _, facts in (forward for event in events for forward in record.event(event)):
         assert worker == "director"
         states.write(facts["version"], {})
     assert [path.name for path in states.folder.iterdir()] == [f"state-{make_version(0, 5)}.json"]
 
 
-def test_result_counts_no_updates_that_a_restart_rolled_back(session: Session) -> None:
+def test_result_counts_no_updates_that_a_restart_rolled_back(record: RunRecord) -> None:
     for worker in ("learner", "learner-b"):
-        session.report(Report(worker, 0, {}, {"updates": 9, "env_steps": 90}))
-        session.report(Report(worker, 1, {}, {"updates": 4, "env_steps": 40}))  # it began at the last snapshot
-    session.report(Report("actor-1", 0, {}, {"env_steps": 123}))
-    assert session.run.last_updates == {"policy": 4, "b": 4}  # of the newest learners
-    assert (session.run.updates, session.run.env_steps) == (9, 90)  # lines of metrics do not go back
-    result = session.result()
+        record.report(Report(worker, 0, {}, {"updates": 9, "env_steps": 90}))
+        record.report(Report(worker, 1, {}, {"updates": 4, "env_steps": 40}))  # it began at the last snapshot
+    record.report(Report("actor-1", 0, {}, {"env_steps": 123}))
+    assert record.run.last_updates == {"policy": 4, "b": 4}  # of the newest learners
+    assert (record.run.updates, record.run.env_steps) == (9, 90)  # lines of metrics do not go back
+    result = record.result()
     assert (result.updates, result.env_steps) == (4, 40)
     assert (result.others["b"]["updates"], result.others["b"]["env_steps"]) == (4, 40)
 
@@ -298,59 +298,59 @@ def confirmed(worker: str, score: float, updates: int = 3) -> Event:
 
 
 def test_a_run_ends_when_the_training_of_every_policy_has_ended(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session.event(finished("learner"))
-    assert session.run.reason is None
-    session.event(evaluated("evaluator-b", 99.0))
-    assert session.run.reason is None
-    session.event(evaluated("evaluator-b", 110.0))
-    assert session.run.reason is None  # it has to be confirmed
-    session.event(confirmed("evaluator-b", 99.0))
-    assert session.run.reason is None  # a lucky score
-    session.event(confirmed("evaluator-b", 101.0, updates=0))
-    assert session.run.reason is None  # of its initial params
-    session.event(evaluated("evaluator-b", 120.0))
-    session.event(confirmed("evaluator-b", 101.0))
-    assert session.run.reason == "total_env_steps"  # of the first; b ended by its return
+    record.event(finished("learner"))
+    assert record.run.reason is None
+    record.event(evaluated("evaluator-b", 99.0))
+    assert record.run.reason is None
+    record.event(evaluated("evaluator-b", 110.0))
+    assert record.run.reason is None  # it has to be confirmed
+    record.event(confirmed("evaluator-b", 99.0))
+    assert record.run.reason is None  # a lucky score
+    record.event(confirmed("evaluator-b", 101.0, updates=0))
+    assert record.run.reason is None  # of its initial params
+    record.event(evaluated("evaluator-b", 120.0))
+    record.event(confirmed("evaluator-b", 101.0))
+    assert record.run.reason == "total_env_steps"  # of the first; b ended by its return
     said: list[str] = []
-    monkeypatch.setattr(session.display, "message", lambda text, level="info": said.append(text))
-    session.event(confirmed("evaluator-b", 102.0))  # one in transit
+    monkeypatch.setattr(record.display, "message", lambda text, level="info": said.append(text))
+    record.event(confirmed("evaluator-b", 102.0))  # one in transit
     assert said == []
-    session.event(evaluated("evaluator-b", 80.0))
-    result = session.result()
+    record.event(evaluated("evaluator-b", 80.0))
+    result = record.result()
     assert result.others["b"]["ended"] == "stop_at_return"
     assert result.others["b"]["evaluation"]["return_mean"] == 120.0 and result.evaluation == {}
     columns = result.metrics
     assert np.nanmax(columns["b/evaluator/return_mean"]) == 120.0 and "evaluator/return_mean" not in columns
 
 
-def test_a_run_ends_by_the_reports_of_learners_that_have_finished(session: Session) -> None:
+def test_a_run_ends_by_the_reports_of_learners_that_have_finished(record: RunRecord) -> None:
     """Their events `finished` were lost."""
     facts = {"updates": 300, "env_steps": 9_600}
-    session.report(Report("learner", 0, {}, facts | {"finished": True}))
-    session.report(Report("learner-b", 0, {}, facts | {"finished": False}))
-    assert session.run.reason is None
-    session.report(Report("learner-b", 0, {}, facts | {"finished": True}))
-    assert session.run.reason == "total_env_steps"
+    record.report(Report("learner", 0, {}, facts | {"finished": True}))
+    record.report(Report("learner-b", 0, {}, facts | {"finished": False}))
+    assert record.run.reason is None
+    record.report(Report("learner-b", 0, {}, facts | {"finished": True}))
+    assert record.run.reason == "total_env_steps"
 
 
-def test_a_final_score_counts_once_also_if_its_event_was_lost(session: Session) -> None:
+def test_a_final_score_counts_once_also_if_its_event_was_lost(record: RunRecord) -> None:
     score = {"return_mean": 7.0, "return_ci95": 1.0, "episodes": 4}
-    session.report(Report("evaluator-b", 0, {}, {"evaluated finally": score}))
-    assert session.run.finals == {"evaluator-b"} and session.result().others["b"]["final"] == score
-    session.report(Report("evaluator-b", 0, {}, {"evaluated finally": score | {"return_mean": 8.0}}))
-    assert session.result().others["b"]["final"] == score
+    record.report(Report("evaluator-b", 0, {}, {"evaluated finally": score}))
+    assert record.run.finals == {"evaluator-b"} and record.result().others["b"]["final"] == score
+    record.report(Report("evaluator-b", 0, {}, {"evaluated finally": score | {"return_mean": 8.0}}))
+    assert record.result().others["b"]["final"] == score
 
 
-def test_the_display_shows_game_frames_beside_env_steps(session: Session) -> None:
-    assert session.state().action_repeat == 1
-    session.experiment = dataclasses.replace(session.experiment, env=EnvConfig("ALE/Pong-v5"))
-    assert session.state().action_repeat == 4
+def test_the_display_shows_game_frames_beside_env_steps(record: RunRecord) -> None:
+    assert record.state().action_repeat == 1
+    record.experiment = dataclasses.replace(record.experiment, env=EnvConfig("ALE/Pong-v5"))
+    assert record.state().action_repeat == 4
 
 
-def test_limits_of_the_run_end_every_policy(session: Session) -> None:
-    session.event(finished("learner-b"))
-    session.end("max_minutes")
-    outcome = session.result()
+def test_limits_of_the_run_end_every_policy(record: RunRecord) -> None:
+    record.event(finished("learner-b"))
+    record.end("max_minutes")
+    outcome = record.result()
     assert outcome.ended == "max_minutes" and outcome.others["b"]["ended"] == "total_env_steps"

@@ -13,7 +13,7 @@ import pytest
 
 from jsrl.control.processes import launcher, processes
 from jsrl.control.processes.processes import LocalHandle
-from jsrl.control.session import Session
+from jsrl.control.run_record import RunRecord
 from jsrl.control.status_writer import Usage
 from jsrl.control.supervised import SupervisedWorker
 from jsrl.experiment import Experiment
@@ -131,13 +131,13 @@ def test_a_replaced_worker_is_counted_from_its_start_on():
 def test_usage_is_sampled_once_a_line(tmp_path: Path):
     """The display refreshes more often: a second sample after some milliseconds would divide by too little time."""
     folder = RunFolder.create(tmp_path, "tried", "one")
-    session = Session(Experiment(agent=None, name="tried"), folder, make_display("log-only"))
+    record = RunRecord(Experiment(agent=None, name="tried"), folder, make_display("log-only"))
     written: list[int] = []
-    session._tick = lambda: written.append(ms)  # type: ignore[method-assign]
+    record._tick = lambda: written.append(ms)  # type: ignore[method-assign]
     begin_s, due = time.monotonic() + 10.0, []
     for ms in range(0, 3000, 3):
-        session.now = lambda: begin_s + ms / 1000  # type: ignore[method-assign]  # noqa: B023
-        due += [ms] if session.line_due else []
-        session.tick()
+        record.now = lambda: begin_s + ms / 1000  # type: ignore[method-assign]  # noqa: B023
+        due += [ms] if record.line_due else []
+        record.tick()
     assert due == written and len(due) == 3
-    session.close()
+    record.close()

@@ -49,8 +49,8 @@ nap()
 """
 
 
-def session_in(folder: Path) -> SimpleNamespace:
-    """Return the part of a session that reports use."""
+def record_in(folder: Path) -> SimpleNamespace:
+    """Return the part of a record that reports use."""
     (folder / "logs").mkdir(exist_ok=True)
     run, hub = SimpleNamespace(path=folder, name="tiny/first"), SimpleNamespace(latest={"learner/queue_depth": 3.0})
     display = SimpleNamespace(told=[], message=lambda text, level="info": display.told.append((text, level)))
@@ -98,7 +98,7 @@ def test_silent_worker_dumps_stacks_unless_that_would_kill_it(tmp_path: Path, sl
     assert catches(tough.handle.pid, signal.SIGUSR1) and not catches(tender.handle.pid, signal.SIGUSR1)
     asked: list[str] = []
     processes = {p.name: p for p in (tough, tender)}
-    watchdog = Watchdog(session_in(tmp_path), processes, lambda p: asked.append(p.name), time.sleep)
+    watchdog = Watchdog(record_in(tmp_path), processes, lambda p: asked.append(p.name), time.sleep)
     begun_s = time.monotonic()
     seen = watchdog.look(tender)
     assert time.monotonic() - begun_s < stretched(2.0)  # one second on an idle machine
@@ -120,7 +120,7 @@ def test_stopped_process_is_not_signalled_or_waited_for(tmp_path: Path, sleeper,
         time.sleep(0.01)
     asked, waits = list[str](), list[float]()
     monkeypatch.setattr(LocalHandle, "stacks", lambda handle, timeout_s: waits.append(timeout_s) or "")
-    watchdog = Watchdog(session_in(tmp_path), {"actor-0": process}, lambda p: asked.append(p.name), waits.append)
+    watchdog = Watchdog(record_in(tmp_path), {"actor-0": process}, lambda p: asked.append(p.name), waits.append)
     seen = watchdog.look(process)
     assert not asked and not waits
     assert ", stopped" in seen and "until it is continued (SIGCONT)" in seen
@@ -141,13 +141,13 @@ def test_worker_report_is_shown(tmp_path: Path, sleeper) -> None:
     def answer(_: float) -> None:
         process.receive(Stacks("actor-0", 0, "thread MainThread:\n  in its_own_words"), time.monotonic())
 
-    seen = Watchdog(session_in(tmp_path), {"actor-0": process}, lambda _: None, answer).look()
+    seen = Watchdog(record_in(tmp_path), {"actor-0": process}, lambda _: None, answer).look()
     assert "actor/wait_block_share 0.25; trajectories 17" in seen and "return_mean" not in seen
     assert "in its_own_words" in seen and "in nap" not in seen
 
 
 def test_a_fault_before_the_first_worker_has_a_report_too(tmp_path: Path) -> None:
-    watchdog = Watchdog(session_in(tmp_path), {}, lambda _: None, lambda _: None)
+    watchdog = Watchdog(record_in(tmp_path), {}, lambda _: None, lambda _: None)
     assert watchdog.look() == ""
     assert watchdog.write("controller", "a fault", "").endswith("0001-controller.txt")
 
@@ -161,7 +161,7 @@ def test_with_many_workers_the_first_of_each_kind_are_inspected(tmp_path: Path) 
         f"actor-{n}": SupervisedWorker(dataclasses.replace(job(f"actor-{n}"), index=n), handle) for n in range(999)
     }
     lives["learner"] = SupervisedWorker(job("learner", "learner"), handle)
-    seen = Watchdog(session_in(tmp_path), lives, lambda _: None, lambda _: None).look(lives["actor-700"])
+    seen = Watchdog(record_in(tmp_path), lives, lambda _: None, lambda _: None).look(lives["actor-700"])
     assert seen.startswith("== actor-700:") and "== learner:" in seen and "== actor-0:" in seen
     assert "== actor-99:" not in seen and "(950 other workers were not looked at.)" in seen
 
@@ -172,7 +172,7 @@ def test_when_many_die_at_once_only_the_first_report_has_all_workers(tmp_path: P
         alive=False, exit=Exit(-9, "killed"), where="", log="", tail=lambda n: str(tails.append(n)), usage=lambda: None
     )
     workers = {f"actor-{n}": SupervisedWorker(job(f"actor-{n}"), handle) for n in range(20)}
-    watchdog = Watchdog(session_in(tmp_path), workers, lambda _: None, lambda _: None)
+    watchdog = Watchdog(record_in(tmp_path), workers, lambda _: None, lambda _: None)
     seen = [watchdog.look(worker) for worker in workers.values()]
     assert all(f"== actor-{n}:" in seen[0] for n in range(20))
     assert seen[7].startswith("== actor-7:") and "earlier report" in seen[7] and len(tails) == 20 + 19
@@ -192,9 +192,9 @@ def test_looks_at_many_workers_take_a_small_share_of_the_time(tmp_path: Path, mo
     handle = SimpleNamespace(alive=False, exit=Exit(-9, "killed"), where="", log="", usage=lambda: None)
     handle.tail = lambda lines: "".join(takes(0.1, tails))
     workers = {f"actor-{n}": SupervisedWorker(job(f"actor-{n}"), handle) for n in range(20)}
-    session = session_in(tmp_path)
-    session.read_ledgers = lambda: takes(1.0, read)
-    watchdog = Watchdog(session, workers, lambda _: None, lambda _: None)
+    record = record_in(tmp_path)
+    record.read_ledgers = lambda: takes(1.0, read)
+    watchdog = Watchdog(record, workers, lambda _: None, lambda _: None)
     for worker in workers.values():  # each dies 1 s after the last one
         clock[0] += 1.0
         watchdog.write(worker.name, "died", watchdog.look(worker))
@@ -203,7 +203,7 @@ def test_looks_at_many_workers_take_a_small_share_of_the_time(tmp_path: Path, mo
 
 def test_reports_are_numbered_and_the_newest_are_kept(tmp_path: Path) -> None:
     for _ in range(2):  # a resumed run continues the numbers
-        watchdog = Watchdog(session_in(tmp_path), {}, lambda _: None, lambda _: None)
+        watchdog = Watchdog(record_in(tmp_path), {}, lambda _: None, lambda _: None)
         told = [watchdog.write("request", f"noticed {number}", "seen") for number in range(KEPT // 2 + 3)]
     names = sorted(path.name for path in (tmp_path / "watchdog").iterdir())
     assert len(names) == KEPT and names[-1] == f"{KEPT + 6:04d}-request.txt" and names[-1] in told[-1]
@@ -219,7 +219,7 @@ def test_reports_are_numbered_and_the_newest_are_kept(tmp_path: Path) -> None:
 
 def test_unwritable_report_is_not_a_second_fault(tmp_path: Path) -> None:
     (tmp_path / "watchdog").write_text("a file where the folder should be")
-    watchdog = Watchdog(session_in(tmp_path), {}, lambda _: None, lambda _: None)
+    watchdog = Watchdog(record_in(tmp_path), {}, lambda _: None, lambda _: None)
     assert watchdog.write("request", "", "").startswith("no watchdog report: ")
 
 
@@ -328,19 +328,19 @@ def test_stall_is_reported_once_and_again_only_if_longer(tmp_path: Path, monkeyp
     }
     gone = SimpleNamespace(**facts)
     workers = {name: SupervisedWorker(job(name), gone, Life(name, stage="ready")) for name in ("actor-0", "actor-1")}  # type: ignore[arg-type]
-    session = session_in(tmp_path)
-    watchdog = Watchdog(session, workers, lambda _: None, lambda _: None)
+    record = record_in(tmp_path)
+    watchdog = Watchdog(record, workers, lambda _: None, lambda _: None)
 
     def told(seconds: float, **counters: int) -> int:
         """Return how often something was reported by then; `counters`: the first report of actor-0."""
         clock[0] += seconds
         workers["actor-0"].receive(Report("actor-0", 0, {}, counters), clock[0])
         watchdog.report_standstill()
-        return len(session.display.told)
+        return len(record.display.told)
 
     assert [told(0.0, env_steps=8), told(9.0), told(9.0, env_steps=16), told(9.0)] == [0, 0, 0, 0]
     assert [told(2.0), told(2.0), told(5.0), told(3.0)] == [1, 1, 1, 2]  # after 11 and 21 s of the same stall
-    text, level = session.display.told[0]
+    text, level = record.display.told[0]
     assert "nothing was stepped, answered or trained for 11 s" in text and "0001-standstill.txt" in text
     assert level == "warning" and "== actor-1" in (tmp_path / "watchdog" / "0001-standstill.txt").read_text()
     workers["actor-1"].life.stage = "compiling"  # a worker that is not ready yet does not count as stalled

@@ -326,8 +326,8 @@ FAULTS = (
     ),
     Fault(
         "rows of updates that were rolled back are trained on",
-        "undone = (epochs < plan.epoch) & (made > plan.start_updates)",
-        "undone = (epochs < plan.epoch - 1) & (made > plan.start_updates)",
+        "undone = (generations < plan.generation) & (made > plan.start_updates)",
+        "undone = (generations < plan.generation - 1) & (made > plan.start_updates)",
         (BATCHING,),
     ),
     Fault(
@@ -437,8 +437,8 @@ FAULTS = (
     ),
     Fault(
         "a rank counts the updates of a resumed run by itself",
-        "StartPoint(begins.epoch, begins.updates, env_steps=begins.env_steps, unmade=begins.unmade)",
-        "StartPoint(begins.epoch, begins.updates)",
+        "StartPoint(begins.generation, begins.updates, env_steps=begins.env_steps, unmade=begins.unmade)",
+        "StartPoint(begins.generation, begins.updates)",
         ("tests/workers/test_ranks.py::test_rank_of_a_resumed_run_counts_the_updates_of_its_learner",),
     ),
     Fault(
@@ -489,9 +489,9 @@ FAULTS = (
         (SUPERVISION,),
     ),
     Fault(
-        "a restarted learner keeps its epoch",
-        "    epoch = max(last, content.epoch if content is not None else last) + 1\n",
-        "    epoch = max(last, content.epoch if content is not None else last)\n",
+        "a restarted learner keeps its generation",
+        "    generation = max(last, content.generation if content is not None else last) + 1\n",
+        "    generation = max(last, content.generation if content is not None else last)\n",
         (RESTARTS,),
     ),
 )

@@ -92,8 +92,8 @@ class Agent(Process):
         self.every(KEPT_AGAIN_S, self._send_kept)
 
     @property
-    def _epoch(self) -> int:
-        return self._machine.epoch
+    def _membership(self) -> int:
+        return self._machine.membership
 
     def _connect(self, key: str) -> None:
         identity = f"{self.world.random.getrandbits(64):016x}".encode()
@@ -125,7 +125,7 @@ class Agent(Process):
         self._do_all(self._machine.tick(self.host.now))
         while self._pending and self.alive:
             self._tell(Received(self._pending.popleft()))
-        if self.alive and self._epoch:
+        if self.alive and self._membership:
             self._report()
 
     def _tell(self, message: Message) -> None:
@@ -141,7 +141,7 @@ class Agent(Process):
 
     def _report(self) -> None:
         if self._frames:
-            self._send(WorkerMessages(self._epoch, self._frames))
+            self._send(WorkerMessages(self._membership, self._frames))
             self._frames = []
         gone = {life for life, worker in self._workers.items() if not worker.alive}
         known, self._ending = (
@@ -160,20 +160,20 @@ class Agent(Process):
                 self._send(message)
             case SendBeat():
                 self._beat(action)
-            case Ask(is_admitted, epoch):
+            case Ask(is_admitted, membership):
                 if self._connection.is_open:
-                    hello = msgspec.structs.replace(self._hello, epoch=epoch)
+                    hello = msgspec.structs.replace(self._hello, membership=membership)
                     self._send(hello if is_admitted else Join(0, self._own_key))
             case UseOwnKey():
                 self._connection.end()
                 self._connect(self._own_key)
             case Repeat():
                 if words := [frame for said in self._last_words.values() for frame in said.values()]:
-                    self._send(WorkerMessages(self._epoch, words))
+                    self._send(WorkerMessages(self._membership, words))
             case BeginMembership():
                 for kept in (self._beats, self._frames, self._last_words, self._unsent):
                     kept.clear()
-                self.checks.welcomed(self, self._epoch)
+                self.checks.welcomed(self, self._membership)
             case ExtendLease(until_s):
                 self._lease_until = until_s
             case StartWorker(begin):
@@ -210,8 +210,8 @@ class Agent(Process):
         frames, self._frames = [*self._frames, *self._beats.values()], []
         self._beats.clear()
         now, executed = self.host.now, beat.executed
-        self.checks.confirmed(self, self._epoch, executed)
-        self._send(Beat(self._epoch, now, frames, usage, names, leaves=beat.leaves, executed=executed))
+        self.checks.confirmed(self, self._membership, executed)
+        self._send(Beat(self._membership, now, frames, usage, names, leaves=beat.leaves, executed=executed))
         if self.lies:
             self._lie()
 
@@ -233,12 +233,12 @@ class Agent(Process):
     # -- what workers say and keep
 
     def _listen(self, frame: bytes) -> None:
-        self.after(0.001, self._keep, frame, self._epoch)
+        self.after(0.001, self._keep, frame, self._membership)
 
-    def _keep(self, frame: bytes, epoch: int) -> None:
+    def _keep(self, frame: bytes, membership: int) -> None:
         message = msgspec.msgpack.decode(frame, type=AnyMessage)
         life = (message.worker, message.incarnation)
-        if epoch != self._epoch:
+        if membership != self._membership:
             return
         if isinstance(message, Heartbeat):
             self._beats[life] = frame
@@ -258,8 +258,8 @@ class Agent(Process):
         self._send_kept()
 
     def _send_kept(self) -> None:
-        for name, (_, number) in self._unsent.items() if self._epoch else ():
-            self._send(KeptFile(self._epoch, name, 0, b"x" * number, True))
+        for name, (_, number) in self._unsent.items() if self._membership else ():
+            self._send(KeptFile(self._membership, name, 0, b"x" * number, True))
 
     # -- a host that lies
 
@@ -267,11 +267,11 @@ class Agent(Process):
         """Say what is not this host's to say, with its own key."""
         own = [life[0] for life in self._workers] or ["actor-0"]
         others = [worker for worker in self.checks.workers if worker not in own] or ["nobody"]
-        epoch = self._epoch if self.world.happens(0.7) else self.world.random.randint(1, self._epoch + 1)
-        found = [(title, said) for title, said in attacks(epoch, own[0], others, 3) if title not in UNUSED]
+        membership = self._membership if self.world.happens(0.7) else self.world.random.randint(1, self._membership + 1)
+        found = [(title, said) for title, said in attacks(membership, own[0], others, 3) if title not in UNUSED]
         for _ in range(self.world.random.randint(0, 3)):
             title, message = self.world.random.choice(found)
-            self.world.note(self.name, "lies:", title, "of epoch", epoch)
+            self.world.note(self.name, "lies:", title, "of membership", membership)
             self._send(message)
 
     def _take_another_name(self) -> None:

@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from zmq.utils import z85
 
 from jsrl.cluster.members import HEARD_S, JOIN, Received, Revoke
@@ -55,17 +54,17 @@ class Checks:
         self._living: dict[str, list[Worker]] = {worker: [] for worker in rules}
         self._saved: dict[str, int] = {}  # worker -> snapshots that it wrote
         # of hosts
-        self._placed: dict[Life, int] = {}  # -> epoch of its host
-        self._epochs: dict[str, int] = {}  # key of a host -> its present epoch
+        self._placed: dict[Life, int] = {}  # -> membership of its host
+        self._memberships: dict[str, int] = {}  # key of a host -> its present membership
         self._happened: Any = None  # what is handled
-        self._sender_epoch: int | None = None  # of the host that sent it
-        self._heard_s: dict[int, float] = {}  # epoch -> when its host was heard
-        self._agents: dict[int, Process] = {}  # epoch -> the agent with this membership
-        self._excused_until: dict[int, float] = {}  # epoch that ended within its lease -> the end of that
+        self._sender_membership: int | None = None  # of the host that sent it
+        self._heard_s: dict[int, float] = {}  # membership -> when its host was heard
+        self._agents: dict[int, Process] = {}  # membership -> the agent with this membership
+        self._excused_until: dict[int, float] = {}  # membership that ended within its lease -> the end of that
         self._expelled: set[str] = set()  # keys of hosts
         self._stored: dict[str, int] = {}  # worker -> the newest of its snapshots that is in the run folder
-        self._orders: dict[tuple[int, int], Order] = {}  # (epoch, number) -> the order
-        self._executed: set[tuple[int, int]] = set()  # (epoch, number) of orders
+        self._orders: dict[tuple[int, int], Order] = {}  # (membership, number) -> the order
+        self._executed: set[tuple[int, int]] = set()  # (membership, number) of orders
         # of the controller
         self._tickets: set[int] = set()
         self._worker_heard_s: dict[Life, float] = {}
@@ -115,8 +114,8 @@ class Checks:
         Its host lies, or its membership ended while its lease went on: by a message or the user, or because its connection
         was closed while its agent was stopped. Such an agent may not have been told yet; its lease ends all the same.
         """
-        epoch = self._placed.get((worker.worker, worker.incarnation), 0)
-        return worker.host.name in self.liars or self.world.now < self._excused_until.get(epoch, 0.0)
+        membership = self._placed.get((worker.worker, worker.incarnation), 0)
+        return worker.host.name in self.liars or self.world.now < self._excused_until.get(membership, 0.0)
 
     def acted(self, worker: Worker) -> None:
         newest = self._newest[worker.worker]
@@ -150,36 +149,40 @@ class Checks:
 
     def sent(self, message: Any) -> None:
         if isinstance(message, Order):
-            known = self._orders.setdefault((message.epoch, message.number), message)
+            known = self._orders.setdefault((message.membership, message.number), message)
             if known != message:
-                self.fail(f"order {message.number} of epoch {message.epoch} is {message}, and was {known}")
+                self.fail(f"order {message.number} of membership {message.membership} is {message}, and was {known}")
 
     def executed(self, agent: Process, order: Order) -> None:
         """Check that an agent executes an order once, and none of another membership."""
-        if (order.epoch, order.number) in self._executed or order.epoch not in self._agents:
-            self.fail(f"{agent.name} executes order {order.number} of epoch {order.epoch}, again or uninvited: {order}")
-        self._executed.add((order.epoch, order.number))
+        if (order.membership, order.number) in self._executed or order.membership not in self._agents:
+            self.fail(
+                f"{agent.name} executes order {order.number} of membership {order.membership}, again or uninvited: {order}"
+            )
+        self._executed.add((order.membership, order.number))
 
-    def confirmed(self, agent: Process, epoch: int, number: int) -> None:
+    def confirmed(self, agent: Process, membership: int, number: int) -> None:
         """Check that an agent confirms only orders that were given to it."""
-        if number and (epoch, number) not in self._orders:
-            self.fail(f"{agent.name} confirms order {number} of epoch {epoch}, which was never given")
+        if number and (membership, number) not in self._orders:
+            self.fail(f"{agent.name} confirms order {number} of membership {membership}, which was never given")
 
     # -- members
 
     def placed(self, host: JoinedHost, worker: str, incarnation: int) -> None:
-        self._placed[worker, incarnation] = host.epoch
+        self._placed[worker, incarnation] = host.membership
 
     def lost(self, host: JoinedHost, *, is_told: bool) -> None:
         """Record the end of a membership; `is_told`: by a message or the user, not by silence or a closed connection."""
-        self.world.note("controller", "loses", host.name, "epoch", host.epoch)
-        self._epochs = {key: epoch for key, epoch in self._epochs.items() if epoch != host.epoch}
+        self.world.note("controller", "loses", host.name, "membership", host.membership)
+        self._memberships = {
+            key: membership for key, membership in self._memberships.items() if membership != host.membership
+        }
         if is_told and self._is_sent_away(host):
             self._expelled.add(host.key)
-        heard_s, agent = self._heard_s[host.epoch], self._agents.get(host.epoch)
+        heard_s, agent = self._heard_s[host.membership], self._agents.get(host.membership)
         was_stopped = agent is not None and (agent.frozen or agent.thawed_s > heard_s)
         if is_told or was_stopped:
-            self._excused_until[host.epoch] = heard_s + LEASE_S + TOLD_S
+            self._excused_until[host.membership] = heard_s + LEASE_S + TOLD_S
 
     def _is_sent_away(self, host: JoinedHost) -> bool:
         """Return whether a membership ends because the user or the controller wants it."""
@@ -189,29 +192,29 @@ class Checks:
         wants_to_leave = isinstance(message, Hello | Leaving) or bool(getattr(message, "leaves", ""))
         return host.name in self.liars and not wants_to_leave
 
-    def welcomed(self, agent: Process, epoch: int) -> None:
-        self.world.note(agent.name, "is welcome, epoch", epoch)
-        self._agents[epoch] = agent
+    def welcomed(self, agent: Process, membership: int) -> None:
+        self.world.note(agent.name, "is welcome, membership", membership)
+        self._agents[membership] = agent
 
     @contextlib.contextmanager
     def taking(self, members: Members, happened: Any) -> Iterator[None]:
         """Check what Members does with a message."""
         self._happened = happened
         if not isinstance(happened, Received):
-            self._sender_epoch = None
+            self._sender_membership = None
             yield
             return
         key, message = happened.key, happened.message
         before = {host.key: fingerprint(host) for host in members.hosts}
-        self._sender_epoch = self._epochs.get(key)  # it may be lost by its message
+        self._sender_membership = self._memberships.get(key)  # it may be lost by its message
         names = {host.key: set(host.names) for host in members.hosts}
         yield
         if isinstance(message, Exited):
             gone = {entry for host in members.hosts for entry in names[host.key] - set(host.names)}
             if others := [entry for entry in gone if entry.incarnation != message.incarnation]:
                 self.fail(f"the end of {message.worker}.{message.incarnation} removed the name {others}")
-        if self._sender_epoch is not None:
-            self._heard_s[self._sender_epoch] = self.world.now
+        if self._sender_membership is not None:
+            self._heard_s[self._sender_membership] = self.world.now
         after = {host.key: fingerprint(host) for host in members.hosts}
         kind = type(message).__name__
         for other, state in before.items():
@@ -220,18 +223,20 @@ class Checks:
             if other != key and other not in after and not isinstance(message, Hello):
                 self.fail(f"a {kind} of one host removed another")
         for host in members.hosts:
-            if self._epochs.get(host.key) != host.epoch:
+            if self._memberships.get(host.key) != host.membership:
                 if not isinstance(message, Hello) or host.key != key or key == JOIN:
                     self.fail(f"{host.name} became a member by a {kind} of another")
                 if key in self._expelled:
                     self.fail(f"{host.name} becomes a member with a key that was dropped")
-                if host.epoch in self._heard_s:
-                    self.fail(f"{host.name} becomes a member with epoch {host.epoch}, which was before")
-                self._epochs[host.key] = host.epoch
-                self._heard_s[host.epoch] = self.world.now
-        is_of_member = isinstance(message, Hello) or message.epoch == self._sender_epoch
+                if host.membership in self._heard_s:
+                    self.fail(f"{host.name} becomes a member with membership {host.membership}, which was before")
+                self._memberships[host.key] = host.membership
+                self._heard_s[host.membership] = self.world.now
+        is_of_member = isinstance(message, Hello) or message.membership == self._sender_membership
         if not is_of_member and before.get(key) != after.get(key):
-            self.fail(f"a {kind} of epoch {message.epoch} changed {key} of epoch {self._sender_epoch}")
+            self.fail(
+                f"a {kind} of membership {message.membership} changed {key} of membership {self._sender_membership}"
+            )
         if isinstance(message, Exited):
             self._check_exit(next((host for host in members.hosts if host.key == key), None), message)
 
@@ -243,13 +248,12 @@ class Checks:
         if remote is not None and remote.exit is not None and process is not None and process.alive:
             self.fail(f"{process.name} lives on {host.name}, and its end was accepted")
 
-    def accepted(self, frame: bytes) -> None:
+    def accepted(self, message: AnyMessage) -> None:
         """Check that a worker's message, which Members passes on, is one of the host that sent it."""
-        message = msgspec.msgpack.decode(frame, type=AnyMessage)
         placed = self._placed.get((message.worker, message.incarnation))
-        if placed is None or placed != self._sender_epoch:
-            who = f"a {type(message).__name__} of {message.worker}.{message.incarnation}, of epoch {placed}"
-            self.fail(f"{who}, was accepted from a host of epoch {self._sender_epoch}")
+        if placed is None or placed != self._sender_membership:
+            who = f"a {type(message).__name__} of {message.worker}.{message.incarnation}, of membership {placed}"
+            self.fail(f"{who}, was accepted from a host of membership {self._sender_membership}")
 
     def kept(self, host: JoinedHost, part: Part) -> None:
         """Record that a file of a host's worker is kept in the run folder."""
@@ -257,25 +261,27 @@ class Checks:
             workers = {part.name.removeprefix("logs/").removesuffix(".log")}
         else:
             workers = {worker for worker in self.rules if part.name.startswith(f"snapshots/{worker}/")}
-        if not any(name in workers and epoch == host.epoch for (name, _), epoch in self._placed.items()):
-            self.fail(f"the file {part.name} was kept of {host.name}, epoch {host.epoch}, where no such worker ran")
+        if not any(name in workers and membership == host.membership for (name, _), membership in self._placed.items()):
+            self.fail(
+                f"the file {part.name} was kept of {host.name}, membership {host.membership}, where no such worker ran"
+            )
         for worker in workers:
             self._stored[worker] = max(self._stored.get(worker, 0), len(part.part))
 
     def _check_files(self, worker: str) -> None:
         """Check that the snapshot of an incarnation that left in order is there before the next one starts."""
         before = self.processes.get((worker, self._newest.get(worker, -1)))
-        epoch = self._placed.get((worker, self._newest.get(worker, -1)))
+        membership = self._placed.get((worker, self._newest.get(worker, -1)))
         if before is None or before.status != 0 or before.host.name in self.liars:
             return
-        if epoch in self._epochs.values() and self._stored.get(worker, 0) < before.saved:
+        if membership in self._memberships.values() and self._stored.get(worker, 0) < before.saved:
             self.fail(f"{worker} starts again, and the last snapshot of {before.name} has not arrived")
 
     def named(self, names: Iterable[Registration]) -> None:
         """Check that names belong to incarnations that run on members."""
         for entry in names:
             life = (entry.name.partition(".")[2], entry.incarnation)
-            if self._placed.get(life) not in self._epochs.values():
+            if self._placed.get(life) not in self._memberships.values():
                 self.fail(f"the name {entry.name} is that of incarnation {entry.incarnation}, which runs on no member")
             if (life[0], life[1] + 1) in self._began_s and entry.host not in self.liars:
                 self.fail(
@@ -340,7 +346,9 @@ class Checks:
                 told_s = self._stopped_s.get(earlier, now)
                 life = (earlier, process.incarnation if process is not None else -1)
                 reachable = (
-                    process is not None and process.acts and self._placed.get(life) in (None, *self._epochs.values())
+                    process is not None
+                    and process.acts
+                    and self._placed.get(life) in (None, *self._memberships.values())
                 )
                 if reachable and life not in self._killed and now - told_s < limit_s:
                     self.fail(f"{worker} is told to stop {now - told_s:.2f} s after {earlier}, which still runs")
@@ -396,7 +404,7 @@ def fingerprint(host: JoinedHost) -> tuple[Any, ...]:
     """Return the state of a host in the controller, to be compared."""
     remotes = tuple((*key, r.pid, r.exit, r.tail, r.usage) for key, r in host.workers.items())
     return (
-        host.epoch, host.session, host.identity, host.heard_s, host.closed_s, host.lost, host.leaves, host.silent,
+        host.membership, host.session, host.identity, host.heard_s, host.closed_s, host.lost, host.leaves, host.silent,
         host.has_answered, host.num_pages, host.num_orders, len(host.orders), tuple(host.names), tuple(host.relays.items()),
         tuple(host.wanted), frozenset(host.asked), frozenset(host.placed), remotes,
     )  # fmt: skip

@@ -91,7 +91,7 @@ class Handle:
             assert self.remote is not None
             host, until_s = self.remote.host, self._controller.world.now + GONE_S
             self._controller.port.tell(
-                Tell(host.epoch, Signal(host.epoch, self.remote.worker, self.remote.incarnation, "kill"))
+                Tell(host.membership, Signal(host.membership, self.remote.worker, self.remote.incarnation, "kill"))
             )
             while self.exit is None and self.is_heard and self._controller.world.now < until_s:
                 yield END_POLL_S
@@ -114,7 +114,9 @@ class Controller(Process):
         self.reason, self.end, self.ended_s = "", "", 0.0
         self.lacks_space = self._interrupted = False
         self.echoes = 0.0
-        self.port = Port(self, checks, lambda frame: self.after(0.001, self._inbox.append, frame))
+        self.port = Port(
+            self, checks, lambda message: self.after(0.001, self._inbox.append, msgspec.msgpack.encode(message))
+        )
         self.supervision = Supervision(rules, DEADLINES, RESTARTS, tells_absent=True)
         self._machine: Any = self.supervision
         self._pauses = Pauses(lambda: host.now, lambda: 0.0)
@@ -123,14 +125,14 @@ class Controller(Process):
         self.handles: dict[str, Handle] = {}
         self._look_s = 0.0
         self._finals: set[str] = set()
-        self._has_keys: set[int] = set()  # epochs
-        self._shared: set[int] = set()  # epochs of hosts that have their share
+        self._has_keys: set[int] = set()  # memberships
+        self._shared: set[int] = set()  # memberships of hosts that have their share
         self._targets: dict[str, str] = {}
         self.run(self._main())
 
     def _main(self) -> Iterator[float]:
         yield self.world.between(0.5, 2.5)  # hosts join before that, or later
-        self._shared = {host.epoch for host in self.port.members.staying}
+        self._shared = {host.membership for host in self.port.members.staying}
         for worker in self.rules:
             self._start(worker, 0, 0)
         try:
@@ -313,11 +315,11 @@ class Controller(Process):
     def _moves(self) -> dict[str, str]:
         members = self.port.members
         leaving = {r.worker: "its host leaves" for host in members.hosts if host.leaves for r in host.living_workers}
-        new = [host for host in members.staying if host.epoch not in self._shared]
+        new = [host for host in members.staying if host.membership not in self._shared]
         if new and self.host.now - new[-1].joined_s > SETTLE_S:
-            self._shared |= {host.epoch for host in new}
+            self._shared |= {host.membership for host in new}
             movable = [name for name in self.rules if name.startswith("actor")]
-            self._targets = {movable[host.epoch % len(movable)]: host.name for host in new}
+            self._targets = {movable[host.membership % len(movable)]: host.name for host in new}
         names = {host.name for host in members.staying}
         self._targets = {worker: name for worker, name in self._targets.items() if name in names}
         return leaving | {worker: f"host {name} has room" for worker, name in self._targets.items()}
@@ -344,15 +346,21 @@ class Controller(Process):
             self.checks.placed(host, worker, incarnation)
             speech = find_kind(self.rules[worker].kind).speech
             binds = frozenset({f"inference.{worker}"}) if worker.startswith("inference") else frozenset()
-            self.port.tell(Place(host.epoch, worker, incarnation, speech, (), binds))
+            self.port.tell(Place(host.membership, worker, incarnation, speech, (), binds))
             remote = host.workers[worker, incarnation]
-            if host.epoch not in self._has_keys:
-                self._has_keys.add(host.epoch)
-                self.port.tell(GiveKeys(host.epoch, Keys(host.epoch, b"c", b"s"), HEX_KEY))
+            if host.membership not in self._has_keys:
+                self._has_keys.add(host.membership)
+                self.port.tell(GiveKeys(host.membership, Keys(host.membership, b"c", b"s"), HEX_KEY))
             begin = Begin(
-                host.epoch, self.rules[worker].kind, worker, incarnation, b"{}", {}, forks=worker.startswith("actor")
+                host.membership,
+                self.rules[worker].kind,
+                worker,
+                incarnation,
+                b"{}",
+                {},
+                forks=worker.startswith("actor"),
             )
             begin.keeps = [f"snapshots/{worker}"] if self.rules[worker].keeps_files else []
-            self.port.tell(StartRemote(host.epoch, begin))
+            self.port.tell(StartRemote(host.membership, begin))
             self.handles[worker] = Handle(self, None, remote)
         self._tell(Started(worker, incarnation, restarts, self.handles[worker].host))

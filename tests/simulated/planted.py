@@ -140,18 +140,18 @@ FAULTS = (
     ),
     # -- members
     Planted(
-        "a message of an old epoch is accepted",
+        "a message of an old membership is accepted",
         MEMBERS,
-        "        if host is None or message.epoch != host.epoch:\n",
-        "        if host is None or message.epoch > host.epoch:\n",
+        "        if host is None or message.membership != host.membership:\n",
+        "        if host is None or message.membership > host.membership:\n",
     ),
     Planted(
         "a host that is back is believed to have its workers still",
         MEMBERS,
         '            self._lose(host, "its agent joined again without workers")\n',
-        "            host.epoch = self._epoch = self._epoch + 1\n"
+        "            host.membership = self._membership = self._membership + 1\n"
         "            host.identity, host.heard_s = identity, self._now_s\n"
-        "            self._send(host, Welcome(host.epoch, self._lease_s))\n            return\n",
+        "            self._send(host, Welcome(host.membership, self._lease_s))\n            return\n",
     ),
     Planted(
         "the end of an earlier owner releases a name that the next one holds",
@@ -253,7 +253,7 @@ FAULTS = (
     Planted(
         "an agent's lease does not end",
         AGENT,
-        "        if self.epoch and left_s < 0.0:\n",
+        "        if self.membership and left_s < 0.0:\n",
         "        if False:\n",
     ),
     Planted(
@@ -265,8 +265,8 @@ FAULTS = (
     Planted(
         "a message of an earlier membership is obeyed",
         AGENT,
-        "        elif message.epoch != self.epoch or not self.epoch:\n",
-        "        elif message.epoch > self.epoch or not self.epoch:\n",
+        "        elif message.membership != self.membership or not self.membership:\n",
+        "        elif message.membership > self.membership or not self.membership:\n",
     ),
     Planted(
         "an end that was lost with a connection is not reported again",

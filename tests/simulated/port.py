@@ -26,6 +26,7 @@ from jsrl.cluster.members import (
 )
 from jsrl.cluster.messages import Stored
 from jsrl.cluster.port import LOOK_S
+from jsrl.services.runs.control_bodies import AnyMessage
 from tests.simulated.network import Connection
 from tests.simulated.world import Process
 
@@ -43,7 +44,7 @@ class Port:
       join_key: with which hosts join. revoked: names of hosts.
     """
 
-    def __init__(self, process: Process, checks: Checks, relay: Callable[[bytes], None]) -> None:
+    def __init__(self, process: Process, checks: Checks, relay: Callable[[AnyMessage], None]) -> None:
         self.process, self._checks, self._relay = process, checks, relay
         self.members = Members("here", versions(), code_digest())
         self.join_key = checks.new_key()
@@ -99,10 +100,10 @@ class Port:
                 self._checks.sent(message)
                 if (connection := self._connections.get(identity)) is not None:
                     connection.send_down(message)
-            case Relay(frames):
-                for frame in frames:
-                    self._checks.accepted(frame)
-                    self._relay(frame)
+            case Relay(messages):
+                for message in messages:
+                    self._checks.accepted(message)
+                    self._relay(message)
             case Notify(line):
                 self.process.world.note(self.process.name, "says:", line)
             case Admit(key):
@@ -114,4 +115,4 @@ class Port:
             case KeepPart(host, part):
                 self._checks.kept(host, part)
                 if (connection := self._connections.get(host.identity)) is not None:
-                    connection.send_down(Stored(host.epoch, part.name, len(part.part), part.digest))
+                    connection.send_down(Stored(host.membership, part.name, len(part.part), part.digest))

@@ -32,7 +32,7 @@ BATCH_S, UPDATE_S, TURN_S = 0.6, 0.2, 0.5  # at most
 COLLECTIVE_S = 4.0  # that ranks wait for each other in one
 LOST_S = 10.0  # after a message was lost, in which ranks may wait for each other until their time is over
 AGAIN_S = 0.5  # after a death, until all start again
-BEGIN = RankStart(0, 0, "", epoch=1, updates=0, trained=0, saved_epoch=None)
+BEGIN = RankStart(0, 0, "", generation=1, updates=0, trained=0, saved_generation=None)
 
 
 class Rank(Process):

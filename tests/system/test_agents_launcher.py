@@ -99,7 +99,9 @@ def test_run_on_other_hosts_survives_killed_workers(tmp_path: Path, monkeypatch:
     assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
     metrics = read_metrics(folder / "metrics.jsonl")
     assert (metrics["restarts/actor"][-1], metrics["restarts/inference"][-1]) == (1, 1)
-    bound = {name: address for name, address in killer.addresses.items() if "://" in address}  # others report an epoch
+    bound = {
+        name: address for name, address in killer.addresses.items() if "://" in address
+    }  # others report a generation
     hosts = {name.rpartition(".")[2]: address.rpartition(":")[0] for name, address in bound.items()}
     assert hosts == {"learner": "tcp://127.0.0.2", "inference-0": "tcp://127.0.0.3"}
     assert killer.memory <= {"alive"} and (folder / "keys" / "client.key").exists()

@@ -46,7 +46,7 @@ class Silence(Events):
       ended_s: from the beginning of the silence until the host's workers had ended. woken_s: the same, from its end.
       replaced_s: until the controller had started all of them elsewhere. joined_s: from the end until it joined again.
       late: trajectories that the learner got from the silent host's workers after the controller had replaced them.
-      epochs: of the host, before and after. kept: the workers of the other host that lived on.
+      memberships: of the host, before and after. kept: the workers of the other host that lived on.
     """
 
     def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path, fault: str) -> None:
@@ -55,7 +55,7 @@ class Silence(Events):
         (self._name, self._agent), (_, self._other) = agents.items()
         self._stopped: list[psutil.Process] = []
         self.ended_s = self.woken_s = self.replaced_s = self.joined_s = -1.0
-        self.late, self.epochs, self.kept = -1, list[int](), list[psutil.Process]()
+        self.late, self.memberships, self.kept = -1, list[int](), list[psutil.Process]()
 
     def make(self) -> None:
         train_on(self._folder)
@@ -80,7 +80,7 @@ class Silence(Events):
         self.woken_s = time.monotonic() - over_s
         await_that(lambda: any(one.name == self._name for one in list(self._launcher.members.hosts)))
         self.joined_s = time.monotonic() - over_s
-        self.epochs = [host.epoch, self._host().epoch]
+        self.memberships = [host.membership, self._host().membership]
         train_on(self._folder)
         assert before >= 0
         self.late = self._received(names) - before
@@ -157,7 +157,7 @@ def test_workers_of_a_silent_host_end_and_are_replaced(hosts, fault: str, tmp_pa
     else:
         assert LEASE_S - 1.0 <= silence.ended_s <= LEASE_S + 1.0
     assert silence.late == 0 and silence.kept
-    assert silence.epochs[1] > silence.epochs[0] and silence.joined_s <= 15.0
+    assert silence.memberships[1] > silence.memberships[0] and silence.joined_s <= 15.0
     assert any(f"host {networks[0]} is gone: it sent no message for {LOST_S:g} s" in line for line in told)
     assert "ended; joining again" in agents[networks[0]].log.read_text()
     assert_balanced(found := json.loads((folder / "result.json").read_text()), unknown_allowed=True)

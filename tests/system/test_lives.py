@@ -13,7 +13,7 @@ from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.legs import read_leg
 from jsrl.transport.ledger.page import LEDGER, PageContent, read_page
 from jsrl.transport.ledger.reconcile import leg_ledger
-from jsrl.types import version_epoch
+from jsrl.types import version_generation
 from tests.marks import nightly
 from tests.system.launched import FOREVER, Launched
 
@@ -47,13 +47,13 @@ def life_of(run: Launched) -> PageContent:
 
 
 def await_incarnation(run: Launched, after: int) -> PageContent:
-    """Wait until the learner of a later epoch counts."""
+    """Wait until the learner of a later generation counts."""
 
     def begun() -> PageContent | None:
         life = read_page(run.folder / LEDGER)
-        return life if life is not None and life.epoch > after else None
+        return life if life is not None and life.generation > after else None
 
-    return run.until(begun, f"an epoch after {after}")
+    return run.until(begun, f"a generation after {after}")
 
 
 def await_batch(run: Launched, consumed: int) -> None:
@@ -83,7 +83,7 @@ FURTHER = [(kill_learner, "shared-memory"), (kill_learner, "zeromq"), (kill_ever
 def test_ledger_continues_over_three_sessions(launch, kill, transport: str) -> None:
     run = launch(*FOREVER, *SNAPSHOTS, "--transport", transport)
     run.await_updates()
-    produced = epoch = consumed = 0
+    produced = generation = consumed = 0
     for number in range(2):
         await_batch(run, consumed + 10)
         tags = run.folder / "snapshots" / "state" / "tags" / "latest.json"
@@ -91,12 +91,12 @@ def test_ledger_continues_over_three_sessions(launch, kill, transport: str) -> N
         kill(run)
         life, saved = life_of(run), snapshot_of(run.folder)
         ledger = read_leg(run.folder)
-        assert ledger is not None and ledger.produced > produced and life.epoch >= epoch + (number > 0)
-        produced, epoch, dropped = ledger.produced, life.epoch, dict(life.ledger.dropped or {})
+        assert ledger is not None and ledger.produced > produced and life.generation >= generation + (number > 0)
+        produced, generation, dropped = ledger.produced, life.generation, dict(life.ledger.dropped or {})
         last = number == 1
         target = str((saved["updates"] + 40) * 32) if last else FOREVER[1]
         run = resume(launch, run, "--total-env-steps", target, *SNAPSHOTS)
-        begun = await_incarnation(run, epoch).ledger
+        begun = await_incarnation(run, generation).ledger
         consumed = begun.consumed
         assert begun.consumed >= saved["ledger"]["trained"]
         gone = (begun.dropped or {})["rolled_back"] - dropped.get("rolled_back", 0)
@@ -110,24 +110,26 @@ def test_ledger_continues_over_three_sessions(launch, kill, transport: str) -> N
     final = snapshot_of(run.folder)
     assert 0 <= result["consumed"] - final["ledger"]["trained"] <= 8  # trajectories in batches that were not needed
     assert (
-        version_epoch(SnapshotStore(run.folder / "snapshots" / "state").versions()[-1]) == final["epoch"] == epoch + 1
+        version_generation(SnapshotStore(run.folder / "snapshots" / "state").versions()[-1])
+        == final["generation"]
+        == generation + 1
     )
 
 
 @pytest.mark.nightly
-def test_epoch_rises_after_a_session_without_a_snapshot(launch) -> None:
+def test_generation_rises_after_a_session_without_a_snapshot(launch) -> None:
     run = launch("--placement", "served")
     run.expect(0, 60.0)
     for expected in (1, 2):
         again = resume(launch, run, *FOREVER, "--snapshots.period-s", "600")
         life = await_incarnation(again, expected - 1)
-        assert life.epoch == expected
+        assert life.generation == expected
         await_batch(again, life.ledger.consumed)
         kill_everything(again)
-        assert snapshot_of(run.folder)["epoch"] == 0
+        assert snapshot_of(run.folder)["generation"] == 0
     again = resume(launch, run, "--total-env-steps", "1280", "--placement", "serial")
     again.expect(0, 60.0)
-    assert snapshot_of(run.folder)["epoch"] == 3
+    assert snapshot_of(run.folder)["generation"] == 3
     result = run.result()["ledger"]
     trained = snapshot_of(run.folder)["ledger"]["trained"]
     assert trained <= result["consumed"] <= trained + 8 and result["dropped"]["rolled_back"] >= 2

@@ -43,14 +43,14 @@ def await_both(run: Launched, before: dict[str, int], timeout_s: float) -> None:
     run.until(others, "another life of both ranks", timeout_s)
 
 
-def await_training(run: Launched, epoch: int, timeout_s: float, more: int = 2) -> None:
-    """Wait until some more trajectories are trained on in an epoch."""
+def await_training(run: Launched, generation: int, timeout_s: float, more: int = 2) -> None:
+    """Wait until some more trajectories are trained on in a generation."""
 
     def consumed() -> int:
         life = read_page(run.folder / LEDGER)
-        return life.ledger.consumed if life is not None and life.epoch == epoch else 0
+        return life.ledger.consumed if life is not None and life.generation == generation else 0
 
-    begun = run.until(consumed, f"epoch {epoch}", timeout_s)
+    begun = run.until(consumed, f"generation {generation}", timeout_s)
     run.until(lambda: consumed() > begun + more, "updates", timeout_s)
 
 
@@ -76,7 +76,7 @@ def test_killed_rank_restarts_all_ranks_from_one_snapshot(launch) -> None:
     await_both(run, before, 60.0)
     await_training(run, 1, 180.0)
     meta = end(run)
-    assert meta["epoch"] == 1 and meta["updates"] > 0
+    assert meta["generation"] == 1 and meta["updates"] > 0
     assert "rank-1 ended unexpectedly: killed by signal 9 (SIGKILL)" in run.text
     assert "restart 1 of 50 within 600 s, in 0.1 s, with all 2 ranks of learner" in run.text
     assert run.lines()[-1]["restarts/learner"] == 1
@@ -89,19 +89,19 @@ def test_ranks_killed_at_ten_moments(launch, rank: str, fault: str) -> None:
     run = launch(*TWO, *AGAIN)
     run.await_updates(5, 120.0)
     took, moments = [], random.Random(f"{rank} {fault}")
-    for epoch in range(10):
-        await_training(run, epoch, 60.0)
+    for generation in range(10):
+        await_training(run, generation, 60.0)
         time.sleep(moments.uniform(0.0, 2.0))
         before, since_s = pids(run), time.monotonic()
         hung = harm(run.workers()[rank], fault)
         if hung is not None:
             run.until(hung.has_died, "the end of the stuck rank", RECOVERED_S)
         await_both(run, before, RECOVERED_S)
-        await_training(run, epoch + 1, RECOVERED_S)
+        await_training(run, generation + 1, RECOVERED_S)
         took.append(time.monotonic() - since_s)
     sys.stdout.write(f"{rank} {fault}: training again after {', '.join(f'{seconds:.1f}' for seconds in took)} s\n")
     assert max(took) <= RECOVERED_S
-    assert end(run)["epoch"] == 10
+    assert end(run)["generation"] == 10
 
 
 def harm(process: psutil.Process, fault: str) -> HungProcess | None:
@@ -150,18 +150,18 @@ def test_ranks_on_two_hosts(hosts, tmp_path: Path, rank: str, fault: str) -> Non
         run.until(lambda: list(tmp_path.glob("*/*/experiment.json")), "the run", 120.0)
         await_training(run, 0, 300.0)
         took, moments = list[float](), random.Random(f"{rank} {fault} on two hosts")
-        for epoch in range(10):
-            await_training(run, epoch, 60.0)
+        for generation in range(10):
+            await_training(run, generation, 60.0)
             time.sleep(moments.uniform(0.0, 2.0))
             victim = run.workers()["learner"] if rank == "learner" else far_rank(agent)
             since_s, hung = time.monotonic(), harm(victim, fault)
             if hung is not None:
                 run.until(hung.has_died, "the end of the stuck rank", RECOVERED_S)
-            await_training(run, epoch + 1, 2 * RECOVERED_S)
+            await_training(run, generation + 1, 2 * RECOVERED_S)
             took.append(time.monotonic() - since_s)
             sys.stdout.write(f"{rank} {fault}: training again after {took[-1]:.1f} s\n")
         meta = end(run)
-        assert meta["epoch"] == 10 and "samples.rank-1" in run.result()["legs"]
+        assert meta["generation"] == 10 and "samples.rank-1" in run.result()["legs"]
         assert max(took) <= RECOVERED_S
         assert agent.ends()[0] == 0
     finally:
@@ -194,7 +194,7 @@ def test_a_rank_that_is_cut_off_with_its_host_costs_no_restart(hosts, tmp_path: 
         await_training(run, 1, 100.0)
         text = (run.folder / "logs" / "controller.log").read_text()
         assert "started again, in" in text and "restart 1 of 1" not in text, text
-        assert end(run)["epoch"] == 1
+        assert end(run)["generation"] == 1
     finally:
         if agent is not None:
             agent.close()
@@ -226,15 +226,15 @@ def test_a_learner_with_ranks_on_a_joined_host(hosts, tmp_path: Path) -> None:
         await_training(run, 0, 300.0)
         snapshots = SnapshotStore(run.folder / "snapshots" / "state")
         run.until(lambda: snapshots.tags().get("latest"), "a snapshot in the run folder", 60.0)
-        for epoch, kind in enumerate(("rank", "learner"), 1):
+        for generation, kind in enumerate(("rank", "learner"), 1):
             before = snapshots.meta("latest")["updates"]
             everybody = [*run.workers().values(), *(worker for agent in agents for worker in agent.workers())]
             (victim,) = [worker for worker in everybody if kind in worker.cmdline()]
             victim.kill()
-            await_training(run, epoch, 300.0)
+            await_training(run, generation, 300.0)
             assert snapshots.meta("latest")["updates"] >= before
         meta = end(run)
-        assert meta["epoch"] == 2 and meta["updates"] > 0 and len(run.result()["legs"]) >= 1
+        assert meta["generation"] == 2 and meta["updates"] > 0 and len(run.result()["legs"]) >= 1
         assert [agent.ends()[0] for agent in agents] == [0, 0]
     finally:
         for agent in agents:

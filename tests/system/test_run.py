@@ -75,7 +75,7 @@ def test_resume_continues_from_the_snapshot_in_another_placement(launch) -> None
     assert (before["updates"], after["updates"], after["env_steps"]) == (20, 40, 1280)
     assert_balanced(after)
     latest = SnapshotStore(run.folder / "snapshots" / "state").load("latest")
-    assert latest.meta["epoch"] == snapshot.meta["epoch"] + 1
+    assert latest.meta["generation"] == snapshot.meta["generation"] + 1
     assert int(latest.tree["state"]["updates"]) == 40
     lines = run.lines()
     assert [line["updates"] for line in lines] == sorted(line["updates"] for line in lines)

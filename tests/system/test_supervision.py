@@ -28,10 +28,10 @@ def counting(launch, *arguments: str) -> Launched:
 
 
 def consumed(run: Launched) -> tuple[int, int]:
-    """Return (epoch, trajectories consumed) from the ledger's page."""
+    """Return (generation, trajectories consumed) from the ledger's page."""
     life = read_page(run.folder / LEDGER)
     assert life is not None
-    return life.epoch, life.ledger.consumed
+    return life.generation, life.ledger.consumed
 
 
 def saved_updates(run: Launched) -> int:
@@ -82,7 +82,7 @@ def test_killed_workers_are_replaced_and_incarnations_are_not_mixed(launch, work
     await_snapshot(run)
     survivors = run.workers()
     for worker in workers:
-        saved, (epoch, _) = saved_updates(run), consumed(run)
+        saved, (generation, _) = saved_updates(run), consumed(run)
         victim, since_s = run.workers()[worker], time.monotonic()
         survivors = {name: p.pid for name, p in run.workers().items() if name != worker}
         victim.kill()
@@ -92,7 +92,7 @@ def test_killed_workers_are_replaced_and_incarnations_are_not_mixed(launch, work
             name: p.pid for name, p in run.workers().items() if name != worker
         } == survivors  # no other worker restarted
         if worker == "learner":
-            assert consumed(run)[0] == epoch + 1
+            assert consumed(run)[0] == generation + 1
             job = json.loads((run.folder / "jobs" / "learner.json").read_text())
             assert (
                 saved <= start_point_of(job)["updates"]

@@ -31,7 +31,7 @@ def test_killed_learner_recovers_and_both_policies_resume(launch) -> None:
     then = saved(run)
     killed.kill()
     run.await_another("learner-b", killed.pid)
-    run.until(lambda: saved(run, "b")["epoch"] == 1, "a snapshot of the next life of learner-b")
+    run.until(lambda: saved(run, "b")["generation"] == 1, "a snapshot of the next life of learner-b")
     run.until(lambda: saved(run)["updates"] > then["updates"] + 5, "training of the other")
     assert run.await_worker("learner").pid == other
     run.popen.terminate()
@@ -39,7 +39,7 @@ def test_killed_learner_recovers_and_both_policies_resume(launch) -> None:
     assert_balanced(run.result())
     assert set(run.result()["legs"]) == {"samples-b.learner-b"}
     before = [saved(run), saved(run, "b")]
-    assert [meta["epoch"] for meta in before] == [0, 1]  # the other was not replaced
+    assert [meta["generation"] for meta in before] == [0, 1]  # the other was not replaced
 
     more = max(meta["env_steps"] for meta in before) + 320
     again = launch("--resume", str(run.folder), "--total-env-steps", str(more), experiment="", runs_dir=run.runs_dir)
@@ -65,12 +65,12 @@ def test_killed_rank_restarts_the_ranks_of_its_policy_alone(launch) -> None:
     run.workers()["rank-runner-1"].kill()
     for name in ("learner-runner", "rank-runner-1"):
         run.await_another(name, before[name], 100.0)
-    run.until(lambda: saved(run, "runner")["epoch"] == 1, "a snapshot of the next epoch of runner", 200.0)
+    run.until(lambda: saved(run, "runner")["generation"] == 1, "a snapshot of the next generation of runner", 200.0)
     then = saved(run)["updates"]
     run.until(lambda: saved(run)["updates"] > then + 2, "training of the other policy", 100.0)
     now = run.workers()
     assert all(now[name].pid == before[name] for name in ("learner", "rank-1", "actor-0", "actor-1"))
     run.popen.terminate()
     run.expect(130, 60.0)
-    assert saved(run)["epoch"] == 0
+    assert saved(run)["generation"] == 0
     assert_balanced(run.result(), unknown_allowed=True)

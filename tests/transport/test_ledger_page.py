@@ -52,9 +52,9 @@ while True:
 """
 
 
-def saved(received: int, consumed: int, trained: int, epoch: int = 0, **dropped: int) -> dict:
+def saved(received: int, consumed: int, trained: int, generation: int = 0, **dropped: int) -> dict:
     counts = {"received": received, "consumed": consumed, "dropped": dropped, "in_flight": 0}
-    return counts | {"trained": trained, "epoch": epoch}
+    return counts | {"trained": trained, "generation": generation}
 
 
 def unaccounted(life: PageContent) -> int:
@@ -65,7 +65,7 @@ def unaccounted(life: PageContent) -> int:
 def test_counts_are_read_back_at_once(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     assert read_page(path) is None
-    epoch, ledger = open_ledger(path, 0, None)
+    generation, ledger = open_ledger(path, 0, None)
     for _ in range(5):
         ledger.arrive()
     ledger.finish("consumed")
@@ -73,34 +73,34 @@ def test_counts_are_read_back_at_once(tmp_path: Path) -> None:
     ledger.finish("closed", 2)
     ledger.hold(1)
     life = read_page(path)
-    assert life is not None and life.epoch == epoch == 0
+    assert life is not None and life.generation == generation == 0
     assert life.ledger.counts == ledger.counts
     assert life.ledger.counts == {"received": 5, "consumed": 1, "in_flight": 1, "dropped": {"stale": 1, "closed": 2}}
     assert life.ledger.balanced
 
 
-def test_epoch_rises_with_every_start_even_without_a_snapshot(tmp_path: Path) -> None:
+def test_generation_rises_with_every_start_even_without_a_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    epochs = [open_ledger(path, least, None)[0] for least in (0, 0, 0, 7, 2)]
-    assert epochs == [0, 1, 2, 7, 8]
+    generations = [open_ledger(path, least, None)[0] for least in (0, 0, 0, 7, 2)]
+    assert generations == [0, 1, 2, 7, 8]
 
 
 def test_replaced_but_living_writer_does_not_touch_the_new_page(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     _, older = open_ledger(path, 0, None)
     older.arrive()
-    epoch, newer = open_ledger(path, 0, None)
+    generation, newer = open_ledger(path, 0, None)
     older.arrive()
     older.finish("consumed")
     newer.arrive()
     newer.hold(1)
     life = read_page(path)
-    assert life is not None and life.epoch == epoch == 1
+    assert life is not None and life.generation == generation == 1
     assert life.ledger == Ledger(1, 0, {}, 1)  # the queue of the older one was not read
 
 
 @pytest.mark.parametrize(
-    ("epoch", "last", "snapshot", "expected"),
+    ("generation", "last", "snapshot", "expected"),
     [
         (0, None, None, Ledger(0, 0, {})),
         # all of an incarnation without a snapshot is rolled back; what was in flight is lost
@@ -125,9 +125,9 @@ def test_replaced_but_living_writer_does_not_touch_the_new_page(tmp_path: Path) 
     ],
 )  # fmt: skip
 def test_next_start_reads_counts_from_page_or_snapshot(
-    epoch: int, last: Ledger | None, snapshot: dict | None, expected: Ledger
+    generation: int, last: Ledger | None, snapshot: dict | None, expected: Ledger
 ) -> None:
-    started = continued(None if last is None else PageContent(epoch, last), snapshot)
+    started = continued(None if last is None else PageContent(generation, last), snapshot)
     assert started == expected
     assert started.balanced
 
@@ -137,7 +137,7 @@ def test_many_restarts_balance_and_lose_no_trajectory(tmp_path: Path) -> None:
     snapshot = None
     produced = 0
     for life in range(12):
-        epoch, ledger = open_ledger(path, 0, snapshot)
+        generation, ledger = open_ledger(path, 0, snapshot)
         trained = snapshot["trained"] if snapshot else 0
         for step in range(5 + 7 * life % 11):
             ledger.arrive()
@@ -147,11 +147,11 @@ def test_many_restarts_balance_and_lose_no_trajectory(tmp_path: Path) -> None:
                 trained += 1
             ledger.hold(step + 1 - (step + 1) // 2)
             if step % 5 == 4 and life % 3:
-                snapshot = ledger.counts | {"trained": trained, "epoch": epoch}
+                snapshot = ledger.counts | {"trained": trained, "generation": generation}
     life_now = read_page(path)
     assert life_now is not None and life_now.ledger.received == produced and life_now.ledger.balanced
     assert life_now.carried == 0
-    assert life_now.epoch == 11
+    assert life_now.generation == 11
 
 
 def test_a_page_is_off_by_at_most_one_whenever_its_writer_is_killed(tmp_path: Path) -> None:
@@ -206,11 +206,11 @@ def test_full_disk_leaves_the_next_incarnation_the_old_page(tmp_path: Path, full
         older.arrive()
         older.finish("consumed")
     full_disk()
-    epoch, newer = open_ledger(path, 0, saved(3, 3, 3))
+    generation, newer = open_ledger(path, 0, saved(3, 3, 3))
     newer.arrive()
     newer.finish("consumed")
     content = read_page(path)
-    assert content is not None and content.epoch == epoch == 1
+    assert content is not None and content.generation == generation == 1
     assert content.ledger.counts == newer.counts == Ledger(6, 4, {"rolled_back": 2}).counts
     assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
 

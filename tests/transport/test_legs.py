@@ -385,7 +385,7 @@ def test_ledger_without_its_page_starts_from_the_snapshot_counts(tmp_path: Path)
     run = tmp_path / "run"
     play(run, "local")
     ledger_path(run, SAMPLES).unlink()
-    saved = {"consumed": 3, "dropped": {"stale": 1}, "trained": 2, "epoch": 0}
+    saved = {"consumed": 3, "dropped": {"stale": 1}, "trained": 2, "generation": 0}
     open_ledger(ledger_path(run, SAMPLES), 0, saved, leg=leg_folder(run, SAMPLES))
     assert ledger_of(run) == LegLedger(4, 2, {"stale": 1, "rolled_back": 1}) and ledger_of(run).balanced
     assert not list(pages_in(leg_folder(run, SAMPLES)))

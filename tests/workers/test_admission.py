@@ -62,7 +62,7 @@ class Admission(RuleBasedStateMachine):
 
     def live(self) -> None:
         """Start a learner from the snapshot; actors join it in the middle of their trajectories."""
-        self.epoch, ledger = open_ledger(self.folder / LEDGER, 0, self.snapshot["ledger"], leg=self.leg)
+        self.generation, ledger = open_ledger(self.folder / LEDGER, 0, self.snapshot["ledger"], leg=self.leg)
         self.updates = self.snapshot["updates"]
         self.trained = self.snapshot["ledger"]["trained"] if self.snapshot["ledger"] else 0
         name = f"local:admission-{next(_numbers)}"
@@ -73,13 +73,13 @@ class Admission(RuleBasedStateMachine):
         self.ends += [self.producer, self.consumer]
         plan = BatchPlan(
             self.order, tuple(range(GROUPS)), SIZE, GROUPS * SIZE, T, max_lag=self.max_lag, reuse=self.reuse,
-            start_updates=self.updates, epoch=self.epoch,
+            start_updates=self.updates, generation=self.generation,
         )  # fmt: skip
         self.batcher = Batcher(self.consumer, SPEC, plan)
         self.publish()
 
     def publish(self) -> None:
-        self.newest = make_version(self.epoch, self.updates)
+        self.newest = make_version(self.generation, self.updates)
         self.history.append(self.newest)
         self.lineage.add(self.newest)
 
@@ -127,7 +127,7 @@ class Admission(RuleBasedStateMachine):
     def save(self) -> None:
         self.snapshot = {
             "updates": self.updates,
-            "ledger": self.consumer.ledger.counts | {"trained": self.trained, "epoch": self.epoch},
+            "ledger": self.consumer.ledger.counts | {"trained": self.trained, "generation": self.generation},
         }
 
     @precondition(lambda self: len(self.history) > 1)
@@ -135,9 +135,9 @@ class Admission(RuleBasedStateMachine):
     def kill_the_learner(self) -> None:
         """Lose everything committed, joined and published since the snapshot; the page stays."""
         self.lineage = {v for v in self.lineage if v & ((1 << 40) - 1) <= self.snapshot["updates"]}
-        last = self.epoch
+        last = self.generation
         self.live()
-        assert self.epoch == last + 1
+        assert self.generation == last + 1
 
     @invariant()
     def nothing_is_unaccounted_for(self) -> None:

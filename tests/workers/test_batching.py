@@ -178,7 +178,7 @@ def test_lag_stale_and_rolled_back_look_at_trained_rows_only():
     rows.is_first[2, 0], rows.version[1, 0] = True, make_version(0, 7)
     versions = versions_trained_on(rows)
     assert set(versions.tolist()) == {make_version(1, 5)} and versions.size == T * SIZE - 2
-    stream = Stream(groups=1, max_lag=0, start_updates=5, epoch=1)
+    stream = Stream(groups=1, max_lag=0, start_updates=5, generation=1)
     stream.producers[0].put(rows, 0, 1.0)
     assert stream.fill().lags == [0]
     frozen = np.full_like(rows.version, make_version(0, 1))  # of another player, whose rows wait
@@ -212,9 +212,9 @@ def test_with_reuse_the_last_use_of_a_batch_must_be_within_the_lag():
     assert stream.fill().lags == [0]
 
 
-def test_rows_of_an_earlier_epoch_past_the_snapshot_are_rolled_back():
-    """Resumed at 5 updates in epoch 1: updates 6 and 7 of epoch 0 were undone; rows of update 5 are usable."""
-    stream = Stream(groups=2, max_lag=None, start_updates=5, epoch=1)
+def test_rows_of_an_earlier_generation_past_the_snapshot_are_rolled_back():
+    """Resumed at 5 updates in generation 1: updates 6 and 7 of generation 0 were undone; rows of update 5 are usable."""
+    stream = Stream(groups=2, max_lag=None, start_updates=5, generation=1)
     stream.put(0, 1, make_version(0, 7))
     mixed = filled(2, make_version(1, 5))
     mixed.version[0, 0] = make_version(0, 6)  # a single row

@@ -423,17 +423,33 @@ class Published:
 
 class LearnerRig:
     def __init__(
-        self, folder: Path, *, total: int = 4, reuse: int = 1, start: int = 0, epoch: int = 0, change: Update = update
+        self,
+        folder: Path,
+        *,
+        total: int = 4,
+        reuse: int = 1,
+        start: int = 0,
+        generation: int = 0,
+        change: Update = update,
     ) -> None:
         self.consumer = bind_samples(f"local:learner-{next(numbers)}", SPEC, blocks_per_producer=8)
         self.producer = connect_samples(self.consumer.address, SPEC, ProducerId("actor-0", 0), 1, 1.0)
         steps, plan = (
             total // reuse * T * B,
             BatchPlan(
-                "fifo", (0,), B, B, T, env_steps=T * B, max_lag=None, reuse=reuse, start_updates=start, epoch=epoch
+                "fifo",
+                (0,),
+                B,
+                B,
+                T,
+                env_steps=T * B,
+                max_lag=None,
+                reuse=reuse,
+                start_updates=start,
+                generation=generation,
             ),
         )
-        settings = LearnerSettings(steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0)
+        settings = LearnerSettings(steps, generation, start_updates=start, calls_per_batch=reuse, poll_s=0.0)
         self.published, self.heard, self.folder = Published(), EventRecorder(), folder
         source = Batcher(self.consumer, SPEC, plan)
         updater = OwnUpdate(AGENT._replace(update=change), jax.local_devices()[:1], jax.random.key(0), donate=False)
@@ -596,8 +612,8 @@ def test_every_update_has_its_own_key(tmp_path):
     rig.learner.close()
 
 
-def test_resumed_learner_continues_counting_in_a_new_epoch(tmp_path):
-    rig = LearnerRig(tmp_path, total=12, start=10, epoch=3)
+def test_resumed_learner_continues_counting_in_a_new_generation(tmp_path):
+    rig = LearnerRig(tmp_path, total=12, start=10, generation=3)
     rig.put(1.0, make_version(3, 10))
     rig.learner.step()
     assert rig.published.versions == [make_version(3, 10), make_version(3, 11)]

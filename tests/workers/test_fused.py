@@ -168,7 +168,7 @@ def test_a_resume_continues_every_bit(tmp_path: Path) -> None:
     half.step()
     half.close()
     store = SnapshotStore(tmp_path / "half" / "snapshots" / "state")
-    start = StartPoint(epoch=1, updates=4, restore=f"{store.folder}@latest")
+    start = StartPoint(generation=1, updates=4, restore=f"{store.folder}@latest")
     other = worker(e, tmp_path / "half", start_point=start)
     other._updater.pace.size = 2
     other.step()

@@ -97,7 +97,7 @@ def test_members_end_and_resume_each_for_itself(tmp_path: Path) -> None:
     for number, one in enumerate(half):
         updates = one.close()["updates"]
         store = SnapshotStore(tmp_path / str(number) / "snapshots" / "state")
-        starts.append(StartPoint(epoch=1, updates=updates, restore=f"{store.folder}@latest"))
+        starts.append(StartPoint(generation=1, updates=updates, restore=f"{store.folder}@latest"))
     assert starts[0].updates == starts[1].updates == 3
     rest = together(experiments, tmp_path, starts)
     in_turn(rest)

@@ -396,12 +396,12 @@ def test_time_without_a_peer_is_no_time_of_refusals(tmp_path, monkeypatch) -> No
 
 
 def test_actor_tells_a_new_learner_from_a_new_server(tmp_path, monkeypatch) -> None:
-    """Behind workers between them, a learner is known by its epoch alone, which may be read at any connection."""
-    epochs = iter([3, 3, 4, 4])
+    """Behind workers between them, a learner is known by its generation alone, which may be read at any connection."""
+    generations = iter([3, 3, 4, 4])
     streams = ActorStreams(served_job(tmp_path), Meter("actor"))
-    monkeypatch.setattr(streams._writer, "read_epoch", lambda: next(epochs))
+    monkeypatch.setattr(streams._writer, "read_generation", lambda: next(generations))
     ends = [streams._ends(Broken()) for _ in range(4)]
-    assert [(end.epoch, end.new_learner) for end in ends] == [(3, False), (3, False), (4, True), (4, False)]
+    assert [(end.generation, end.new_learner) for end in ends] == [(3, False), (3, False), (4, True), (4, False)]
     streams._writer.renewed += 1
-    monkeypatch.setattr(streams._writer, "read_epoch", lambda: 4)
+    monkeypatch.setattr(streams._writer, "read_generation", lambda: 4)
     assert streams._ends(Broken()).new_learner

@@ -38,7 +38,7 @@ from jsrl.workers.jobs import StartPoint
 from tests.tiny_agent import STILL
 
 SOURCE = ("example", "begin", "env_steps", "pending", "stand_in", "close", "counts", "ledger")
-BEGIN = RankStart(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
+BEGIN = RankStart(0, 0, "", generation=3, updates=40, trained=80, saved_generation=2)
 
 
 def make_job(folder: Path, name: str, *peers: str, incarnation: int = 1, **limits: float) -> Any:
@@ -287,7 +287,7 @@ def test_rank_of_a_resumed_run_counts_the_updates_of_its_learner(tmp_path: Path,
     e = Experiment(STILL, EnvConfig("CartPole-v1"), num_envs=16, num_actors=2, rollout_length=8, placement="served",
                    total_env_steps=10_240, learner=LearnerConfig(num_ranks=2))  # fmt: skip
     plan = make_plan(e, str(tmp_path), tmp_path)
-    began = RankStart(1, 2, "", epoch=3, updates=20, trained=40, saved_epoch=2, env_steps=5_120)
+    began = RankStart(1, 2, "", generation=3, updates=20, trained=40, saved_generation=2, env_steps=5_120)
     monkeypatch.setattr(ranks, "Follower", lambda job: SimpleNamespace(join=lambda devices: began))
     job, _, lifecycle = ranks.part_of(plan.job("rank-1"), NullReporter())
     learner = dataclasses.replace(plan.job("learner"), start_point=StartPoint(3, 20, env_steps=5_120))

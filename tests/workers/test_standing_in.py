@@ -119,12 +119,14 @@ def test_an_actor_makes_further_trajectories_with_the_same_params_and_goes_on_fr
         return sorted(lease.entry.group for lease in leases)
 
     def stand_in(batch: int, **each: int) -> None:
-        facts = {"policy": 0, "epoch": 0, "batch": batch, "each": [[int(g[1:]), n] for g, n in each.items()]}
+        facts = {"policy": 0, "generation": 0, "batch": batch, "each": [[int(g[1:]), n] for g, n in each.items()]}
         actor.command(Command("stand_in", facts))
 
     assert made(0) == [0, 1] and made(0) == []
-    actor.command(Command("stand_in", {"policy": 1, "epoch": 0, "batch": 0, "each": [[0, 2]]}))  # of another policy
-    actor.command(Command("stand_in", {"policy": 0, "epoch": 0, "batch": 0, "each": [[7, 2]]}))  # of another actor
+    actor.command(
+        Command("stand_in", {"policy": 1, "generation": 0, "batch": 0, "each": [[0, 2]]})
+    )  # of another policy
+    actor.command(Command("stand_in", {"policy": 0, "generation": 0, "batch": 0, "each": [[7, 2]]}))  # of another actor
     assert made(0) == []
     stand_in(0, g0=3)
     assert made(0) == [0, 0] and made(0) == []
@@ -141,7 +143,7 @@ def test_an_actor_makes_further_trajectories_with_the_same_params_and_goes_on_fr
 def test_an_actor_that_is_served_waits() -> None:
     """A server answers the requests that it has; the absent groups' rows come from their replacements."""
     rig = Rig()
-    rig.actor.command(Command("stand_in", {"policy": 0, "epoch": 0, "batch": 3, "each": [[0, 2]]}))
+    rig.actor.command(Command("stand_in", {"policy": 0, "generation": 0, "batch": 3, "each": [[0, 2]]}))
     assert rig.actor.groups[0].progress[0].pace == Pace()
     rig.actor.close()
 

@@ -19,8 +19,11 @@ from jsrl.experiment.options import SlurmOptions
 from jsrl.services.runs.groups import Group
 from jsrl.services.runs.runs import check_run_name
 
-TRIES, QUICK_S = 5, 60  # ends of an agent within this time, in a row, after which an actor host gives up
-LONG_S, WAIT_S = 180, 1800  # an agent was in the run if it lasted that long; for which an actor host waits for the run
+FOLDER = Path(__file__).parent  # of the scripts
+HAS_ENDED = (
+    "import pathlib, sys; from jsrl.control.result import is_finished; "
+    "sys.exit(not is_finished(pathlib.Path(sys.argv[1])))"
+)
 NOTICE_S = 120  # notice before a job's time limit: enough for one update and one snapshot
 
 
@@ -174,7 +177,7 @@ def seeds_script(seeds: SlurmSeeds) -> str:
         "run": f'{program} run "${{begin[@]}}" {shlex.join(group.args)} --runs-dir {shlex.quote(str(group.runs_dir))}',
         "report": f"{program} report {shlex.quote(str(group.path))}",
     }
-    return filled(SEEDS_SCRIPT, values)
+    return filled("seeds", values)
 
 
 def search_script(search: SlurmSearch) -> str:
@@ -186,7 +189,7 @@ def search_script(search: SlurmSearch) -> str:
         "setup": search.options.setup or ":",
         "search": f'{own} --parallel 1 --part "$SLURM_ARRAY_TASK_ID"',
     }
-    return filled(SEARCH_SCRIPT, values)
+    return filled("search", values)
 
 
 def slurm_script(run: SlurmRun) -> str:
@@ -210,137 +213,14 @@ def slurm_script(run: SlurmRun) -> str:
         "runs_dir": shlex.quote(str(runs_dir)),
         "num_hosts": str(run.num_hosts),
         "replaced": str(REPLACED),
-        "tries": str(TRIES),
-        "quick_s": str(QUICK_S),
-        "long_s": str(LONG_S),
-        "wait_s": str(WAIT_S),
         "job_name": shlex.quote(run.job_name),
     }
-    return filled(SCRIPT, values)
+    return filled("run", values)
 
 
-def filled(text: str, values: Mapping[str, str]) -> str:
-    for name, value in {"part": GPU_PART, "signals": SIGNALS, **values}.items():
+def filled(script: str, values: Mapping[str, str]) -> str:
+    """Return the text of slurm_SCRIPT.sh with these values; all jobs share slurm_job.sh."""
+    text = FOLDER.joinpath(f"slurm_{script}.sh").read_text()
+    for name, value in {"job": FOLDER.joinpath("slurm_job.sh").read_text().rstrip(), **values}.items():
         text = text.replace(f"@{name}@", value)
     return text
-
-
-GPU_PART = r"""if [ -n "${SLURM_SHARDS_ON_NODE-}" ] && [ -z "${XLA_PYTHON_CLIENT_MEM_FRACTION-}" ]; then
-  part=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/([^)]*)//g; s/^ *Gres=//p' | tr , '\n' | awk -F: '
-    $1 == "gpu" {gpus += $NF} $1 == "shard" {shards += $NF}
-    END {if (shards) printf "%.3f", 0.9 * ENVIRON["SLURM_SHARDS_ON_NODE"] * gpus / shards}')
-  [ -z "$part" ] || export XLA_PYTHON_CLIENT_MEM_FRACTION=$part  # of the GPU of which this job has a part
-fi"""
-
-SIGNALS = r"""child= stopped= interrupted=130
-job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-job=${job:-${SLURM_JOB_ID-}}
-await_child() {  # sets its status; a signal interrupts `wait`
-  local seen=none
-  until [ "$seen" = "$stopped" ]; do seen=$stopped; wait "$child"; status=$?; done
-  [ "$status" != 130 ] || status=$interrupted
-}
-is_preempted() { scontrol -o show job "$job" 2>/dev/null | grep -q 'JobState=RUNNING .*PreemptTime=[0-9]'; }
-requeue_if_preempted() {  # a job that ends within GraceTime is not requeued by Slurm
-  if is_preempted; then echo "jsrl: Slurm preempts job $job, which goes back to the queue"; scontrol requeue "$job"; fi
-}
-trap 'stopped+=1 interrupted=0' TERM  # which Slurm sends to all processes of a job, for scancel
-trap 'stopped+=1; [ -z "$child" ] || kill -TERM "$child"' USR1  # before the time limit or a preemption, to this shell alone
-(  # Slurm announces a preemption only to steps of a job. This step waits for that.
-  unset -v $(compgen -e SLURM_ | grep -vxE 'SLURM_(CONF|JOB_ID)')  # options of the job, such as its GPUs per node
-  srun --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mem=0 --gres=none --job-name=jsrl-notice sleep infinity
-  is_preempted && kill -USR1 $$
-) >/dev/null 2>&1 </dev/null &"""
-
-SCRIPT = """#!/bin/bash
-# @title@. Submit it twice from one folder; the second time for the actor hosts:
-@submit@
-# Submit both again to go on after a time limit: the run continues from its last snapshot.
-@directives@
-
-key=@key@  # with which hosts join
-folder=@folder@
-@setup@
-@part@
-@signals@
-
-if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run has ended, also while that is requeued
-  failed=0 seen=$SECONDS  # times in a row that it could not join, and when it was last in the run
-  while [ -z "$stopped" ] && [ ! -e "$key.ended" ]; do
-    begun=$SECONDS
-    @join@ & child=$!
-    await_child
-    [ "$status" != @replaced@ ] || break  # by the same job, requeued: Slurm had lost this one
-    [ $((SECONDS - begun)) -lt @long_s@ ] || seen=$SECONDS
-    queue=$(squeue --me -h -n @job_name@ -o %i 2>/dev/null) && [ -z "$queue" ] && why="its job neither waits nor runs" || why=
-    [ $((SECONDS - seen)) -lt @wait_s@ ] || why="it was not there for @wait_s@ s"
-    if [ -n "$why" ] && [ -z "$stopped" ] && [ ! -e "$key.ended" ]; then
-      echo "jsrl: this host leaves the run, because $why. Submit the script again for hosts when it goes on" >&2
-      exit 0
-    fi
-    if [ "$status" != 0 ] && [ $((SECONDS - begun)) -lt @quick_s@ ]; then failed=$((failed + 1)); else failed=0; fi
-    if [ "$failed" = @tries@ ] && [ -z "$stopped" ]; then
-      again="scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
-      echo "jsrl: this host could not join the run @tries@ times in a row, for the reason above. Repair it; then: $again" >&2
-      exit 1
-    fi
-    [ -n "$stopped" ] || [ -e "$key.ended" ] || sleep 5
-  done
-  [ -z "$stopped" ] || requeue_if_preempted
-  exit 0
-fi
-
-mkdir -p "${key%/*}" && rm -f "$key" "$key.ended"
-if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$folder"); else begin=(@new@); fi
-address=${JSRL_ADDRESS:-$(hostname -I | cut -d' ' -f1)}  # of this host, as the others reach it
-@run@ --runs-dir @runs_dir@ --display plain \\
-  --listen "$address" --num-hosts @num_hosts@ --join-key "$key" --join-s 86400 & child=$!
-await_child
-if [ -z "$stopped" ] || [ -e "$folder/stop.json" ]; then  # `jsrl stop` ends it for good
-  touch "$key.ended"
-else
-  requeue_if_preempted
-fi
-exit "$status"
-"""
-
-HAS_ENDED = (
-    "import pathlib, sys; from jsrl.control.result import is_finished; "
-    "sys.exit(not is_finished(pathlib.Path(sys.argv[1])))"
-)
-
-SEEDS_SCRIPT = """#!/bin/bash
-# @title@. Submit it with:
-@submit@
-# Submit it again to go on after a time limit: runs that have ended stay as they are, the others continue.
-@directives@
-
-folder=@folder@
-@setup@
-@part@
-@signals@
-
-if @ended@ "$folder"; then exit 0; fi
-if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$folder"); else begin=(@new@); fi
-@run@ --display plain & child=$!
-await_child
-@report@  # of all runs that have begun; the last one prints the whole table
-[ -z "$stopped" ] || requeue_if_preempted
-exit "$status"
-"""
-
-SEARCH_SCRIPT = """#!/bin/bash
-# @title@. Submit it with:
-@submit@
-# Submit it again to go on after a time limit: trials that were interrupted begin again.
-@directives@
-
-@setup@
-@part@
-@signals@
-
-@search@ & child=$!
-await_child
-[ -z "$stopped" ] || requeue_if_preempted
-exit "$status"
-"""

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from socket import socketpair
 from typing import Any
 
 import msgspec
@@ -39,13 +38,13 @@ from jsrl.transport.network.curve import (
     keys_to_connect,
     outgoing,
 )
+from jsrl.transport.network.thread import WakeUp
 
 _logger = logging.getLogger("jsrl.control")
 HEARTBEAT_S = 0.2
 LEASE_GRACE_S = 0.5  # after a lease: a running agent ends its workers first
 MAX_MESSAGES = 4096  # most messages read at once
 MAX_COMMANDS = 1000  # most commands that wait for a lost connection; then the oldest is dropped
-RELAY = b"relay/"  # prefix of the identity of a connection that carries the messages of workers on other hosts
 
 
 class ControlClient:
@@ -85,8 +84,9 @@ class ControlClient:
         self._pauses = Pauses()
         self._outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._wake_sender, self._wake_receiver = socketpair()
-        self._wake_sender.setblocking(False)
+        self._wake_up = (
+            WakeUp()
+        )  # the thread sleeps between heartbeats: each wake-up takes the interpreter from the worker
         self._address, self._parent_pid = address, parent_pid
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()
@@ -98,7 +98,7 @@ class ControlClient:
           TypeError: a fact cannot be sent. This thread learns of it; the control thread must not end.
         """
         self._outgoing.put(encoded(kind(worker=self.worker, incarnation=self.incarnation, **fields)))
-        self._ring()
+        self._wake_up.wake()
 
     def stage(self, stage: str) -> None:
         """Report the current stage of the start; `ready` ends it."""
@@ -118,13 +118,8 @@ class ControlClient:
     def close(self, timeout_s: float = 2.0) -> None:
         """Send the queued messages and end the thread."""
         self._closing.set()
-        self._ring()
+        self._wake_up.wake()
         self._thread.join(timeout_s)
-
-    def _ring(self) -> None:
-        """Wake the thread, which sleeps between heartbeats: each wake-up takes the interpreter from the worker."""
-        with contextlib.suppress(OSError):  # full: it was woken already; closed: nothing is sent any more
-            self._wake_sender.send(b"!")
 
     def _run(self) -> None:
         context = zmq.Context()
@@ -135,7 +130,7 @@ class ControlClient:
         connection = connect(socket, self._address, self._keys)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        poller.register(self._wake_receiver, zmq.POLLIN)
+        poller.register(self._wake_up.socket, zmq.POLLIN)
         beat_at = 0.0
         try:
             while self._is_admitted(connection):
@@ -150,13 +145,11 @@ class ControlClient:
                     self._beat(socket)
                 pause_s = min(beat_at - time.monotonic(), self._check_lease())
                 ready = dict(poller.poll(max(0, int(1000 * pause_s) + 1)))
-                if self._wake_receiver.fileno() in ready:
-                    self._wake_receiver.recv(1 << 16)
+                self._wake_up.clear(ready)
                 if socket in ready:
                     self._take(socket.recv())
         finally:
-            self._wake_sender.close()
-            self._wake_receiver.close()
+            self._wake_up.close()
             connection.close()
             socket.close()
             context.term()
@@ -298,14 +291,20 @@ def identity_of(worker: str, incarnation: int) -> bytes:
 class ControlServer:
     """The controller's end of the control connection; over tcp it needs `keys`, like every stream.
 
-    A connection whose identity begins with RELAY carries the messages of many workers, several at once; commands to them use
-    it too, each after the worker's identity. Commands wait while a connection is lost, until its next message.
+    Messages of workers on other hosts come from the thread that has received them (`take`), and commands to these workers go
+    to `forward`. Other commands wait while a connection is lost, until its next message.
+
+    Attributes:
+      forward: called with worker, incarnation and command.
     """
 
     def __init__(self, address: str, *, keys: KeyPath = None) -> None:
         self._keys = keys_to_bind(address, keys)
         self.refused = 0  # messages that cannot be read, or are not in the name of their sender
-        self._relays: dict[bytes, bytes] = {}  # worker/incarnation -> the connection that carries its messages
+        self.forward: Callable[[str, int, bytes], object] = lambda worker, incarnation, frame: None
+        self._taken: queue.SimpleQueue[AnyMessage] = queue.SimpleQueue()
+        self._elsewhere: set[bytes] = set()  # worker/incarnation of those whose messages were taken
+        self._wake_up, self._poller = WakeUp(), zmq.Poller()
         self._waiting: dict[bytes, deque[list[bytes]]] = {}  # connection that has sent a message -> commands to send
         self._socket = zmq.Context().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -318,14 +317,22 @@ class ControlServer:
         finally:
             os.umask(old)
         self.address = self._listener.address
+        for source in (self._socket, self._wake_up.socket):
+            self._poller.register(source, zmq.POLLIN)
+
+    def take(self, messages: list[AnyMessage]) -> None:
+        """Let `poll` return messages that were checked; may be called from any thread."""
+        for message in messages:
+            self._taken.put(message)
+        self._wake_up.wake()
 
     def poll(self, timeout_s: float) -> list[AnyMessage]:
         """Return the workers' messages, waiting up to `timeout_s` for the first one."""
         if self._socket.closed:
             raise StreamClosed("the control connection is closed; workers get no more commands.")
-        messages: list[AnyMessage] = []
-        if not self._socket.poll(int(timeout_s * 1000)):
-            return messages
+        self._wake_up.clear(dict(self._poller.poll(int(timeout_s * 1000))))
+        messages = [self._taken.get() for _ in range(self._taken.qsize())]
+        self._elsewhere |= {identity_of(message.worker, message.incarnation) for message in messages}
         for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from supervising its workers
             if not self._socket.poll(0):
                 break
@@ -346,12 +353,9 @@ class ControlServer:
         return messages
 
     def _read(self, sender: bytes, word: Any) -> AnyMessage:
-        """Return a message, after checking that it is in the name of its sender; the port of hosts has checked theirs."""
+        """Return a message, after checking that it is in the name of its sender."""
         message: AnyMessage = msgspec.msgpack.decode(word, type=AnyMessage)
-        name = identity_of(message.worker, message.incarnation)
-        if sender.startswith(RELAY):
-            self._relays[name] = sender
-        elif name != sender:
+        if (name := identity_of(message.worker, message.incarnation)) != sender:
             raise ValueError(f"{sender!r} sent it in the name of {name!r}")
         return message
 
@@ -363,17 +367,17 @@ class ControlServer:
     def send_command(self, worker: str, incarnation: int, name: str, facts: Mapping[str, Any] | None = None) -> None:
         """Send a command, now or once the worker has reconnected; lost when the worker is gone or has sent no message."""
         identity, frame = identity_of(worker, incarnation), msgspec.msgpack.encode(Command(name, dict(facts or {})))
-        connection = self._relays.get(identity, identity)
-        frames = [connection, frame] if connection == identity else [connection, identity, frame]
-        if connection in self._waiting:
-            self._waiting[connection].append(frames)
-            self._send_waiting(connection)
+        if identity in self._elsewhere:
+            self.forward(worker, incarnation, frame)
+        elif identity in self._waiting:
+            self._waiting[identity].append([identity, frame])
+            self._send_waiting(identity)
         else:  # its first message may be on the way
             with contextlib.suppress(zmq.ZMQError):
-                self._socket.send_multipart(frames, zmq.NOBLOCK)
+                self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
 
-    def _send_waiting(self, connection: bytes) -> None:
-        waiting = self._waiting[connection]
+    def _send_waiting(self, identity: bytes) -> None:
+        waiting = self._waiting[identity]
         while waiting:
             try:
                 self._socket.send_multipart(waiting[0], zmq.NOBLOCK)
@@ -386,3 +390,4 @@ class ControlServer:
     def close(self) -> None:
         if not self._socket.closed:
             self._listener.close(0)
+            self._wake_up.close()

@@ -254,11 +254,11 @@ class Saving(msgspec.Struct):
 class StandIn(msgspec.Struct):
     """A learner of this policy wants another number of trajectories of some groups, for every batch from `batch` on.
 
-    `epoch`: of the learner. `each`: (group, number) pairs.
+    `generation`: of the learner. `each`: (group, number) pairs.
     """
 
     policy: Count
-    epoch: Count
+    generation: Count
     batch: Count
     each: list[tuple[Count, Annotated[int, msgspec.Meta(ge=1, le=MOST)]]]
 

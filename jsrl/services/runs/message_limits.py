@@ -19,9 +19,6 @@ MAX_MESSAGE_BYTES = 16 << 20
 TEXT_BYTES, TEXT_BYTES_PER_S = 1 << 20, 1 << 10
 NAME_BYTES = 100  # that a new name takes besides its characters
 MAX_DROPS, DROPS_S = 10, 60.0
-# Messages that wait to be passed on to the controller. There is no such limit for what arrives: libzmq 4.3 aborts the process
-# if a connection ends whose reading has stopped at a limit.
-MAX_WAITING = 16
 
 
 class TextBudget:

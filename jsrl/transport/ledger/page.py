@@ -1,6 +1,6 @@
 """A consumer's ledger that outlives its process: one page of a file in the run folder, mapped and updated in place.
 
-    word 0  file type              1  format       2  epoch of the learner that counts in it
+    word 0  file type              1  format       2  generation of the learner that counts in it
     word 3  received               4  consumed     5  number of reasons for dropping
     word 6  carried: trajectories of earlier incarnations that are in no connection's page
     word 7  connections joined     8  held: trajectories in the queue when last counted
@@ -8,7 +8,7 @@
     from byte 128: per reason its name (32 bytes) and count
 
 Every change is one aligned store. Between the stores for one trajectory word 9 is 1, so an incarnation that is killed
-then is wrong by at most one trajectory. Each incarnation of a learner writes a new file with a higher epoch and renames
+then is wrong by at most one trajectory. Each incarnation of a learner writes a new file with a higher generation and renames
 it over the old one: an incarnation that only seemed dead continues to count in a file that is not read. Where the disk has
 no space for a new file, it goes on in the old one, whose blocks it has.
 """
@@ -30,19 +30,19 @@ LEDGER = "ledger"  # name of the page in a run folder
 _MAGIC, _FORMAT = 0x4A53524C4C454447, 2
 _PAGE_BYTES, _REASONS_AT, _NAME_BYTES, _REASON_BYTES = 4096, 128, 32, 40
 _MAX_REASONS = (_PAGE_BYTES - _REASONS_AT) // _REASON_BYTES
-_EPOCH, _RECEIVED, _CONSUMED, _REASONS, _CARRIED, _JOINED, _HELD, _CHANGING, _UNCERTAIN = range(2, 11)
+_GENERATION, _RECEIVED, _CONSUMED, _REASONS, _CARRIED, _JOINED, _HELD, _CHANGING, _UNCERTAIN = range(2, 11)
 
 
 class PageContent(NamedTuple):
     """Content of a page.
 
     Attributes:
-      epoch: of the learner that counted last. ledger: counts over all incarnations. carried: counts at the ledger's start
+      generation: of the learner that counted last. ledger: counts over all incarnations. carried: counts at the ledger's start
         that are in no connection's page. joined: connections. uncertain: incarnations that may be wrong by one
         trajectory.
     """
 
-    epoch: int
+    generation: int
     ledger: Ledger
     carried: int = 0
     joined: int = 0
@@ -88,13 +88,13 @@ class PersistedLedger(Ledger):
 
 
 def open_ledger(
-    path: Path, min_epoch: int, saved: dict[str, Any] | None, *, leg: Path | None = None, rolls_back: bool = True
+    path: Path, min_generation: int, saved: dict[str, Any] | None, *, leg: Path | None = None, rolls_back: bool = True
 ) -> tuple[int, PersistedLedger]:
-    """Return (the epoch of a consumer that starts now, its ledger), both written to disk.
+    """Return (the generation of a consumer that starts now, its ledger), both written to disk.
 
     Args:
-      path: of the page. min_epoch: the epoch is at least this, and higher than every earlier one.
-      saved: ledger of the restored snapshot: counts, `trained` and `epoch`; None: start over.
+      path: of the page. min_generation: the generation is at least this, and higher than every earlier one.
+      saved: ledger of the restored snapshot: counts, `trained` and `generation`; None: start over.
       leg: folder of the connections' pages. They are deleted if the snapshot is newer than the page.
       rolls_back: what was consumed after the snapshot is lost. A replay worker's insertions are kept.
 
@@ -103,20 +103,20 @@ def open_ledger(
         in the run's ledger.
     """
     last = read_page(path)
-    epoch = min_epoch if last is None else max(min_epoch, last.epoch + 1)
+    generation = min_generation if last is None else max(min_generation, last.generation + 1)
     ledger = continued(last, saved, rolls_back=rolls_back)
     if last is None or _has_more_counts(saved, last):
         for page_path in pages_in(leg) if leg is not None else ():
             page_path.unlink(missing_ok=True)
-        last = PageContent(epoch, ledger, carried=ledger.received)
-    content = _page_of(last._replace(epoch=epoch, ledger=ledger))
+        last = PageContent(generation, ledger, carried=ledger.received)
+    content = _page_of(last._replace(generation=generation, ledger=ledger))
     try:
-        return epoch, PersistedLedger(ledger, new_page(path, content, durable=True))
+        return generation, PersistedLedger(ledger, new_page(path, content, durable=True))
     except OSError:
         if not path.exists():
             raise
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    return epoch, PersistedLedger(ledger, write_page(descriptor, content, durable=True))
+    return generation, PersistedLedger(ledger, write_page(descriptor, content, durable=True))
 
 
 def continued(last: PageContent | None, saved: dict[str, Any] | None, *, rolls_back: bool = True) -> Ledger:
@@ -128,11 +128,11 @@ def continued(last: PageContent | None, saved: dict[str, Any] | None, *, rolls_b
     one, those of different incarnations may not: each resume turned some consumed trajectories into dropped ones.
 
     Args:
-      last: of the page, None where there is none. saved: of the snapshot with its epoch, None for a fresh state.
+      last: of the page, None where there is none. saved: of the snapshot with its generation, None for a fresh state.
     """
-    known = [last.ledger] if last is not None and (saved is None or last.epoch >= saved["epoch"]) else []
+    known = [last.ledger] if last is not None and (saved is None or last.generation >= saved["generation"]) else []
     held = known[0].in_flight if known else 0
-    if saved is not None and (last is None or last.epoch <= saved["epoch"]):
+    if saved is not None and (last is None or last.generation <= saved["generation"]):
         known.append(_ledger_of(saved))
     consumed = max((ledger.consumed for ledger in known), default=0)
     dropped: dict[str, int] = {}
@@ -150,12 +150,12 @@ def continued(last: PageContent | None, saved: dict[str, Any] | None, *, rolls_b
 
 def _has_more_counts(saved: dict[str, Any] | None, last: PageContent) -> bool:
     """Return whether a snapshot has counts that are missing in the page."""
-    if saved is None or saved["epoch"] < last.epoch:
+    if saved is None or saved["generation"] < last.generation:
         return False
     there, page = _ledger_of(saved), last.ledger
     dropped = page.dropped or {}
     more = any(count > dropped.get(reason, 0) for reason, count in (there.dropped or {}).items())
-    return saved["epoch"] > last.epoch or there.consumed > page.consumed or more
+    return saved["generation"] > last.generation or there.consumed > page.consumed or more
 
 
 def read_page(path: Path) -> PageContent | None:
@@ -178,13 +178,13 @@ def read_page(path: Path) -> PageContent | None:
         reason = page[start : start + _NAME_BYTES].rstrip(b"\0").decode(errors="replace")
         ledger.drop(reason, int(words[_count_word(place)]))
     uncertain = int(words[_UNCERTAIN] + words[_CHANGING])
-    return PageContent(int(words[_EPOCH]), ledger, int(words[_CARRIED]), int(words[_JOINED]), uncertain)
+    return PageContent(int(words[_GENERATION]), ledger, int(words[_CARRIED]), int(words[_JOINED]), uncertain)
 
 
 def _page_of(content: PageContent) -> bytes:
     page, ledger = bytearray(_PAGE_BYTES), content.ledger
     words = np.frombuffer(page, np.int64)
-    words[:6] = _MAGIC, _FORMAT, content.epoch, ledger.received, ledger.consumed, len(ledger.dropped or {})
+    words[:6] = _MAGIC, _FORMAT, content.generation, ledger.received, ledger.consumed, len(ledger.dropped or {})
     words[_CARRIED], words[_JOINED], words[_UNCERTAIN] = content.carried, content.joined, content.uncertain
     for place, (reason, count) in enumerate((ledger.dropped or {}).items()):
         _name_reason(page, place, reason)

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
+from socket import socketpair
 from typing import Any
 
 import zmq
+
+
+class WakeUp:
+    """Wakes a thread that polls `socket`, from any thread, also after it was closed."""
+
+    def __init__(self) -> None:
+        self._sender, self.socket = socketpair()
+        self._sender.setblocking(False)
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: the thread wakes anyway; closed: it has ended
+            self._sender.send(b"!")
+
+    def clear(self, ready: dict[Any, int]) -> None:
+        """Forget the calls so far, if there were any."""
+        if self.socket.fileno() in ready:
+            self.socket.recv(1 << 16)
+
+    def close(self) -> None:
+        self._sender.close()
+        self.socket.close()
 
 
 class SocketThread:

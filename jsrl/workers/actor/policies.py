@@ -13,7 +13,7 @@ from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.seats import SeatView, finite_actions, part_of
 from jsrl.errors import StreamTimeout
 from jsrl.transport.base import Block, Origin, ProducerId, Reply, Request
-from jsrl.types import Array, leaves, spread, version_epoch, version_updates
+from jsrl.types import Array, leaves, spread, version_generation, version_updates
 from jsrl.workers.actor.lineup import Players, Tap
 from jsrl.workers.actor.streams import Ends, Streams
 
@@ -21,13 +21,13 @@ from jsrl.workers.actor.streams import Ends, Streams
 class Pace(NamedTuple):
     """How the trajectories of a group belong to batches: from `first` on, `each` of them to every batch from `batch` on.
 
-    A group makes several for each batch while it stands in for groups that nobody steps. `epoch`: of the learner.
+    A group makes several for each batch while it stands in for groups that nobody steps. `generation`: of the learner.
     """
 
     first: int = 0
     batch: int = 0
     each: int = 1
-    epoch: int = 0
+    generation: int = 0
 
     def batch_of(self, trajectory: int) -> int:
         further = trajectory - self.first
@@ -44,7 +44,7 @@ class Pace(NamedTuple):
             batch = max(batch, self.batch_of(trajectory) + 1)
         further = batch - self.batch
         first = self.first + (further * self.each if further > 0 else further)
-        return Pace(first, batch, each, self.epoch)
+        return Pace(first, batch, each, self.generation)
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,16 @@ class Progress:
         self.sequence += 1
         self.trajectory += 1
 
-    def for_new_learner(self, epoch: int) -> None:
+    def for_new_learner(self, generation: int) -> None:
         """Number trajectories anew: the learner may have made fewer updates than the numbers assume."""
         self.trajectory = None
-        if self.pace.epoch < epoch:  # else the new learner has already set it
-            self.pace = Pace(epoch=epoch)
+        if self.pace.generation < generation:  # else the new learner has already set it
+            self.pace = Pace(generation=generation)
 
-    def stand_in(self, epoch: int, batch: int, each: int) -> None:
+    def stand_in(self, generation: int, batch: int, each: int) -> None:
         """Make another number of trajectories for every batch of a learner from this one on."""
-        if self.pace.epoch < epoch:
-            self.pace = Pace(epoch=epoch).changed(batch, each, None)
+        if self.pace.generation < generation:
+            self.pace = Pace(generation=generation).changed(batch, each, None)
         else:
             self.pace = self.pace.changed(batch, each, self.trajectory)
 
@@ -175,7 +175,9 @@ class PolicyRows:
 
     def is_outdated(self, reply: Reply) -> bool:
         """Return whether the first trajectory would start with params of a replaced learner."""
-        return self.progress.trajectory is None and int(np.min(version_epoch(reply.version))) < self._ends.epoch
+        return (
+            self.progress.trajectory is None and int(np.min(version_generation(reply.version))) < self._ends.generation
+        )
 
     def make_room(self, timeout_s: float) -> bool:
         """Reserve a block if there is none; its row 0 is the last trajectory's final observation."""

@@ -32,13 +32,13 @@ class Ends(NamedTuple):
     """Both ends, as of one session.
 
     Attributes:
-      epoch: of the learner that gets the trajectories; params of an earlier epoch start no trajectory.
+      generation: of the learner that gets the trajectories; params of an earlier generation start no trajectory.
       new_learner: since the session before.
     """
 
     client: InferenceClient
     producer: Producer
-    epoch: int = 0
+    generation: int = 0
     new_learner: bool = False
 
 
@@ -97,9 +97,8 @@ class ActorStreams(Streams):
         self._servers: Servers | None = None  # None: the actor acts itself
         self._inline: InlineInference | None = None  # None: servers act
         self._client: InferenceClient | None = None
-        self._learner: tuple[int, int] | None = (
-            None  # readers' replacements so far and epoch, as of the last connection
-        )
+        # replacements of readers so far and generation, as of the last connection
+        self._learner: tuple[int, int] | None = None
         self._poll_at_s = 0.0
 
     @property
@@ -125,7 +124,7 @@ class ActorStreams(Streams):
         return None if client is None else self._ends(client)
 
     def _ends(self, client: InferenceClient) -> Ends:
-        known, self._learner = self._learner, (self._writer.renewed, self._writer.read_epoch())
+        known, self._learner = self._learner, (self._writer.renewed, self._writer.read_generation())
         self._client = client
         return Ends(client, self._writer, self._learner[1], known not in (None, self._learner))
 
@@ -148,7 +147,7 @@ class ActorStreams(Streams):
         now_s = time.monotonic()
         if self._learner is not None and now_s >= self._poll_at_s:
             self._poll_at_s = now_s + POLL_S
-            if self._writer.read_epoch() > self._learner[1]:  # set by the workers between this actor and the learner
+            if self._writer.read_generation() > self._learner[1]:  # as the workers between it and this actor say
                 raise StreamClosed("a restarted learner now trains on this actor's samples.")
 
     def check_home(self) -> None:

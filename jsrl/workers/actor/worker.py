@@ -132,7 +132,7 @@ class Actor:
             self._lineup.begin_again(group, self._next_step(group))
             for progress, ends in zip(group.progress, self._ends, strict=True):
                 if ends.new_learner:
-                    progress.for_new_learner(ends.epoch)
+                    progress.for_new_learner(ends.generation)
         self._begin()
         for policy in self._policies:
             self._reporter.event("note", f"reconnected its streams{policy.streams.server_text}, with new episodes")
@@ -154,7 +154,7 @@ class Actor:
                 continue
             for number, each in facts["each"]:
                 if number in self.groups:
-                    self.groups[number].progress[place].stand_in(facts["epoch"], facts["batch"], each)
+                    self.groups[number].progress[place].stand_in(facts["generation"], facts["batch"], each)
                     if self._session is not None:
                         self._session.ask_again(number, place)
 

@@ -37,10 +37,10 @@ class RankStart(msgspec.Struct, forbid_unknown_fields=True, tag=True):
     rank: int
     count: int
     coordinator: str
-    epoch: int
+    generation: int
     updates: int
     trained: int
-    saved_epoch: int | None
+    saved_generation: int | None
     unmade: int = 0
     env_steps: int = 0
 

@@ -44,7 +44,7 @@ class JournalHeader:
     Attributes:
       environment: its name, for messages. group, group_size, num_rows: number of the group, B, T.
       action: spec of one environment's action.
-      first: number of the trajectory in the first record. epoch: of the learner when the environments were seeded.
+      first: number of the trajectory in the first record. generation: of the learner when the environments were seeded.
     """
 
     environment: str
@@ -53,7 +53,7 @@ class JournalHeader:
     num_rows: int
     action: ArraySpec
     first: int
-    epoch: int
+    generation: int
 
     @property
     def actions(self) -> ArraySpec:

@@ -174,9 +174,11 @@ def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:
         path.unlink(missing_ok=True)  # it would not lead to the state of these environments
         return env
     action = _action_spec(env)
-    header = JournalHeader(str(e.env.id), group, env.num_envs, e.rollout_length, action, first, job.start_point.epoch)
+    header = JournalHeader(
+        str(e.env.id), group, env.num_envs, e.rollout_length, action, first, job.start_point.generation
+    )
     play = None
-    if job.start_point.journal_epoch is not None:
+    if job.start_point.journal_generation is not None:
         written = Journal(path).header
         play, header = first - written.first, header_as(header, written)
     limit = e.snapshots.journal_mb * 1e6 / e.groups

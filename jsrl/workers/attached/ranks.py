@@ -402,16 +402,24 @@ def part_of(job: Job, reporter: Reporter) -> tuple[Job, LearnerStart, RankLifecy
         start = begin_counting(job)
         at = job.start_point
         leader = Leader(
-            job, RankStart(0, 0, "", start.epoch, at.updates, start.trained, start.saved_epoch, at.unmade, at.env_steps)
+            job,
+            RankStart(
+                0, 0, "", start.generation, at.updates, start.trained, start.saved_generation, at.unmade, at.env_steps
+            ),
         )
         leader.gather(devices)
         return job, start, RankLifecycle(leader, reporter, leads=True)
     follower = Follower(job)
     begins = follower.join(devices)
     saved = None
-    if begins.saved_epoch is not None:  # as many trajectories as the learner, of its own share
-        saved = {"epoch": begins.saved_epoch, "consumed": begins.trained, "dropped": {}, "trained": begins.trained}
-    at = StartPoint(begins.epoch, begins.updates, env_steps=begins.env_steps, unmade=begins.unmade)
+    if begins.saved_generation is not None:  # as many trajectories as the learner, of its own share
+        saved = {
+            "generation": begins.saved_generation,
+            "consumed": begins.trained,
+            "dropped": {},
+            "trained": begins.trained,
+        }
+    at = StartPoint(begins.generation, begins.updates, env_steps=begins.env_steps, unmade=begins.unmade)
     job = dataclasses.replace(job, start_point=at)
-    start = LearnerStart(begins.epoch, begins.trained, count_on(job, saved)[1])
+    start = LearnerStart(begins.generation, begins.trained, count_on(job, saved)[1])
     return job, start, RankLifecycle(follower, reporter, leads=False)

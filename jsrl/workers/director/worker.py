@@ -27,7 +27,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.director.in_order import OrderSettings, TicketsInOrder
 from jsrl.workers.director.state_file import FOLDER, StateFile
 from jsrl.workers.director.tickets import Action, Closing, FromActor, Frozen, Message, Tickets, Write
-from jsrl.workers.jobs import SESSIONS_PER_EPOCH, Job
+from jsrl.workers.jobs import STARTS_PER_GENERATION, Job
 from jsrl.workers.kinds import make_meter
 
 WAIT_S = 0.002  # between checks for messages
@@ -214,8 +214,8 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
         functools.partial(TicketsInOrder, order=_order(job)) if e.is_deterministic else Tickets,
         seed=e.seed,
         policies=job.run.policies,
-        session=job.incarnation + SESSIONS_PER_EPOCH * start.epoch,
-        exact=resumes and start.journal_epoch is not None,
+        session=job.incarnation + STARTS_PER_GENERATION * start.generation,
+        exact=resumes and start.journal_generation is not None,
         check=job.run.sides.check,
     )
     return DirectorWorker(job.name, e.director, make, players, states, reporter, make_meter(job), job.poll_s)

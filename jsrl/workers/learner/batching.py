@@ -17,7 +17,7 @@ import numpy as np
 from jsrl.errors import StreamTimeout
 from jsrl.services.metrics.phases import Phases
 from jsrl.transport.base import Lease, Ledger, SampleConsumer
-from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, spread, version_epoch, version_updates
+from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, spread, version_generation, version_updates
 from jsrl.workers.base import Refusals
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ def versions_trained_on(trajectory: Trajectory) -> np.ndarray:
 def by_lag(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
     """Judge a trajectory by its oldest row: drop it if it is `stale` or `rolled_back`.
 
-    Rows of the epoch before this one count if the snapshot holds their updates. How far earlier epochs were rolled back
-    is not known any more: none of their rows count.
+    Rows of the generation before this one count if the snapshot holds their updates. How far earlier ones were rolled back is
+    not known any more: none of their rows count.
     """
-    made, epochs = version_updates(version), version_epoch(version)
-    undone = (epochs < plan.epoch) & (made > plan.start_updates)
-    if undone.any() or int(epochs.min()) < plan.epoch - 1:
+    made, generations = version_updates(version), version_generation(version)
+    undone = (generations < plan.generation) & (made > plan.start_updates)
+    if undone.any() or int(generations.min()) < plan.generation - 1:
         return "rolled_back", 0
     lag = updates - int(made.min())
     return ("stale" if plan.max_lag is not None and lag + plan.reuse - 1 > plan.max_lag else ""), lag
@@ -68,8 +68,8 @@ class BatchPlan:
       order: by_group | fifo | freshest. groups: that the learner reads, in the order of their columns (by_group).
       group_size, columns: see Experiment. num_rows: T. devices: D. env_steps: that a batch counts for.
       max_lag: most updates by which a row may be old when its batch is first used, None for any. reuse: updates per batch.
-      start_updates, epoch: at the start of this process. judge: (plan, versions of the trained rows, updates made before the
-        batch's first update) -> (reason to drop the trajectory, or empty; its lag).
+      start_updates, generation: at the start of this process. judge: (plan, versions of the trained rows, updates made before
+        the batch's first update) -> (reason to drop the trajectory, or empty; its lag).
     """
 
     order: str
@@ -82,7 +82,7 @@ class BatchPlan:
     max_lag: int | None = 0
     reuse: int = 1
     start_updates: int = 0
-    epoch: int = 0
+    generation: int = 0
     buffers: int = 3
     judge: Callable[[BatchPlan, np.ndarray, int], tuple[str, int]] = by_lag
 

@@ -18,7 +18,7 @@ from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.transport.ledger.legs import ledger_path, leg_folder
 from jsrl.transport.ledger.page import open_ledger
-from jsrl.transport.stream import epoch_at
+from jsrl.transport.stream import generation_at
 from jsrl.types import Tree, named_leaves, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Refusals, Reporter, snapshot_store
@@ -46,14 +46,14 @@ class LearnerStart(NamedTuple):
     """The starting point of this learner process.
 
     Attributes:
-      epoch: of this process. trained: trajectories that the restored state was trained on. ledger: over all incarnations.
-      saved_epoch: of the restored snapshot. meta: its metadata, with those of gates.
+      generation: of this process. trained: trajectories that the restored state was trained on. ledger: over all incarnations.
+      saved_generation: of the restored snapshot. meta: its metadata, with those of gates.
     """
 
-    epoch: int
+    generation: int
     trained: int
     ledger: Ledger
-    saved_epoch: int | None = None
+    saved_generation: int | None = None
     meta: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -97,7 +97,7 @@ def settings_of(job: Job, start: LearnerStart) -> LearnerSettings:
     e = job.experiment
     return LearnerSettings(
         total_env_steps=e.total_env_steps,
-        epoch=start.epoch,
+        generation=start.generation,
         start_updates=job.start_point.updates,
         start_unmade=job.start_point.unmade,
         start_trained=start.trained,
@@ -155,10 +155,10 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
 
     def ask(batch: int, each: Mapping[int, int]) -> None:
         number, pairs = job.policy_number, list(each.items())
-        reporter.event("stand_in", policy=number, epoch=start.epoch, batch=batch, each=pairs)
+        reporter.event("stand_in", policy=number, generation=start.generation, batch=batch, each=pairs)
 
     options = {"phases": phases, "refusals": Refusals(job.name, reporter), "ask": ask}
-    source = source_of(job)(job, batch_plan(job, devices, start.epoch), start, options)
+    source = source_of(job)(job, batch_plan(job, devices, start.generation), start, options)
     return import_target(PREFETCHED)(source, phases) if prefetch else source
 
 
@@ -169,7 +169,7 @@ def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, dict[str, Any
     return from_actors if job.experiment.buffer is None else import_target(REPLAYED)
 
 
-def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
+def batch_plan(job: Job, devices: int, generation: int) -> BatchPlan:
     e = job.experiment
     return BatchPlan(
         order=e.order,
@@ -182,7 +182,7 @@ def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
         max_lag=e.max_policy_lag if e.buffer is None else None,
         reuse=e.updates_per_batch,
         start_updates=job.start_point.updates,
-        epoch=epoch,
+        generation=generation,
         judge=by_lag if of_own_policy(job) else of_another_policy,
     )
 
@@ -198,30 +198,30 @@ def from_actors(job: Job, plan: BatchPlan, start: LearnerStart, options: dict[st
 
 
 def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:
-    """Return the reading end of the learner's samples; first announces the epoch to those that wait for its params."""
+    """Return the reading end of the learner's samples; first announces the generation to those that wait for its params."""
     if of_own_policy(job):
-        job.announce(epoch_at(job.end("samples").stream.name, job.name), str(start.epoch))
+        job.announce(generation_at(job.end("samples").stream.name, job.name), str(start.generation))
     return bind_reader(job, "samples", schema, start.ledger)
 
 
 def begin_counting(job: Job) -> LearnerStart:
     """Return the starting point of a learner.
 
-    The epoch on disk rises at each start, even if no snapshot was written since the last one, so that no two incarnations
+    The generation on disk rises at each start, even if no snapshot was written since the last one, so that no two incarnations
     of the learner publish under the same version.
     """
     saved, meta = None, dict[str, Any]()
     if job.start_point.restore and not job.start_point.params_only:
         folder, _, selector = job.start_point.restore.rpartition("@")
         meta = SnapshotStore(folder).meta(selector)
-        saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
-    trained, saved_epoch = (int(saved["trained"]), int(saved["epoch"])) if saved else (0, None)
-    epoch, ledger = count_on(job, saved)
-    return LearnerStart(epoch, trained, ledger, saved_epoch, meta)
+        saved = meta["ledger"] | {"generation": meta["generation"]} if "ledger" in meta else None
+    trained, saved_generation = (int(saved["trained"]), int(saved["generation"])) if saved else (0, None)
+    generation, ledger = count_on(job, saved)
+    return LearnerStart(generation, trained, ledger, saved_generation, meta)
 
 
 def count_on(job: Job, saved: dict[str, Any] | None) -> tuple[int, Ledger]:
-    """Return (new epoch, ledger of the worker's input); `saved`: ledger of the restored snapshot, see open_ledger."""
+    """Return (new generation, ledger of the worker's input); `saved`: ledger of the restored snapshot, see open_ledger."""
     run = Path(job.folder)
     path, leg = ledger_path(run, job.input_leg), leg_folder(run, job.input_leg)
-    return open_ledger(path, job.start_point.epoch, saved, leg=leg)
+    return open_ledger(path, job.start_point.generation, saved, leg=leg)

@@ -25,7 +25,7 @@ class LearnerSettings:
     """Settings of a learner: when it ends, where it starts, and how it makes updates and snapshots.
 
     Attributes:
-      total_env_steps: the end. epoch: of this process.
+      total_env_steps: the end. generation: of this process.
       start_updates, start_unmade: see StartPoint. start_trained: trajectories that its first state was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
       drains: before it leaves it trains on the whole batches that are there, so that all learners leave after the same update.
@@ -35,7 +35,7 @@ class LearnerSettings:
     """
 
     total_env_steps: int
-    epoch: int = 0
+    generation: int = 0
     start_updates: int = 0
     start_unmade: int = 0
     start_trained: int = 0
@@ -85,7 +85,7 @@ class Learner:
 
     @property
     def version(self) -> int:
-        return make_version(self._settings.epoch, self.number)
+        return make_version(self._settings.generation, self.number)
 
     @property
     def updates(self) -> int:
@@ -235,7 +235,11 @@ class Learner:
     def _snapshot(self) -> Snapshot:
         state = self._updater.saved(self._state)
         self._unmade -= self._updater.late()
-        meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps, "epoch": self._settings.epoch}
+        meta: dict[str, Any] = {
+            "updates": self.updates,
+            "env_steps": self.env_steps,
+            "generation": self._settings.generation,
+        }
         meta["ledger"] = self._source.ledger().counts | {"trained": self._trained}
         for gate in self._gates:
             meta |= gate.meta()

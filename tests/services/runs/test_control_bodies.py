@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jsrl.control.controller import Controller
-from jsrl.control.session import Session
+from jsrl.control.run_record import RunRecord
 from jsrl.control.supervised import SupervisedWorker
 from jsrl.control.supervision import Rules, Started, Supervision
 from jsrl.envs.config import EnvConfig
@@ -104,17 +104,17 @@ class Rig:
         experiment = Experiment(agent=agent, env=env, total_env_steps=10_000)
         kinds = {name: find_kind(kind) for name, kind in WORKERS.items()}
         run = RunFolder.create(folder, "bodies", "one", seed=0)
-        self.session = Session(experiment, run, make_display("log-only"), kinds=kinds)
+        self.record = RunRecord(experiment, run, make_display("log-only"), kinds=kinds)
         self.controller = Controller.__new__(Controller)
         self.control = ControlServer(f"ipc://{folder}/control")
-        self.controller._session, self.controller._control = self.session, self.control
+        self.controller._record, self.controller._control = self.record, self.control
         self.controller._supervision = self.controller._machine = Supervision(
             {name: Rules(kind, 0, (name,)) for name, kind in WORKERS.items()}, DEADLINES, BACKOFF, tells_absent=True
         )
         self.controller._pauses, self.controller._actions = Pauses(), deque()
         self.controller._plan = SimpleNamespace(kinds=kinds, hosts=ALONE)  # type: ignore[assignment]
         self.told: list[str] = []
-        self.session.display.message = lambda text, level="info": self.told.append(text)  # type: ignore[method-assign]
+        self.record.display.message = lambda text, level="info": self.told.append(text)  # type: ignore[method-assign]
         self.controller._workers = {name: self._life(name) for name in WORKERS}
 
     def _life(self, name: str) -> SupervisedWorker:
@@ -128,7 +128,7 @@ class Rig:
 
     def close(self) -> None:
         self.control.close()
-        self.session.close()
+        self.record.close()
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_invalid_messages_are_named_counted_and_shown_ever_more_rarely(rig, mess
     text, again = [line for line in rig.told if "dropped" in line]
     assert worker.drops.count == 3 and "was dropped (2 so far)" in again and not worker.life.cut_off
     assert re.search(why, text), text
-    assert message.worker in text and (rig.session.run.updates, rig.session.run.env_steps) == (0, 0)
-    assert rig.session.run.reason is None
+    assert message.worker in text and (rig.record.run.updates, rig.record.run.env_steps) == (0, 0)
+    assert rig.record.run.reason is None
     assert worker.life.left == isinstance(message, Bye)
 
 
@@ -180,8 +180,8 @@ def test_a_worker_says_and_measures_only_what_its_kind_does(rig, message) -> Non
     rig.receive(message)
     (line,) = rig.told
     assert f"a worker of kind {WORKERS[message.worker]} does not" in line
-    assert rig.session.result().final == rig.session.result().evaluation == {}
-    assert not rig.session.run.finals and not rig.session.hub.tick(0, 0).keys() - {"env_steps", "updates", "wall_s"}
+    assert rig.record.result().final == rig.record.result().evaluation == {}
+    assert not rig.record.run.finals and not rig.record.hub.tick(0, 0).keys() - {"env_steps", "updates", "wall_s"}
 
 
 def test_own_worker_with_too_much_text_is_cut_off_with_a_sentence(rig) -> None:
@@ -198,8 +198,8 @@ def test_own_worker_with_too_much_text_is_cut_off_with_a_sentence(rig) -> None:
 
 
 def test_error_of_a_failed_run_is_kept_with_escapes(rig) -> None:
-    rig.session.fail(ValueError("in red: \x1b[31m\nnext line"))
-    assert read_result(rig.session.folder.path)["error"] == "ValueError: in red: \\x1b[31m\nnext line"
+    rig.record.fail(ValueError("in red: \x1b[31m\nnext line"))
+    assert read_result(rig.record.folder.path)["error"] == "ValueError: in red: \\x1b[31m\nnext line"
 
 
 TEXTS = st.text("aB0_/. \x00é☃𝄞", max_size=5)  # one to four bytes each
@@ -233,10 +233,10 @@ MESSAGES = st.one_of(
 @given(message=MESSAGES)
 def test_no_message_ends_a_run(rig, message) -> None:
     rig.receive(message)
-    rig.session.hub.tick(rig.session.run.env_steps, rig.session.run.updates)
-    assert rig.session.run.reason is None
-    assert 0 <= rig.session.run.updates <= MOST and 0 <= rig.session.run.env_steps <= MOST
-    assert rig.session.result().ended == "interrupted"  # it can be written as JSON
+    rig.record.hub.tick(rig.record.run.env_steps, rig.record.run.updates)
+    assert rig.record.run.reason is None
+    assert 0 <= rig.record.run.updates <= MOST and 0 <= rig.record.run.env_steps <= MOST
+    assert rig.record.result().ended == "interrupted"  # it can be written as JSON
 
 
 @given(facts=FACTS)

@@ -43,7 +43,7 @@ def written_fixture(tmp_path_factory) -> Path:
     folder = RunFolder.create(tmp_path_factory.mktemp("runs"), "exact", "one")
     store = SnapshotStore(folder.snapshots / "state")
     for number in (1, 2, 3):
-        store.save(number, tree(number), meta={"updates": number, "epoch": 0}, tags=("latest", "final"), wait=True)
+        store.save(number, tree(number), meta={"updates": number, "generation": 0}, tags=("latest", "final"), wait=True)
     return folder.path
 
 
@@ -132,7 +132,7 @@ def test_resume_reports_the_broken_snapshot_and_where_it_continues(run: Path) ->
     store = run / "snapshots" / "state"
     (store / "3" / "manifest.json").write_text("{")
     origin, told = next_start_point(RunFolder(run))
-    assert (origin.updates, origin.epoch, origin.restore) == (2, 1, f"{store}@2")
+    assert (origin.updates, origin.generation, origin.restore) == (2, 1, f"{store}@2")
     assert "manifest.json is broken" in told[0] and "snapshot 2" in told[1]
     for number in (1, 2):
         shutil.rmtree(store / str(number) / "arrays")

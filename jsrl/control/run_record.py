@@ -41,8 +41,8 @@ Forwards: TypeAlias = list[tuple[str, str, dict[str, Any]]]  # worker, command, 
 OF_FIRST = ("saving", "evaluated")  # events that other workers receive of the first policy only
 
 
-class Session:
-    """One run in the launching process.
+class RunRecord:
+    """What the launching process knows of a run, and writes of it.
 
     Attributes:
       run: what is known of it.
