@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,6 +10,7 @@ from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.references.importing import import_target, shown_target
 from jsrl.services.metrics.metrics import Meter
+from jsrl.workers.actor.kind import loads_jax
 from jsrl.workers.actor.lineup import Tap
 from jsrl.workers.actor.policies import ActingPolicy
 from jsrl.workers.actor.streams import ActorStreams
@@ -72,4 +74,11 @@ def make_group(job: Job, group: int, reporter: Reporter, meter: Meter) -> Vector
         reporter.event("warning", f"group {group}: {text}")
 
     env = make(e.env, e.group_size, job.incarnation_seed, group=group, groups=job.seat_groups or None, warn=warn)
+    if "jax" in sys.modules and not (job.in_process or loads_jax(job)):
+        reporter.event(
+            "warning",
+            f"{job.name}: the environment imported jax, which costs each process about 150 MB and slows its start; "
+            "keep jax out of the modules that environments import.",
+            once=f"{job.name} imported jax",
+        )
     return journaled(job, group, env, reporter)

@@ -186,10 +186,6 @@ class RecordedConsumer:
         self._pool, self._loaded = [], ()
 
 
-def recorded_consumer(folder: str, spec: Trajectory, **options: Any) -> RecordedConsumer:
-    return RecordedConsumer(open_recording(Path(folder)), spec, **options)
-
-
 def wanted_leaves(recording: Recording, spec: Trajectory) -> list[str]:
     """Return which leaves to read for trajectories like `spec`: all but the core, which belongs to the recorded policy."""
     recorded = {leaf.name: leaf for leaf in recording.manifest.leaves}
@@ -216,5 +212,7 @@ def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, options: dict
     spec = with_columns(job.schemas.trajectory, plan.columns)
     plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
     leg = leg_folder(Path(job.folder), job.input_leg)
-    consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, leg=leg)
+    consumer = RecordedConsumer(
+        open_recording(Path(str(e.recording))), spec, seed=e.seed, start=start.trained, ledger=start.ledger, leg=leg
+    )
     return Batcher(consumer, spec, plan, **options)

@@ -326,7 +326,12 @@ class InferenceWorker:
 
 def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     e = job.experiment
-    settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, _merges(job), job.poll_s)
+    settings = InferenceSettings(
+        e.inference.max_rows,
+        e.inference.max_wait_s,
+        not e.is_deterministic and _all_rows(job) > e.group_size,
+        job.poll_s,
+    )
     meter, refusals = make_meter(job), Refusals(job.name, reporter)
     policies = [_serve(own, settings, refusals, meter) for own in job.by_policy]
     return InferenceWorker(job.name, policies, settings, reporter, meter, refusals)
@@ -358,10 +363,6 @@ def _all_rows(job: Job) -> int:
     end = job.end("inference")
     groups = end.stream.groups if end.stream.failover else end.groups
     return len(groups) * job.experiment.group_size * end.clients_per_group
-
-
-def _merges(job: Job) -> bool:
-    return not job.experiment.is_deterministic and _all_rows(job) > job.experiment.group_size
 
 
 def batch_sizes(group_size: int, most: int) -> list[int]:

@@ -49,13 +49,11 @@ def make_updater(agent: Agent, job: Job) -> tuple[Updater, int]:
     ring = replay_on_device(agent, job)
     if ring is not None:
         return RingUpdate(ring, devices, stream_key(e.seed, UPDATE_STREAM)), len(devices)
-    return own_update(agent, e, devices), len(devices)
-
-
-def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpdate:
-    """Return the agent's own update; it keeps the previous state if a check may need it."""
-    several = several_updates(agent, e.updates_per_call)
-    return OwnUpdate(several, devices, stream_key(e.seed, UPDATE_STREAM), donate=not e.learner.check_finite)
+    several, donate = (
+        several_updates(agent, e.updates_per_call),
+        not e.learner.check_finite,
+    )  # else the old state is kept
+    return OwnUpdate(several, devices, stream_key(e.seed, UPDATE_STREAM), donate=donate), len(devices)
 
 
 def trace_update(agent: Agent, experiment: Experiment, state: AgentState, trajectory: Trajectory) -> None:

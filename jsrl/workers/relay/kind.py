@@ -17,7 +17,7 @@ METRICS = (Metric("relayed", "versions of params passed on", "count", "rises wit
 KIND = Kind(
     name="parameter-server",
     plural="parameter servers",
-    build="jsrl.workers.relay.worker:build_parameter_server",
+    build="jsrl.workers.relay.worker:ParameterServer",
     ports=(Port("params", "params", "reads"), Port("relayed", "params", "writes")),
     lifecycle=Lifecycle(saves=True),
     shown=Shown(ACTIVITIES, METRICS),
