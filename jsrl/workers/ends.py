@@ -135,9 +135,6 @@ class Writer:
 
     It has a connection to each reader. A trajectory goes to all of them, so that the slowest sets the pace.
 
-    Args:
-      job: of the worker. port: output port. schema: of the samples.
-
     Attributes:
       renewed: how often it has connected to a new incarnation of a reader.
     """
@@ -231,14 +228,7 @@ class Writer:
 
 
 class SampleWriter(Writer):
-    """Writes samples to the readers of an output port; follows their restarts.
-
-    Args:
-      job: of the worker. port: output port. schema: of the samples.
-
-    Attributes:
-      is_lost: a reader is being replaced.
-    """
+    """Writes samples to the readers of an output port; follows their restarts. is_lost: a reader is being replaced."""
 
     is_lost = False
 
@@ -282,8 +272,7 @@ class SampleWriter(Writer):
 class Servers(Connector[InferenceClient]):
     """Connects to a worker's own inference server, or to a substitute while that one is gone.
 
-    Args:
-      job: of the worker. port: of the inference stream. group_sizes: group -> its number of environments.
+    group_sizes: group -> its number of environments.
     """
 
     peer: FailoverPeer
@@ -307,9 +296,6 @@ class InferenceRequests:
 
     It does not own these groups as an actor does: a server keeps separate cores for each requesting worker. A restarted server
     begins with fresh cores.
-
-    Args:
-      job: of the worker. port: of the inference stream.
     """
 
     def __init__(self, job: Job, port: str = "inference") -> None:

@@ -77,8 +77,8 @@ def make_group(job: Job, group: int, reporter: Reporter, meter: Meter) -> Vector
     if "jax" in sys.modules and not (job.in_process or loads_jax(job)):
         reporter.event(
             "warning",
-            f"{job.name}: the environment imported jax, which costs each process about 150 MB and slows its start; "
+            "the environment imported jax, which costs each process about 150 MB and slows its start; "
             "keep jax out of the modules that environments import.",
-            once=f"{job.name} imported jax",
+            once="jax",
         )
     return journaled(job, group, env, reporter)

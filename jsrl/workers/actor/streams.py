@@ -85,11 +85,7 @@ class Streams:
 
 
 class ActorStreams(Streams):
-    """The streams of an actor of a run.
-
-    Args:
-      job: the actor's. meter: of its phases, if it acts itself.
-    """
+    """The streams of an actor of a run."""
 
     def __init__(self, job: Job, meter: Meter) -> None:
         self._job, self._meter = job, meter

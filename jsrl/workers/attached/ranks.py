@@ -81,11 +81,7 @@ class TurnLimit:
 
 
 class RankLink:
-    """A rank's connection to the others: carries messages to and from an agreement, and executes its actions.
-
-    Args:
-      stream: one end of the stream. agreement: of this end.
-    """
+    """A rank's connection to the others: carries messages to and from an agreement, and executes its actions."""
 
     def __init__(self, job: Job, stream: Any, agreement: LeaderAgreement | FollowerAgreement) -> None:
         self.limit = TurnLimit(job.experiment.deadlines)
@@ -160,11 +156,7 @@ class Leader(RankLink):
         job.announce(name_at(end.stream.name, job.name), stream.address)
 
     def gather(self, local_devices: int) -> None:
-        """Wait for the other ranks, and join all processes into one group.
-
-        Raises:
-          StreamTimeout: a rank did not join in time.
-        """
+        """Wait for the other ranks, and join all processes into one group. Raises StreamTimeout."""
         self._request()
         self._meet(0, self._begins, local_devices)
 
@@ -184,11 +176,7 @@ class Leader(RankLink):
 
 
 class Follower(RankLink):
-    """Any other rank.
-
-    Args:
-      job: of the rank; it looks for the learner of its own incarnation.
-    """
+    """Any other rank; it looks for the learner of its own incarnation."""
 
     _agreement: FollowerAgreement
 
@@ -290,11 +278,7 @@ def _is_free(family: int, host: str, port: int) -> bool:
 
 
 class SynchronizedSource:
-    """The batches of one rank of a learner, each lent once all ranks have one.
-
-    Args:
-      source: of the batches. group: of the ranks.
-    """
+    """The batches of one rank of a learner, each lent once all ranks have one."""
 
     def __init__(self, source: Source, group: RankLink) -> None:
         self._source, self._group = source, group
@@ -326,11 +310,7 @@ class SynchronizedSource:
 
 
 class RankLifecycle(Lifecycle):
-    """Ends with the other ranks: the promised update is made, rank 0 saves, all leave together.
-
-    Args:
-      group: of the ranks. leads: whether this is rank 0. reporter: knows the limit of a turn.
-    """
+    """Ends with the other ranks: the promised update is made, rank 0 saves, all leave together."""
 
     def __init__(self, group: RankLink, reporter: Reporter, *, leads: bool) -> None:
         self._group, self._reporter, self.leads = group, reporter, leads

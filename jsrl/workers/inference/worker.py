@@ -242,11 +242,7 @@ class ServedPolicy:
 
 
 class InferenceWorker:
-    """A worker that answers observations with actions.
-
-    Args:
-      policies: that it serves. refusals: counts their rejections.
-    """
+    """A worker that answers observations with actions."""
 
     def __init__(
         self,
