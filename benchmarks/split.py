@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4, help="updates of one call")
     parser.add_argument("--calls", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--lead", type=int, default=2, help="learner.split_lead")
+    parser.add_argument("--lead", type=int, default=2, help="calls by which either side may be ahead")
     parser.add_argument("--here", action="store_true", help="make no fake devices")
     options = parser.parse_args()
     compute_in_caller()

@@ -108,7 +108,7 @@ from jsrl.services.metrics.phases import Activity as Activity
 from jsrl.services.metrics.sinks import Sink as Sink
 from jsrl.services.runs.control_bodies import Command as Command
 from jsrl.services.snapshots.store import SnapshotStore as SnapshotStore
-from jsrl.tools.report.html import draw_run as draw_run
+from jsrl.tools.report.report import draw_run as draw_run
 from jsrl.transport.base import Entry as Entry
 from jsrl.transport.base import InferenceClient as InferenceClient
 from jsrl.transport.base import InferenceServer as InferenceServer

@@ -95,7 +95,7 @@ TABLE = (
     Elsewhere(
         "runs-dir", "tensorboard-log log-dir logdir log-folder save-path save-dir output-dir local-dir train-dir"
     ),
-    Elsewhere("run-name", "name exp-name experiment experiment-name tb-log-name run-id"),
+    Elsewhere("run-name", "name wandb-name exp-name experiment experiment-name tb-log-name run-id"),
     Elsewhere("resume", "restart-behavior restore resume-from"),
     Elsewhere("init-from", "trained-agent load load-path load-model checkpoint load-checkpoint pretrained", "RUN@TAG"),
     Elsewhere("snapshots.period-s", "checkpoint-freq save-freq save-interval save-every save-every-sec", "in seconds"),
@@ -108,7 +108,6 @@ TABLE = (
     Elsewhere("wandb.project", "wandb-project-name wandb-project"),
     Elsewhere("wandb.entity", "wandb-entity wandb-user"),
     Elsewhere("wandb.group", "wandb-group"),
-    Elsewhere("wandb.name", "wandb-name wandb-job-type"),
     Elsewhere("video.enabled", "capture-video record-video save-video video"),
     Elsewhere("video.period-env-steps", "video-freq video-interval record-video-frequency", "in env steps"),
     Elsewhere(

@@ -35,17 +35,17 @@ def annealed_epsilon(updates: Array, *, final: float, over: int) -> Array:
     return 1.0 + (final - 1.0) * jnp.clip(updates / float(over), 0.0, 1.0)  # an int above 2^31 overflows
 
 
-def ladder_epsilon(place: Array, *, base: float, alpha: float) -> Array:
-    """Return base^(1 + alpha place) for places in [0, 1] on the ladder: it falls from base to base^(1 + alpha).
+def ladder_epsilon(place: Array, *, base: float) -> Array:
+    """Return base^(1 + 7 place) for places in [0, 1] on the ladder: it falls from base to base^8.
 
-    Source: Horgan et al., 2018, arXiv 1803.00933, section 4.1 (place = i / (N - 1) for actor i of N).
+    Source: Horgan et al., 2018, arXiv 1803.00933, section 4.1 (place = i / (N - 1) for actor i of N; alpha = 7).
     """
-    return base ** (1.0 + alpha * place)
+    return base ** (1.0 + 7.0 * place)
 
 
-def episode_epsilon(key: Array, is_first: Array, kept: Array, *, base: float, alpha: float) -> Array:
+def episode_epsilon(key: Array, is_first: Array, kept: Array, *, base: float) -> Array:
     """Return the epsilon [B] of each row's episode: `kept`, or where an episode begins a random place on the ladder."""
-    drawn = ladder_epsilon(jax.random.uniform(key, is_first.shape, jnp.float32), base=base, alpha=alpha)
+    drawn = ladder_epsilon(jax.random.uniform(key, is_first.shape, jnp.float32), base=base)
     return jnp.where(is_first, drawn, kept)
 
 

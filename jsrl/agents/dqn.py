@@ -29,7 +29,6 @@ from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.errors import ConfigError
 from jsrl.fields import (
     FiniteFloat,
-    NonNegativeFinite,
     PositiveFinite,
     PositiveFloat,
     PositiveInt,
@@ -75,14 +74,12 @@ class DQNConfig:
     value_min: FiniteFloat = option(-10.0, "lowest atom.")
     value_max: FiniteFloat = option(10.0, "highest atom.")
     quantiles: bool = option(False, "the atoms are equally likely, and their places are learned, without bounds (QR-DQN).")
-    loss: ValueLoss = option("huber", "huber or mse, half the squared error (one atom).")
-    huber_delta: PositiveFinite = option(1.0, "error at which the Huber loss becomes linear.")
+    loss: ValueLoss = option("huber", "huber (linear from an error of 1) or mse, half the squared error (one atom).")
     exploration: Literal["linear", "ladder"] = option("linear", "`linear`: epsilon falls from 1 to `epsilon` over "
-        "`exploration_fraction` of the run; `ladder`: an episode is played with epsilon^(1 + ladder_alpha x), x uniform "
+        "`exploration_fraction` of the run; `ladder`: an episode is played with epsilon^(1 + 7 x), x uniform "
         "in [0, 1] (1 before the first update).")
     epsilon: UnitFloat = option(0.05, "final epsilon (linear), or base of the ladder.")
     exploration_fraction: PositiveUnitFloat = option(0.1, "share of the run's updates until the final epsilon.")
-    ladder_alpha: NonNegativeFinite = option(7.0, "exponent of the ladder.")
     normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the network; "
         "feed-forward.", factory=lambda: NetworkConfig(hidden=(128, 128), activation="relu"))
@@ -177,8 +174,7 @@ def make_act(parts: Components) -> Act:
         if config.exploration == "linear":
             epsilon = epsilon_now(config, weights.updates)
         else:
-            ladder: Any = {"base": config.epsilon, "alpha": config.ladder_alpha}
-            core = Core(av.episode_epsilon(rung_key, is_first, core.epsilon, **ladder))
+            core = Core(av.episode_epsilon(rung_key, is_first, core.epsilon, base=config.epsilon))
             epsilon = jnp.where(weights.updates > 0, core.epsilon, 1.0)
         chosen = av.epsilon_greedy(action_key, values, epsilon, observation, greedy=greedy)
         return ActOutput(*chosen, distribution={"values": values}), core
@@ -195,7 +191,7 @@ def epsilon_now(config: DQNConfig, updates: Array) -> Array:
         assert config.total_updates is not None
         over = max(1, round(config.exploration_fraction * config.total_updates))
         return av.annealed_epsilon(updates, final=config.epsilon, over=over)
-    middle = av.ladder_epsilon(jnp.asarray(0.5), base=config.epsilon, alpha=config.ladder_alpha)
+    middle = av.ladder_epsilon(jnp.asarray(0.5), base=config.epsilon)
     return jnp.where(updates > 0, middle, 1.0)
 
 
@@ -249,7 +245,7 @@ def loss(
     if config.quantiles:
         quantiles = jax.lax.stop_gradient(batch.reward[:, None] + batch.discount[:, None] * following)
         value = jnp.mean(taken, axis=-1)
-        each = quantile_loss(taken, quantiles, huber_delta=config.huber_delta)
+        each = quantile_loss(taken, quantiles)
         return _summed(each, value, value - jnp.mean(quantiles, axis=-1), batch, mean)
     atoms = batch.reward[:, None] + batch.discount[:, None] * parts.support
     goal = jax.lax.stop_gradient(av.project(atoms, jax.nn.softmax(following), parts.support))
@@ -260,14 +256,14 @@ def loss(
     return _summed(each, value, error, batch, mean)
 
 
-def quantile_loss(value: Array, target: Array, *, huber_delta: float) -> Array:
+def quantile_loss(value: Array, target: Array) -> Array:
     """Return the quantile Huber loss [B] of quantiles [B, Z], at (i + 1/2) / Z, to samples [B, Z] of the target.
 
     Source: Dabney et al., 2018, equation 10, as in Stable-Baselines3: a sum over quantiles, a mean over samples.
     """
     error = target[:, None, :] - value[:, :, None]
     place = (jnp.arange(value.shape[-1]) + 0.5)[:, None] / value.shape[-1]
-    huber = value_loss(error, jnp.zeros_like(error), error, kind="huber", huber_delta=huber_delta) / huber_delta
+    huber = value_loss(error, jnp.zeros_like(error), error, kind="huber")
     return jnp.mean(jnp.sum(jnp.abs(place - (error < 0)) * huber, axis=1), axis=-1)
 
 
@@ -299,7 +295,7 @@ def one_step_loss(
     """Return the results of `loss` for values [B] and the target network's values [B] of the next observations."""
     goal = batch.reward + batch.discount * following
     goal = jax.lax.stop_gradient(goal)
-    each = value_loss(value, goal, goal, kind=config.loss, huber_delta=config.huber_delta)
+    each = value_loss(value, goal, goal, kind=config.loss)
     return _summed(each, value, value - goal, batch, mean)
 
 

@@ -121,11 +121,6 @@ def mix(mixing: Mixing, weights: Tree, utilities: Array, observation: dict[str, 
 # -- agents -----------------------------------------------------------------------------------------------------------
 
 
-def check_mixed(config: dqn.DQNConfig) -> None:
-    if config.num_atoms > 1:
-        raise ConfigError(f"num_atoms is {config.num_atoms}, but only single values can be mixed; leave it out")
-
-
 def factored_dqn(config: Any, spec: EnvSpec, make_mixing: MakeMixing) -> Agent:
     """Return DQN with mixed utilities as values; config: a DQNConfig with `agent_ids`."""
     team = make_team(config, spec, dqn.dqn, make_mixing)
@@ -177,7 +172,7 @@ def factored_r2d2(config: Any, spec: EnvSpec, make_mixing: MakeMixing) -> Agent:
         gradients, (metrics, error) = mean_gradient(of_all, online, trained.mask, axis_name)
         raw = jax.tree.map(lambda x: x[:-1], rows.observation)
         new = step(team, state, gradients, merged(state, raw, row_masks(rows, trained.margin).value, axis_name))
-        return new, UpdateOutput(metrics, r2d2.window_priorities(error, trained.mask, config.priority_max_share, None))
+        return new, UpdateOutput(metrics, r2d2.window_priorities(error, trained.mask, None))
 
     return as_agent(team, update)
 

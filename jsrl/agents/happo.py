@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree
 @suggesting
 @dataclass(frozen=True)
 class HAPPOConfig(MAPPOConfig):
-    """Hyperparameters of HAPPO: those of MAPPO; `critic` is central, `rewards` the team's, and there are no `agent_ids`.
+    """Hyperparameters of HAPPO: those of MAPPO without the ones that are fixed here.
 
     Each seat has weights of its own, and num_epochs and num_minibatches are those of each.
     """
@@ -49,23 +49,11 @@ class HAPPOConfig(MAPPOConfig):
     joins_seats: ClassVar[bool] = True  # the seats of an environment are one column of a batch
 
     num_epochs: PositiveInt = 5
-    rewards: Literal["own", "team"] = "team"
-    agent_ids: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.critic != "central":
-            raise ConfigError("critic='own', but HAPPO's seats share one advantage; leave it out, or use ippo")
-        if self.rewards != "team":
-            raise ConfigError("rewards='own', but HAPPO's seats share one advantage; leave it out, or use mappo")
-        if self.returns != "gae":
-            raise ConfigError(f"returns={self.returns!r}, but HAPPO has one advantage of N policies; use returns='gae'")
-        if self.chunk_length is not None:
-            raise ConfigError(
-                f"chunk_length={self.chunk_length}, but HAPPO learns from whole trajectories; leave it out"
-            )
-        if self.agent_ids:
-            raise ConfigError("agent_ids=True, but each seat of HAPPO has a network of its own; leave it out")
+    critic: ClassVar[str] = "central"  # type: ignore[misc]
+    rewards: ClassVar[str] = "team"  # type: ignore[misc]  # the seats share one advantage
+    returns: ClassVar[str] = "gae"  # type: ignore[misc]
+    chunk_length: ClassVar[None] = None  # type: ignore[misc]
+    agent_ids: ClassVar[bool] = False  # type: ignore[misc]
 
 
 class OptStates(NamedTuple):

@@ -20,9 +20,9 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents.actor_critic import Weights
 from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
-from jsrl.agents.devices import Means, masked_mean, mean_gradient, standardized
+from jsrl.agents.devices import Means, mean_gradient
 from jsrl.agents.distributions import Distribution, distribution
-from jsrl.agents.losses import ValueLoss, approximate_kl, value_loss
+from jsrl.agents.losses import approximate_kl, value_loss
 from jsrl.agents.returns import Rows, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.fields import (
@@ -63,13 +63,9 @@ class IMPALAConfig:
     vtrace_lambda: UnitFloat = option(1.0, "trace decay of V-trace.")
     rho_clip: PositiveFloat = option(1.0, "ceiling of the importance ratio rho.")
     c_clip: NonNegativeFloat = option(1.0, "ceiling of the importance ratio c.")
-    value_loss: ValueLoss = option("mse", "mse (half the squared error) or huber.")
-    huber_delta: PositiveFinite = option(10.0, "error at which the Huber loss becomes linear.")
     value_coef: NonNegativeFinite = option(0.5, "weight of the value loss; that of a library with the whole squared "
         "error is half as large.")
     entropy_coef: FiniteFloat = option(0.01, "weight of the entropy bonus.")
-    normalize_advantages: bool = option(False, "scale advantages to mean 0 and std 1 over the unmasked rows of all "
-        "devices.")
     normalize_observations: bool = option(False, "normalise observations, except images and flags, by running moments.")
     normalize_values: bool = option(False, "normalise the value function by PopArt.")
     network: NetworkConfig = option(help="options of the network.", factory=NetworkConfig)
@@ -126,7 +122,7 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
         batch = Batch(trajectory, observation, state.extra, masks, scored.policy, margin)
         # 1. The gradient of the loss over the rows of all devices.
         gradients, (metrics, value, target) = mean_gradient(
-            lambda w, mean: loss(parts, w, batch, mean, axis_name), weights, masks, axis_name
+            lambda w, mean: loss(parts, w, batch, mean), weights, masks, axis_name
         )
         # 2. One gradient step.
         rate = ac.learning_rate(config, state.updates)
@@ -150,11 +146,11 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
 
 
 def loss(
-    parts: Components, weights: Weights, batch: Batch, mean: Means, axis_name: str | None
+    parts: Components, weights: Weights, batch: Batch, mean: Means
 ) -> tuple[Array, tuple[dict[str, Array], Array, Array]]:
     """Return the loss, and (metrics, values [T, B], targets [T, B], raw units)."""
     config, network, chosen = parts
-    trajectory, mask = batch.trajectory, batch.masks.policy
+    trajectory = batch.trajectory
     outputs, features, _ = network.policy(weights.policy, batch.observation, trajectory.is_first, trajectory.core)
     value = network.value(weights.value, batch.observation, features)
     played, played_observation, outputs = jax.tree.map(
@@ -180,12 +176,9 @@ def loss(
     goal = norm.normalize_value(batch.value_moments, target) if config.normalize_values else target
     if config.normalize_values:
         advantage = advantage / batch.value_moments.std
-    if config.normalize_advantages:
-        advantage = standardized(advantage, lambda x: masked_mean(x, mask, axis_name))
 
     loss_policy = mean.policy(-log_prob * advantage)
-    error = value_loss(value[:-1], goal, goal, kind=config.value_loss, huber_delta=config.huber_delta)
-    loss_value = mean.value(error)
+    loss_value = mean.value(value_loss(value[:-1], goal, goal))
     entropy = mean.policy(chosen.entropy(outputs))
     total = loss_policy + config.value_coef * loss_value - config.entropy_coef * entropy
     metrics = {

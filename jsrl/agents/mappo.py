@@ -55,6 +55,7 @@ class MAPPOConfig(PPOConfig):
     num_epochs: PositiveInt = 10
     num_minibatches: PositiveInt = 1
     normalize_values: bool = True
+    values: ClassVar[str] = "learner"  # type: ignore[misc]  # actors cannot compute them
     # fmt: off
     critic: Literal["central", "own"] = option("central", "central (MAPPO): the value function reads the global state, "
         "or all seats' observations where the environment has no state. own (IPPO): each seat's observation.")
@@ -62,8 +63,8 @@ class MAPPOConfig(PPOConfig):
         "`team`: the mean over the seats of the group, as in VDN and QMIX.")
     agent_ids: bool = option(True, "the policy reads the number of its seat, so that seats that share it may act "
         "differently.")
-    critic_network: NetworkConfig = option(help="options of the value function's network; its core is "
-        "none.", factory=NetworkConfig)
+    critic_network: NetworkConfig = option(help="options of the value function's network; its core is none.",
+        factory=NetworkConfig, in_python=True)
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -83,8 +84,6 @@ class MAPPOConfig(PPOConfig):
                 f"network.shared={self.network.shared}, but policy and value function of MAPPO read different things, and the "
                 "latter has no core; leave it out"
             )
-        if self.values == "acting":
-            raise ConfigError("values='acting' needs a value function that actors can compute; use values='learner'")
 
 
 def mappo(config: MAPPOConfig, spec: EnvSpec) -> Agent:

@@ -255,8 +255,10 @@ PROCESS_HELP = (
 OU_THETA, OU_STEP = 0.15, 0.01
 
 
-def noisy_act(network: Network, box: ActionBox, *, process: Process, noise: float, random_start: bool) -> Act:
+def noisy_act(network: Network, box: ActionBox, *, process: Process, noise: float) -> Act:
     """Return the `act` of a deterministic policy [..., A] in [-1, 1], with noise on its actions unless it is greedy.
+
+    Actions before the first update are uniformly random.
 
     The log-probability is 0: noise is clipped to the bounds, so an action has no density, and no update reads it. The core is
     the noise of `ou` [B, A], which begins at 0 with each episode.
@@ -279,9 +281,7 @@ def noisy_act(network: Network, box: ActionBox, *, process: Process, noise: floa
             before = jnp.where(is_first[:, None], 0.0, core)
             added = core = (1.0 - OU_THETA * OU_STEP) * before + math.sqrt(OU_STEP) * added
         action = box.from_unit(jnp.clip(unit + added, -1.0, 1.0))
-        if random_start:
-            action, log_prob = random_first(params.weights, key, box, action, log_prob)
-        return ActOutput(action, log_prob), core
+        return ActOutput(*random_first(params.weights, key, box, action, log_prob)), core
 
     return act
 

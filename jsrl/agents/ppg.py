@@ -33,7 +33,7 @@ from jsrl.agents.hyperparameters import with_fields
 from jsrl.agents.losses import value_loss
 from jsrl.agents.minibatches import check_divides
 from jsrl.agents.off_policy import every
-from jsrl.agents.ppo import Components, PPOConfig, optimize, pack, ppo, prepare, weights_of
+from jsrl.agents.ppo import HUBER_DELTA, Components, PPOConfig, optimize, pack, ppo, prepare, weights_of
 from jsrl.agents.rows import RowMasks
 from jsrl.errors import ConfigError
 from jsrl.fields import FiniteFloat, NonNegativeFinite, PositiveInt, option, suggesting
@@ -238,7 +238,7 @@ def auxiliary_loss(
     outputs, auxiliary, value = read(parts, weights, moments, batch.observation)
 
     def loss_of(value: Array) -> Array:
-        options: Any = {"kind": config.value_loss, "huber_delta": config.huber_delta}
+        options: Any = {"kind": config.value_loss, "huber_delta": HUBER_DELTA}
         return mean.value(value_loss(value, batch.target, batch.target, **options))
 
     clone, loss_auxiliary = mean.policy(parts.distribution.kl(batch.old, outputs)), loss_of(auxiliary)

@@ -45,6 +45,10 @@ from jsrl.fields import (
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
 
+HUBER_DELTA = (
+    10.0  # error of the value function at which the Huber loss becomes linear (Yu et al., 2022, as MAPPO's code)
+)
+
 
 @suggesting
 @dataclass(frozen=True)
@@ -75,8 +79,7 @@ class PPOConfig:
         "None: off.")
     value_clip: NonNegativeFloat | None = option(None, "clip range of the change of the value function, in units of "
         "its (normalised) output; None: off.")
-    value_loss: ValueLoss = option("mse", "mse (half the squared error) or huber.")
-    huber_delta: PositiveFinite = option(10.0, "error at which the Huber loss becomes linear.")
+    value_loss: ValueLoss = option("mse", "mse (half the squared error) or huber (linear from an error of 10).")
     value_coef: NonNegativeFinite = option(0.5, "weight of the value loss; that of a library with the whole squared "
         "error is half as large.")
     entropy_coef: FiniteFloat = option(0.0, "weight of the entropy bonus.")
@@ -355,16 +358,8 @@ def log_ratio_of(parts: Components, outputs: Any, batch: Batch) -> Array:
 
 
 def value_term(parts: Components, value: Array, batch: Batch, mean: Mean) -> Array:
-    config = parts.config
-    error = value_loss(
-        value,
-        batch.target,
-        batch.old_value,
-        kind=config.value_loss,
-        huber_delta=config.huber_delta,
-        clip=config.value_clip,
-    )
-    return mean(error)
+    options: Any = {"kind": parts.config.value_loss, "huber_delta": HUBER_DELTA, "clip": parts.config.value_clip}
+    return mean(value_loss(value, batch.target, batch.old_value, **options))
 
 
 def optimize(

@@ -28,7 +28,6 @@ from jsrl.agents.returns import Rows, n_step_returns
 from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
 from jsrl.fields import (
-    NonNegativeFinite,
     NonNegativeInt,
     PositiveFinite,
     PositiveFloat,
@@ -41,6 +40,8 @@ from jsrl.fields import (
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
 from jsrl.types import ACTING, REPLAY, Array, EnvSpec, Trajectory, Tree
+
+ETA = 0.9  # weight of the largest error of a window in its priority
 
 
 @suggesting
@@ -71,11 +72,7 @@ class R2D2Config:
     dueling: bool = option(True, "separate streams for state value and advantages.")
     rescale_values: bool = option(True, "learn h(value), h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000, in place of "
         "clipped rewards.")
-    priority_max_share: UnitFloat = option(0.9, "weight eta of the largest |error| in a window's priority; the rest is "
-        "the weight of the mean.")
-    epsilon: UnitFloat = option(0.4, "an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1].")
-    ladder_alpha: NonNegativeFinite = option(7.0, "exponent of the ladder.")
-    random_start: bool = option(True, "play uniformly random actions until the first update is published.")
+    epsilon: UnitFloat = option(0.4, "an episode is played with epsilon^(1 + 7 x), x uniform in [0, 1].")
     normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the network; "
         "recurrent.", factory=lambda: NetworkConfig(hidden=(128,), activation="relu", core="lstm", core_size=256))
@@ -165,7 +162,7 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
         seen = row_masks(trajectory, sequences.rows.margin).value
         moments = norm.merge_moments(state.params.moments, raw, seen, axis_name)
         params = ActParams(ActingWeights(weights, state.updates + 1), moments)
-        priorities = window_priorities(error, sequences.rows.mask, config.priority_max_share, spec.num_agents)
+        priorities = window_priorities(error, sequences.rows.mask, spec.num_agents)
         return AgentState(params, learned, opt_state, (), state.updates + 1), UpdateOutput(metrics, priorities)
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
@@ -181,11 +178,10 @@ def make_act(parts: Components) -> Act:
         params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
     ) -> tuple[ActOutput, Tree]:
         rung_key, action_key = jax.random.split(key)
-        ladder: Any = {"base": config.epsilon, "alpha": config.ladder_alpha}
-        epsilon = av.episode_epsilon(rung_key, is_first, core.epsilon, **ladder)
+        epsilon = av.episode_epsilon(rung_key, is_first, core.epsilon, base=config.epsilon)
         row = jax.tree.map(lambda x: x[None], norm.normalize(params.moments, observation))
         values, inside = parts.network.apply(params.weights.network, row, is_first[None], core.network)
-        chance = jnp.where(params.weights.updates > 0, epsilon, 1.0) if config.random_start else epsilon
+        chance = jnp.where(params.weights.updates > 0, epsilon, 1.0)
         chosen = av.epsilon_greedy(action_key, values[0, ..., 0], chance, observation, greedy=greedy)
         return ActOutput(*chosen, distribution={"values": values[0, ..., 0]}), Core(inside, epsilon)
 
@@ -271,12 +267,12 @@ def n_step_loss(
     return total, ({"loss": total, "loss_value": total, "value_mean": mean(value)}, error)
 
 
-def window_priorities(error: Array, mask: Array, max_share: float, num_agents: int | None) -> Array:
-    """Return priorities [B] of windows with errors [T, B]: max_share max |e| + (1 - max_share) mean |e|.
+def window_priorities(error: Array, mask: Array, num_agents: int | None) -> Array:
+    """Return priorities [B] of windows with errors [T, B]: eta max |e| + (1 - eta) mean |e|.
 
-    Source: Kapturowski et al., 2019, section 2.3 (eta = 0.9).
+    Source: Kapturowski et al., 2019, section 2.3.
     """
     distance = jnp.abs(error) * mask
     mean = jnp.sum(distance, axis=0) / jnp.maximum(jnp.sum(mask, axis=0), 1.0)
-    priority = max_share * jnp.max(distance, axis=0) + (1.0 - max_share) * mean
+    priority = ETA * jnp.max(distance, axis=0) + (1.0 - ETA) * mean
     return off.priorities(priority, jnp.max(mask, axis=0), num_agents)

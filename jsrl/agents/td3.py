@@ -3,8 +3,7 @@
 Read `td3` first: `update` is the algorithm in three steps.
 
 Source: Fujimoto et al., 2018, arXiv 1802.09477.
-Differs: n-step windows where replay gives them; random actions are played until the first update is published
-(`random_start`).
+Differs: n-step windows where replay gives them; random actions are played until the first update is published.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ class TD3Config:
     gamma: UnitFloat = option(0.99, "discount factor.")
     tau: PositiveUnitFloat = option(0.005, "share of the online networks in each step of the target networks; 1 "
         "replaces them.")
-    target_period: PositiveInt = option(1, "updates of the policy between steps of the target networks.")
     num_critics: PositiveInt = option(2, "number of critics; the smallest value counts in targets.")
     policy_delay: PositiveInt = option(2, "updates of the critics per update of the policy and the targets.")
     noise_process: off.Process = option("normal", off.PROCESS_HELP)
@@ -68,7 +66,6 @@ class TD3Config:
     target_noise: NonNegativeFinite = option(0.2, "standard deviation of the noise on the target policy's actions, in "
         "the same unit.")
     target_noise_clip: NonNegativeFloat = option(0.5, "largest noise on the target policy's actions, in the same unit.")
-    random_start: bool = option(True, "play uniformly random actions until the first update is published.")
     normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the policy's network and of each "
         "critic's.", factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
@@ -139,8 +136,7 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         state = state._replace(params=params, extra=reported, updates=updates)
         return state, UpdateOutput({**metrics, **reported}, priorities)
 
-    noise: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
-    act = off.noisy_act(policy_net, box, process=config.noise_process, **noise)
+    act = off.noisy_act(policy_net, box, process=config.noise_process, noise=config.exploration_noise)
     initial_core = off.noise_core(config.noise_process, agent_spec.action.array.shape[0])
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
@@ -227,8 +223,7 @@ def move_targets(parts: Components, state: AgentState) -> AgentState:
     """Return the state, after an update of the policy, with both targets moved towards critics and policy."""
     config, (critics, target_critics, target_policy) = parts.config, state.learner_params
     online, target = (critics, state.params.weights.network), (target_critics, target_policy)
-    policy_updates = state.updates // config.policy_delay
-    moved = off.move_targets(target, online, tau=config.tau, period=config.target_period, updates=policy_updates)
+    moved = off.move_targets(target, online, tau=config.tau, period=1, updates=state.updates)
     return state._replace(learner_params=LearnerParams(critics, *moved))
 
 

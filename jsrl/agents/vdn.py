@@ -15,11 +15,13 @@ import jax.numpy as jnp
 
 from jsrl.agents.base import Agent
 from jsrl.agents.dqn import DQNConfig
-from jsrl.agents.factoring import Mixing, check_mixed, factored_dqn, factored_r2d2
+from jsrl.agents.factoring import Mixing, factored_dqn, factored_r2d2
 from jsrl.agents.r2d2 import R2D2Config
 from jsrl.fields import PositiveFinite, PositiveFloat, PositiveInt, UnitFloat, option, suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import EnvSpec
+
+AGENT_IDS_HELP = "the network reads the number of the seat, so that seats that share it may act differently."
 
 
 @suggesting
@@ -36,14 +38,11 @@ class VDNConfig(DQNConfig):
     learning_rate: PositiveFinite = 5e-4
     target_period: PositiveInt = 200
     dueling: bool = False
-    # fmt: off
-    agent_ids: bool = option(True, "the network reads the number of the seat, so that seats that share it may act "
-        "differently.")
-    # fmt: on
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_mixed(self)
+    num_atoms: ClassVar[int] = 1  # type: ignore[misc]  # only single values can be mixed
+    value_min: ClassVar[float] = 0.0  # type: ignore[misc]
+    value_max: ClassVar[float] = 0.0  # type: ignore[misc]
+    quantiles: ClassVar[bool] = False  # type: ignore[misc]
+    agent_ids: bool = option(True, AGENT_IDS_HELP)
 
 
 @suggesting
@@ -63,10 +62,7 @@ class RecurrentVDNConfig(R2D2Config):
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(hidden=(64,), activation="relu", core="gru", core_size=64)
     )
-    # fmt: off
-    agent_ids: bool = option(True, "the network reads the number of the seat, so that seats that share it may act "
-        "differently.")
-    # fmt: on
+    agent_ids: bool = option(True, AGENT_IDS_HELP)
 
     @property
     def usual_replay(self) -> dict[str, Any]:

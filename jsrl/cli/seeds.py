@@ -75,10 +75,6 @@ def check(asked: cli.CommandLine) -> None:
         raise ConfigError("--resume continues all seeds of a group; leave out --seeds.")
     if "seed" in asked.given:
         raise ConfigError("--seed and --seeds are given; leave one of them out.")
-    if options.wandb.name:
-        raise ConfigError(
-            "--wandb.name would name all seeds alike; --run-name NAME gives each its own, such as NAME-seed0."
-        )
 
 
 def new_group(name: str, args: Sequence[str], asked: cli.CommandLine, more: Callable[[], Sequence[str]]) -> Group:

@@ -23,8 +23,8 @@ from jsrl.services.runs.files import json_ready
 from jsrl.services.runs.groups import Group, find_group, read_group
 from jsrl.services.runs.runs import RunFolder, in_command, last_values, named, to_resume
 from jsrl.services.runs.state import NO_SNAPSHOT, RunState, WorkerSummary, has_snapshot, is_whole, read_best, read_state
-from jsrl.tools.report.live import TITLES, row_of
 from jsrl.tools.report.page import RUNS, Table
+from jsrl.tools.report.rows import TITLES, row_of
 
 MOST_RUNS = 20  # in the table of a folder
 MOST_PIDS = 16  # of workers of a kind; --json shows all

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jsrl.cli.main import Parser, show_error
 from jsrl.errors import ConfigError
-from jsrl.tools.report.server import Server
+from jsrl.tools.report.watch import Server
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

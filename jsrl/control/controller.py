@@ -247,10 +247,8 @@ class Controller:
         """Look at all processes."""
         for worker in self._workers.values():
             self._look_at(worker)
-        handles = {name: worker.handle for name, worker in self._workers.items()}
-        away = frozenset(name for name, handle in handles.items() if getattr(handle, "is_away", False))
-        unheard = frozenset(name for name, handle in handles.items() if not getattr(handle, "is_heard", True))
-        self._tell(Observed(away, unheard))
+        silence = getattr(self._launcher, "silence", None)
+        self._tell(Observed(*silence()) if silence is not None else Observed())
 
     def _look_at(self, worker: SupervisedWorker) -> None:
         if worker.life.exit is None and (ended := worker.handle.exit) is not None:

@@ -27,8 +27,7 @@ from jsrl.workers.jobs import StartPoint
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "transport",
     "bind", "encrypt", "compress", "restart", "trace", "record", "record-limit-mb", "learner.num-devices",
-    "learner.split", "learner.split-lead", "learner.threads", "learner.memory-share",
-    "learner.check-finite",
+    "learner.split", "learner.threads",
 )  # fmt: skip
 MAY_CHANGE_OF_POLICY = ("placement", "stop-at-return", "against")
 MAY_CHANGE_GROUPS = ("actor.", "inference.", "evaluator.", "video.", "snapshots.", "deadlines.", "supervision.", "env.")
@@ -37,7 +36,7 @@ MAY_CHANGE_OF_REPLAY = (
     "beta", "beta-end", "epsilon", "num-replays", "threads",
 )  # fmt: skip
 
-INFLUENCE_FAULTS = {"on-fault", "fault-limit", "fault-window-s"}  # of the environment's options: not its states
+INFLUENCE_FAULTS = {"on-fault", "fault-limit"}  # of the environment's options: not its states
 LONG_REPLAY = 100_000  # env steps: a minute or more, unless the environment is fast
 
 

@@ -93,17 +93,13 @@ class EnvConfig:
     tasks: tuple[Any, ...] = option((), "one of them is drawn for each episode, as options of its `reset`: a dict "
         "unchanged, another JSON value under `task`.")
     task_weights: tuple[float, ...] = option((), "weights of the draw; none: equal.")
-    reseed_episodes: bool = option(False, "seed every reset by (seed, slot, episode) instead of only the first one "
-        "(`sync` only).", in_python=True)
     on_fault: Literal["auto", "stop", "restart-env", "restart-actor"] = option("auto",
         "what to do when an environment of an actor raises, returns NaN or a value outside its space, hangs, or ends "
         "its process. `auto` ends the actor, and `restart` says whether it is replaced; `stop` ends the run; "
         "`restart-env` rebuilds the environment and cuts its episode (if it hangs or ends the process: as `auto`); "
         "`restart-actor` replaces the actor.")
-    fault_limit: PositiveInt = option(10, "maximum environments that `restart-env` rebuilds in each group, and times "
-        "that `restart-actor` replaces each actor.")
-    fault_window_s: PositiveFloat = option(600.0, "seconds after which a rebuilt environment no longer counts (actors: "
-        "supervision.window_s).", in_python=True)
+    fault_limit: PositiveInt = option(10, "maximum environments that `restart-env` rebuilds in each group within 600 s, "
+        "and times that `restart-actor` replaces each actor.")
     atari: AtariConfig = option(AtariConfig(), "options of `ALE/...` ids.")
     # fmt: on
 

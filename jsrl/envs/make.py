@@ -137,11 +137,9 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
             return _suite(config)(num_envs, seed, group, groups)
     if scheme == "envpool" or config.backend == "envpool":
         _refuse_wrappers(config)
-        _refuse_reseeding(config)
         return adapter("envpool")(config, num_envs, seed, group)
     config = without_module(config)
     if config.id.startswith("ALE/") and config.backend in ("auto", "native") and not config.wrappers:
-        _refuse_reseeding(config)
         return adapter("atari")(config, num_envs, seed, group)
     if ":" in config.id:
         return _from_factory(config, num_envs, seed, group, groups=groups)
@@ -222,15 +220,13 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
     if is_game:
         _refuse_atari_options(config)
     has_vector = spec.vector_entry_point is not None and not config.id.startswith("phys2d/")
-    if config.backend == "native" and (not has_vector or config.wrappers or config.reseed_episodes):
-        why = "it has no vector entry point"
-        if has_vector:
-            why = "wrappers rule it out" if config.wrappers else "reseed_episodes rules it out"
+    if config.backend == "native" and (not has_vector or config.wrappers):
+        why = "wrappers rule it out" if has_vector else "it has no vector entry point"
         raise ConfigError(f"environment {config.id!r} with backend 'native': {why}; use backend 'auto' or 'sync'")
     kwargs = dict(config.kwargs)
     if config.max_episode_steps is not None:
         kwargs["max_episode_steps"] = config.max_episode_steps
-    if has_vector and not config.wrappers and config.backend != "sync" and not config.reseed_episodes:
+    if has_vector and not config.wrappers and config.backend != "sync":
         vector = _built(
             config,
             lambda: gymnasium.make_vec(config.id, num_envs, vectorization_mode="vector_entry_point", **kwargs),
@@ -280,7 +276,6 @@ def _from_factory(
     if "num_envs" not in parameters:
         single = _wrapped(config, lambda: _single(config, factory))
         return adapter("single")(lambda: _built(config, single), config, num_envs, seed, group)
-    _refuse_reseeding(config)
     given: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "group": group, "groups": groups}
     if config.max_episode_steps is not None:
         if "max_episode_steps" not in parameters:
@@ -410,14 +405,6 @@ def _refuse_wrappers(config: EnvConfig) -> None:
         raise ConfigError(
             f"environment {config.id!r} is a vector from the start, so Gymnasium's wrappers {list(config.wrappers)} cannot "
             "wrap its slots; remove them, or use an id of single environments"
-        )
-
-
-def _refuse_reseeding(config: EnvConfig) -> None:
-    if config.reseed_episodes:
-        raise ConfigError(
-            f"environment {config.id!r} is a vector from the start, seeded once, so env.reseed_episodes would have no effect; "
-            "leave it out, or use an id of single environments (backend 'sync' for Atari)"
         )
 
 

@@ -20,19 +20,20 @@ from jsrl.rate_limit import RateLimit
 from jsrl.types import Array
 
 Step = TypeVar("Step")
+WINDOW_S = 600.0  # after which a rebuilt environment no longer counts
 
 
 class Repairs:
     """The repairs of one vector of environments: counted within a window, and reported.
 
     Args:
-      config: with `fault_limit` and `fault_window_s`. warn: called with a line at each repair. clock: returns seconds.
+      config: with `fault_limit`. warn: called with a line at each repair. clock: returns seconds.
     """
 
     def __init__(
         self, config: EnvConfig, warn: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._repairs_limit = RateLimit(config.fault_limit, config.fault_window_s)
+        self._repairs_limit = RateLimit(config.fault_limit, WINDOW_S)
         self._warn, self._clock = warn, clock
 
     def take(self, fault: EnvironmentFault, cure: str) -> None:
@@ -61,11 +62,9 @@ class SingleEnvs:
     repairs: Repairs | None = None
     _rows: Any
 
-    def __init__(
-        self, factory: Callable[[], Any], config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int
-    ) -> None:
+    def __init__(self, factory: Callable[[], Any], num_envs: int, seed: int | tuple[int, ...], group: int) -> None:
         self.num_envs, self._factory = num_envs, factory
-        self._seeds, self._reseeds = slot_seeds(seed, group, num_envs), config.reseed_episodes
+        self._seeds = slot_seeds(seed, group, num_envs)
         self._tasks: dict[int, dict[str, Any]] = {}  # slot -> options of its next reset
         self._last_tasks: dict[int, dict[str, Any]] = {}  # slot -> options of its last reset, if it had any
         self._started = False
@@ -92,8 +91,6 @@ class SingleEnvs:
 
     def _seed_of(self, slot: int, replaced: int | None) -> int | None:
         """Return the seed of a slot's next reset; None: it goes on. replaced: that of an environment that replaces another."""
-        if self._reseeds:
-            return slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
         return replaced if self._started else self._seeds[slot]
 
     def _options(self, slot: int, replaced: bool) -> dict[str, Any] | None:

@@ -66,7 +66,7 @@ class SyncVectorEnv(SingleEnvs):
         seed: int | tuple[int, ...],
         group: int = 0,
     ):
-        super().__init__(factory, config, num_envs, seed, group)
+        super().__init__(factory, num_envs, seed, group)
         self._rows = Rows(config, num_envs, self._seeds)
         self._opening: tuple[Any, dict[str, Any]] | None = None  # slot 0's first reset, made early
         try:

@@ -32,7 +32,6 @@ class WandbOptions:
     project: str = option("jsrl", "Project that the run appears in.")
     entity: str | None = option(None, "User or team whose project it is (default: your own).")
     group: str | None = option(None, "Group of runs that belong together, such as seeds.")
-    name: str | None = option(None, "Name of the run (default: EXPERIMENT/RUN).")
     mode: typing.Literal["online", "offline"] = option("online", "online, or offline: everything is kept in RUN/wandb "
         "for `wandb sync`, and nothing uses the network.")
 

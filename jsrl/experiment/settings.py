@@ -16,7 +16,6 @@ from jsrl.fields import (
     PositiveFinite,
     PositiveFloat,
     PositiveInt,
-    PositiveUnitFloat,
     Range,
     UnitFloat,
     option,
@@ -56,15 +55,13 @@ class InferenceConfig:
     """How inference servers form batches."""
 
     max_rows: PositiveInt = option(1024, "Maximum rows in one batch; the request of a group is never split.")
-    max_wait_s: NonNegativeFinite = option(0.0, "Seconds to wait for more requests after the first; 0: batch what has "
-        "arrived.")
     device: str = option("auto", "Where servers act: auto (served: the learner's device; apart: its own), cpu, or an "
         "index such as gpu:1.", needs=("--placement served", "--placement apart"))
     threads: PositiveInt = option(1, "CPU threads that a server computes with.")
     shared: bool = option(False, "With several policies: the same servers act for all of them, in fewer processes; "
         "false: each policy has its own.")
-    frozen_mb: NonNegativeInt = option(512, "MiB of frozen players kept by a worker that acts; the least recently used are "
-        "evicted.", in_python=True)
+    frozen_mb: NonNegativeInt = option(512, "MiB of frozen players kept by a worker that acts; the least recently used "
+        "are evicted.", in_python=True)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|gpu:\d+", self.device):
@@ -82,19 +79,12 @@ class LearnerConfig:
         "own devices, actors and share of the batch.")
     split: Literal["none", "actor-critic"] = option("none", "actor-critic: policy and critics on two devices, which "
         "update in parallel and exchange params (sac, td3, ddpg).")
-    split_lead: NonNegativeInt = option(2, "Compiled calls by which either side may be ahead of the other; 0: they "
-        "take turns, as in deterministic runs.", in_python=True)
-    order: Literal["auto", "by_group", "fifo", "freshest"] = option("auto",
-        "Which trajectories form a batch: one of every group, first in, or newest first (older ones are dropped "
-        "later).")
+    order: Literal["auto", "by_group", "fifo"] = option("auto", "Which trajectories form a batch: one of every group, "
+        "or first in.")
     reuse: PositiveInt = option(1, "Number of updates with each batch.")
-    check_finite: bool = option(True, "Stop before publishing when a metric, the params, learner_params or extra "
-        "contain NaN or infinity. Costs the memory of a second state.")
     threads: PositiveInt | None = option(None, "CPU threads that the learner computes with; None: one per core. "
         "Results depend on it, so that a deterministic run keeps the number of its first start, for all of its "
         "workers.")
-    memory_share: PositiveUnitFloat = option(0.6, "Share of the accelerator's memory for the learner "
-        "if other workers use the accelerator as well.")
 
 
 @suggesting
@@ -174,8 +164,6 @@ class EvaluatorConfig:
         "them to a tenth of its time: long episodes are scored less often.")
     max_steps: PositiveInt = option(30_000, "Env steps of an episode after which an evaluation, a match or a video is "
         "cut, because it seems to have no end.")
-    niceness: Niceness = option(5, "Niceness of the evaluator's process: 0 (normal priority) to 19 "
-        "(lowest).", in_python=True)
     against: tuple[str, ...] = option((), "Opponents, in environments with seats: frozen players of this run (initial, "
         "frozen-3) or RUN@TAG. The score is then the mean result of `episodes` games against each (win 1, draw 0.5) "
         "instead of the mean return. Opponents sample actions.")

@@ -14,6 +14,7 @@ from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind, value_of
 
 GPU_BITS = "--xla_gpu_deterministic_ops"
+LEARNERS_SHARE = 0.6  # of the memory of an accelerator that inference servers use as well
 
 
 def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[str] | None = None) -> dict[str, str]:
@@ -44,10 +45,10 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
     if kind.resources.device == "serves" and not any(find_kind(w.kind).resources.device == "learns" for w in there):
         variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # others of a lost host may move to this one
     elif kind.resources.device == "serves":
-        share = (0.9 - e.learner.memory_share) / len(serving)
+        share = (0.9 - LEARNERS_SHARE) / len(serving)
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(share, 0.05):.2f}"
     elif set(own) & set(serving.values()):
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{e.learner.memory_share / len(job.run.policies):.2f}"
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{LEARNERS_SHARE / len(job.run.policies):.2f}"
     elif len(job.run.policies) > 1:  # several learners share the devices
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / len(job.run.policies):.2f}"
     return variables

@@ -44,7 +44,7 @@ def distances(observation: Array, agents: int) -> Array:
     if size != 3 * (foods + agents) + agents or foods < 1:
         raise ConfigError(
             f"the torso of distances reads foraging with {agents} agents, and {size} numbers are not what they observe. Give "
-            "policy and value function another one, such as --agent.network.torso mlp --agent.critic-network.torso mlp"
+            "policy and value function another one, such as network and critic_network with the torso mlp"
         )
     things, seat = observation[..., :-agents].reshape(*lead, -1, 3), observation[..., -agents:]
     places, levels = things[..., :2], things[..., 2]

@@ -206,15 +206,15 @@ def test_quantile_loss_is_that_of_stable_baselines3():
     value = np.array([[0.3, -1.2, 2.5], [1.0, 0.1, -0.4]], np.float32)
     target = np.array([[1.5, -0.6, 0.2], [-2.0, 0.9, 3.0]], np.float32)
     np.testing.assert_allclose(
-        dqn_file.quantile_loss(value, target, huber_delta=1.0), [0.9716666340827942, 2.5880556106567383], rtol=1e-6
+        dqn_file.quantile_loss(value, target), [0.9716666340827942, 2.5880556106567383], rtol=1e-6
     )
     value, target = np.random.default_rng(0).normal(size=(2, 4, 5))
-    delta, expected = 0.3, np.zeros(4)
+    expected = np.zeros(4)
     for row, i, j in np.ndindex(4, 5, 5):
         u = target[row, j] - value[row, i]
-        huber = 0.5 * u**2 if abs(u) <= delta else delta * (abs(u) - 0.5 * delta)
-        expected[row] += abs((i + 0.5) / 5 - (u < 0)) * huber / delta / 5
-    got = dqn_file.quantile_loss(jnp.asarray(value), jnp.asarray(target), huber_delta=delta)
+        huber = 0.5 * u**2 if abs(u) <= 1 else abs(u) - 0.5
+        expected[row] += abs((i + 0.5) / 5 - (u < 0)) * huber / 5
+    got = dqn_file.quantile_loss(jnp.asarray(value), jnp.asarray(target))
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
@@ -235,7 +235,7 @@ def test_the_loss_of_quantiles_has_its_targets_from_the_target_network():
     rows = np.arange(len(best))
     goal = np.asarray(batch.reward)[:, None] + np.asarray(batch.discount)[:, None] * ahead[rows, best]
     taken = now[rows, np.asarray(batch.action)]
-    each = np.asarray(dqn_file.quantile_loss(taken, goal, huber_delta=1.0))
+    each = np.asarray(dqn_file.quantile_loss(taken, goal))
     np.testing.assert_allclose(total, (each * batch.weight).sum() / 5.0, rtol=1e-4)
     np.testing.assert_allclose(error, taken.mean(-1) - goal.mean(-1), rtol=1e-4, atol=1e-5)
 
@@ -306,7 +306,7 @@ def test_sequence_loss_equals_a_loop_over_rows(rlax, rescaled):
     expected *= mask[2:]
     np.testing.assert_allclose(error, expected, rtol=1e-3, atol=2e-3)
     np.testing.assert_allclose(total, (0.5 * expected**2 * t.sampling).sum() / mask[2:].sum(), rtol=5e-3)
-    got = r2d2_file.window_priorities(jnp.asarray(error), jnp.asarray(mask[2:]), 0.9, None)
+    got = r2d2_file.window_priorities(jnp.asarray(error), jnp.asarray(mask[2:]), None)
     distance = np.abs(np.asarray(error))
     mean = distance.sum(0) / np.maximum(mask[2:].sum(0), 1)
     np.testing.assert_allclose(got, 0.9 * distance.max(0) + 0.1 * mean, rtol=1e-5)

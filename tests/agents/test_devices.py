@@ -34,7 +34,7 @@ acts = np.ones((T + 1, B), np.uint8)
 acts[:, :4] = rng.random((T + 1, 4)) < 0.3  # the first device has far fewer rows than the others
 spec = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
 common = dict(
-    optimizer="sgd", learning_rate=0.3, max_grad_norm=0.05, normalize_advantages=True, normalize_observations=True,
+    optimizer="sgd", learning_rate=0.3, max_grad_norm=0.05, normalize_observations=True,
     normalize_values=True, network=NetworkConfig(hidden=(16,), core=core, core_size=8), entropy_coef=0.01,
 )
 if algorithm == "ppo":

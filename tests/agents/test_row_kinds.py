@@ -36,7 +36,7 @@ AGENTS = {
     "ppo": lambda: (ppo(PPOConfig(**NORMAL, normalize_values=True, num_minibatches=2), CHOICE), CHOICE),
     "ppo vtrace": lambda: (ppo(PPOConfig(**NORMAL, returns="vtrace", value_clip=0.2), REAL), REAL),
     "ppo acting": lambda: (ppo(PPOConfig(**NORMAL, values="acting", value_clip=0.2), CHOICE), CHOICE),
-    "impala": lambda: (impala(IMPALAConfig(**NORMAL, normalize_advantages=True), CHOICE), CHOICE),
+    "impala": lambda: (impala(IMPALAConfig(**NORMAL), CHOICE), CHOICE),
     "dqn": lambda: (dqn(DQNConfig(**NORMAL, total_updates=10), CHOICE), CHOICE),
     "c51": lambda: (dqn(DQNConfig(**NORMAL, total_updates=10, num_atoms=5), CHOICE), CHOICE),
     "sac": lambda: (sac(SACConfig(**NORMAL), REAL), REAL),

@@ -25,7 +25,7 @@ AGENTS = {
     "mappo": lambda: mappo(MAPPOConfig(network=NETWORK, critic_network=NETWORK, **STEPS), SPEC),
     "ppo with V-trace": lambda: ppo(PPOConfig(network=NETWORK, returns="vtrace", **STEPS), SPEC),
     "happo": lambda: happo(HAPPOConfig(network=NETWORK, critic_network=NETWORK, **STEPS), SPEC),
-    "impala": lambda: impala(IMPALAConfig(network=NETWORK, normalize_advantages=True, normalize_observations=True), SPEC),
+    "impala": lambda: impala(IMPALAConfig(network=NETWORK, normalize_observations=True), SPEC),
 }  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def test_devices_with_shares_of_a_batch_make_the_update_of_the_whole_batch(name)
         agent = bc(BCConfig(network=SMALL, normalize_observations=True), SPEC)
     else:
         common = {"optimizer": "sgd", "learning_rate": 0.3, "normalize_observations": True, "normalize_values": True}
-        agent = impala(IMPALAConfig(network=SMALL, normalize_advantages=True, **common), SPEC)
+        agent = impala(IMPALAConfig(network=SMALL, **common), SPEC)
     whole, key = random_trajectory(8), jax.random.key(1)
     whole.acts[:, :2] &= np.arange(T + 1, dtype=np.uint8)[:, None] % 3 == 0
     whole = whole._replace(reward=5 * whole.reward + 3, observation=3 * whole.observation + 1)

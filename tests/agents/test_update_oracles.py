@@ -35,7 +35,7 @@ NETWORK = NetworkConfig(hidden=(8,))
 SPEC = EnvSpec(ArraySpec((3,), "float32"), Discrete(A))
 REAL = EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,) * 2, (1.0,) * 2))
 COMMON = {
-    "optimizer": "sgd", "learning_rate": 0.3, "max_grad_norm": None, "gamma": GAMMA, "value_loss": "huber", "huber_delta": 0.7,
+    "optimizer": "sgd", "learning_rate": 0.3, "max_grad_norm": None, "gamma": GAMMA,
     "value_coef": 0.6, "entropy_coef": 0.3, "normalize_values": True, "normalize_observations": True, "network": NETWORK,
 }  # fmt: skip
 
@@ -90,8 +90,17 @@ def outputs_of(network, policy, value, seen):
 
 
 @pytest.mark.slow
-def test_ppo_descends_the_loss_of_its_paper_twice():
-    config = PPOConfig(**COMMON, num_epochs=2, num_minibatches=1, gae_lambda=LAMBDA, clip_ratio=0.15, value_clip=0.02)
+def test_ppo_descends_the_loss_of_its_paper_twice(monkeypatch):
+    monkeypatch.setattr(ppo_file, "HUBER_DELTA", 0.7)  # that of MAPPO's paper is beyond all errors here
+    config = PPOConfig(
+        **COMMON,
+        value_loss="huber",
+        num_epochs=2,
+        num_minibatches=1,
+        gae_lambda=LAMBDA,
+        clip_ratio=0.15,
+        value_clip=0.02,
+    )
     update, network, state, t, seen = begin(ppo(config, SPEC), config)
     after, output = update(state, t, jax.random.key(9))
     policy, value = state.params.weights, state.learner_params
@@ -154,7 +163,7 @@ def test_impala_descends_the_loss_of_its_paper_and_then_rescales_its_head():
         log_p, v = log_p[:T], v[:T]
         entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
         own = jnp.take_along_axis(log_p, t.action[:T, :, None], -1)[..., 0]
-        return jnp.sum((-own * advantage + 0.6 * huber(v - goal) - 0.3 * entropy) * mask) / mask.sum()
+        return jnp.sum((-own * advantage + 0.6 * 0.5 * (v - goal) ** 2 - 0.3 * entropy) * mask) / mask.sum()
 
     policy, value = jax.tree.map(lambda w, g: w - 0.3 * g, weights, jax.jit(jax.grad(loss))(weights))
     assert float(after.extra.mean) != float(state.extra.mean)

@@ -93,7 +93,7 @@ def changed(*words: str, default: Experiment = DEFAULT) -> dict[str, Any]:
         (["--agent.no-normalize"], {"agent.normalize": False}),
         (["--no-agent.normalize"], {"agent.normalize": False}),
         (["--agent.normalize", "False"], {"agent.normalize": False}),
-        (["--learner.no-check-finite"], {"learner.check-finite": False}),
+        (["--snapshots.no-exact"], {"snapshots.exact": False}),
         (["--env.id", "my_env:MyEnv", "--env.kwargs.size", "8"], {"env.id": "my_env:MyEnv", "env.kwargs": {"size": 8}}),
         (["--env.kwargs.a_b", "x", "--env.kwargs.flag=true"], {"env.kwargs": {"a_b": "x", "flag": True}}),
         (["--env.kwargs.low", "-3"], {"env.kwargs": {"low": -3}}),

@@ -17,7 +17,7 @@ from jsrl.control.status_writer import StatusWriter
 from jsrl.services.metrics.display_state import DisplayState
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.runs.state import RUNNING, WorkerSummary
-from jsrl.tools.report.live import row_of
+from jsrl.tools.report.rows import row_of
 
 WORKERS = (
     WorkerSummary("learner", "learner", "ready"),

@@ -29,10 +29,6 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpole --seeds 3-1", "expected a range such as 0-4"),
     ("ppo_cartpole --seeds 1,2,1", "names a seed twice"),
     ("ppo_cartpole --seeds 0-1 --jobs 0", "jobs is 0; it must be at least 1"),
-    (
-        "ppo_cartpole --seeds 0-1 --wandb --wandb.name x",
-        "--wandb.name would name all seeds alike; --run-name NAME gives",
-    ),
     ("ppo_cartpole --seeds 0-1 --seed 3", "--seed and --seeds are given"),
     ("ppo_cartpole --seeds 0-1 --run-name a/b", "use letters, digits"),
     ("ppo_cartpole --seeds 0-1 --env.id nowhere:Env", "there is no module 'nowhere'"),

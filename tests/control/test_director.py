@@ -19,10 +19,9 @@ from jsrl.directors.stages import Stage
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, PolicyConfig
-from jsrl.networks.model import NetworkConfig
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.types import make_version, named_leaves, version_updates
+from jsrl.types import make_version, version_updates
 from tests.duel import MarkedConfig, ResetOnce, Watched, WatchedLeague, WatchedMatches, WatchedStages
 from tests.marks import nightly
 
@@ -165,24 +164,6 @@ def test_processes_assign_the_same_games_as_a_serial_run_also_after_a_resume(tmp
         for result in (whole, second)
     ]
     assert before_last[0] == before_last[1] != {}
-
-
-@pytest.mark.nightly
-def test_frozen_players_act_in_every_placement_with_the_same_bits(tmp_path: Path) -> None:
-    agent = PPOConfig(network=NetworkConfig(hidden=(8,), core="gru", core_size=4), num_epochs=1, num_minibatches=1)
-    duel = dataclasses.replace(DUEL, deterministic=True, policies={"main": PolicyConfig(agent)})
-    served = {"placement": "served", "num_actors": 2}
-    states, games = [], []
-    for name, changes in (("serial", {}), ("inline", {"placement": "inline"}), ("served", served)):
-        own = dataclasses.replace(duel, total_env_steps=12 * 32, **changes)
-        result = run(own, runs_dir=tmp_path, name=name, display="quiet")
-        states.append(SnapshotStore(Path(result.folder, "snapshots", "state")).load("final").tree["state"])
-        games.append(written(result))
-    assert len(versions_of(result)) > 3
-    assert games[0] == games[1] == games[2]
-    for other in states[1:]:
-        for (path, one), (_, two) in zip(named_leaves(states[0]), named_leaves(other), strict=True):
-            assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), path
 
 
 @pytest.mark.slow

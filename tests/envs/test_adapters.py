@@ -13,7 +13,6 @@ COUNTING = "tests.envs.scripted:Counting"
 VECTOR = "tests.envs.scripted:counting_vector"
 CONFIGS = [
     EnvConfig("CartPole-v1"),
-    EnvConfig("CartPole-v1", backend="sync", reseed_episodes=True),
     EnvConfig("Pendulum-v1", max_episode_steps=20, action_transform="squash"),
     EnvConfig("Blackjack-v1"),
     EnvConfig("HalfCheetah-v5", max_episode_steps=30),

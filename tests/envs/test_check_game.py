@@ -27,7 +27,7 @@ GOOD = [
     (EnvConfig(FATE + "ParallelGame", kwargs={"death": "team", "sides": SIDES}), set()),
     (EnvConfig(FATE + "TurnGame"), set()),
     (EnvConfig(FATE + "TurnGame", kwargs={"death": "team", "sides": SIDES}, max_episode_steps=4), set()),
-    (EnvConfig(FATE + "Masked", reseed_episodes=True), set()),
+    (EnvConfig(FATE + "Masked"), set()),
 ]
 
 

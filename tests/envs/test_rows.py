@@ -361,12 +361,6 @@ def test_reset_without_seed_is_a_fault(limit):
         (EnvConfig("CartPole-v1", kwargs={"gravity_": 2}), "gravity_"),
         (EnvConfig("Acrobot-v1", backend="native"), "no vector entry point"),
         (EnvConfig("CartPole-v1", backend="native", wrappers=(S + "DoubledReward",)), "wrappers"),
-        (EnvConfig("CartPole-v1", backend="native", reseed_episodes=True), "reseed_episodes rules it out"),
-        (EnvConfig("ALE/Pong-v5", reseed_episodes=True), "reseed_episodes would have no effect"),
-        (
-            EnvConfig(S + "counting_vector", {"mode": "NextStep"}, reseed_episodes=True),
-            "reseed_episodes would have no effect",
-        ),
         (EnvConfig(S + "TextObservation"), "Text"),
         (
             EnvConfig(S + "EmptyObservation"),

@@ -115,4 +115,4 @@ class Port:
             case KeepPart(host, part):
                 self._checks.kept(host, part)
                 if (connection := self._connections.get(host.identity)) is not None:
-                    connection.send_down(Stored(host.membership, part.name, len(part.part), part.digest))
+                    connection.send_down(Stored(host.membership, part.name, len(part.content), part.digest))

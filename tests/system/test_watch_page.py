@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.tools.report.server import Server
+from jsrl.tools.report.watch import Server
 from tests.browser import CHROMIUM, Browser
 from tests.tools.report.served_pages import serving
 

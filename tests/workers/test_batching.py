@@ -143,20 +143,6 @@ def test_fifo_takes_the_first_arrivals():
     assert stream.fill() is None
 
 
-def test_freshest_takes_the_newest_and_drops_after_two_batches():
-    stream = Stream(groups=4, columns=2 * SIZE, order="freshest", max_lag=None)
-    given = [stream.put(0, seed) for seed in range(7)]
-    same(stream.fill().trajectory, joined([given[6], given[5]]))
-    assert stream.ledger.dropped == {"stale": 3}
-    same(stream.fill().trajectory, joined([given[4], given[3]]))
-    assert stream.fill() is None
-    newer = [stream.put(1, 20)]
-    assert stream.fill() is None  # half a batch
-    newer.append(stream.put(1, 21))
-    same(stream.fill().trajectory, joined([newer[1], newer[0]]))
-    assert (stream.ledger.consumed, stream.ledger.received) == (6, 9)
-
-
 def test_lag_is_the_age_of_the_oldest_row_at_the_update():
     stream = Stream(groups=2, max_lag=None, start_updates=10)
     mixed = filled(1)

@@ -223,7 +223,7 @@ class WatchedConsumer:
         self._consumer.release(lease, outcome)
 
 
-@pytest.mark.parametrize("order", ["by_group", "fifo", "freshest"])
+@pytest.mark.parametrize("order", ["by_group", "fifo"])
 @pytest.mark.parametrize("transport", ["local", "shared-memory"])
 def test_block_is_released_only_after_its_copy(transport, order, tmp_path):
     """Every released block is overwritten at once; no batch shows it, nor a trajectory that waits for the next batch."""

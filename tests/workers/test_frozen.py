@@ -217,36 +217,21 @@ class ScriptedServer:
     def reply(self, request: ClientRequest, reply: Reply) -> None: ...
 
 
-def scripted(kind: tuple[str, int | None], stream: ScriptedServer, max_wait_s: float) -> ServedPolicy:
+def scripted(kind: tuple[str, int | None], stream: ScriptedServer) -> ServedPolicy:
     """Return a server with slots for one group."""
     agent, env = AGENTS[kind]
     engine = Engine(agent, env, num_slots=SIZE, sizes=[SIZE], seed=3)
     engine.set_params(NEWEST, params_of(agent, NEWEST))
-    settings, refusals = InferenceSettings(2 * SIZE, max_wait_s, False, 0.0), Refusals("inference-0", NullReporter())
+    settings, refusals = InferenceSettings(2 * SIZE, False, 0.0), Refusals("inference-0", NullReporter())
     ends = (stream, NoParams())
     server = ServedPolicy("inference-0", engine, settings, lambda: ends, refusals, Meter("inference"))  # type: ignore[arg-type,return-value]
     server.connect()
     return server
 
 
-def test_a_client_that_leaves_while_the_server_waits_for_more_requests_keeps_no_slots() -> None:
-    kind, stream = ("gru", 2), ScriptedServer()
-    server, collect = scripted(kind, stream, 0.1), stream.collect
-    for life in range(3):
-        request = make_request(kind, 0, 0, np.full(SIZE, LATEST_VERSION))
-        stream.arrived.append(ClientRequest(ProducerId("actor", life), 0, request))
-
-        def collect_twice(max_rows: int, max_wait_s: float, life: int = life) -> list[ClientRequest]:
-            stream.gone += [ProducerId("actor", life)] if max_wait_s else []
-            return collect(max_rows, max_wait_s)
-
-        stream.collect = collect_twice  # type: ignore[method-assign]
-        assert server.serve(0.0) == 0
-
-
 def test_a_client_that_leaves_while_its_request_waits_for_params_is_forgotten() -> None:
     kind, stream = ("none", None), ScriptedServer()
-    server = scripted(kind, stream, 0.0)
+    server = scripted(kind, stream)
     newer = make_request(kind, 0, 0, np.full(SIZE, LATEST_VERSION))._replace(min_updates=version_updates(NEWEST) + 1)
     stream.arrived.append(ClientRequest(ProducerId("actor", 0), 0, newer))
     assert server.serve(0.0) == 0 and server.holds
@@ -315,7 +300,7 @@ def test_server_plays_frozen_players_and_refuses_missing_ones(transport: str, me
         frozen=lambda make: FrozenParams(store.load, make, max_bytes=1 << 20, background=True),
     )
     engine.set_params(NEWEST, params_of(agent, NEWEST))
-    worker = make_server(InferenceSettings(8, 0.0, merge, 0.0), [(engine, lambda: (server, NoParams()))])
+    worker = make_server(InferenceSettings(8, merge, 0.0), [(engine, lambda: (server, NoParams()))])
     worker.setup()
     made: list = []
     thread = threading.Thread(

@@ -35,7 +35,7 @@ from jsrl.experiment.automatic import Machine, decided_for
 from jsrl.extend import ArraySpec, Continuous, Discrete, EnvSpec, JaxStep
 from jsrl.graph.plan import make_plan
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.tools.report.evidence import RunSetup, find_bottleneck
+from jsrl.tools.report.limits import RunSetup, find_bottleneck
 from jsrl.workers.base import NullReporter
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import build_worker

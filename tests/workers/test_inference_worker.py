@@ -46,7 +46,7 @@ class Serving:
 
     def __init__(self, address: str, num_slots: int, poll_s: float = 0.0) -> None:
         self.server = bind_inference(address, ACT)
-        settings = InferenceSettings(max_rows=8, max_wait_s=0.0, merge=False, poll_s=poll_s)
+        settings = InferenceSettings(max_rows=8, merge=False, poll_s=poll_s)
         self.worker = make_server(settings, [(engine(num_slots), lambda: (self.server, Params()))])
         self.worker.setup()
 

@@ -15,7 +15,7 @@ from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.played import EnvState, PlayedGame, SeatSpaces
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.repair import SingleEnvs
-from jsrl.envs.rows import metric_value, slot_seeds
+from jsrl.envs.rows import metric_value
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, allowed_choices, choice_starts
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError
 from jsrl.types import ACTING, Array, GameSpec, Seat, Tree, map_tree
@@ -108,7 +108,7 @@ class SyncVectorGame(SingleEnvs):
         *,
         death: Literal["ends", "team"] = "ends",
     ):
-        super().__init__(partial(_made, factory, config), config, num_envs, seed, group)
+        super().__init__(partial(_made, factory, config), num_envs, seed, group)
         self._config = config
         try:
             self._read_spaces(death)
@@ -132,7 +132,7 @@ class SyncVectorGame(SingleEnvs):
     def _read_spaces(self, death: Literal["ends", "team"]) -> None:
         env, config = self._envs[0], self._config
         # only a reset shows whether `info` has masks; slot 0's first one is made now and kept
-        seed = slot_seeds((self._seeds[0], 0), 0, 1)[0] if self._reseeds else self._seeds[0]
+        seed = self._seeds[0]
         try:
             opening = env.reset(seed)
         except (Exception, SystemExit) as error:

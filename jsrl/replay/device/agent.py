@@ -61,7 +61,6 @@ class OnDevice:
     shape: RingShape
     spec: Trajectory
     total_updates: int | None
-    check_finite: bool
 
     @functools.cached_property
     def agent(self) -> Agent:
@@ -127,12 +126,10 @@ class OnDevice:
         weights = weights_of(chances, self._beta(made + number))
         windows = self._windows(ring, _share(ids, axis_name), _share(weights, axis_name))
         state, output = self.own.update(now.state, windows, update_key, axis_name=axis_name)
-        good = jnp.array(True)
         failure = now.failure
-        if self.check_finite:
-            good = _finite(output.metrics) & (failure.number < 0)
-            state = _choose(good, state, now.state)
-            failure = _choose(good | (failure.number >= 0), failure, Failure(number, ids, weights))
+        good = _finite(output.metrics) & (failure.number < 0)
+        state = _choose(good, state, now.state)
+        failure = _choose(good | (failure.number >= 0), failure, Failure(number, ids, weights))
         if self.config.prioritised:
             places = jnp.where(good, ids, jnp.iinfo(jnp.int32).max)  # beyond the tree: ignored
             priorities = jnp.where(good, _gathered(output.priorities, axis_name), 0.0)
@@ -154,15 +151,15 @@ def on_device(
     *,
     frames: int | None = None,
     total_updates: int | None = None,
-    check_finite: bool = True,
 ) -> OnDevice:
     """Combine an off-policy agent with a ring on the device.
+
+    After an update whose metrics are not finite the previous state is kept, and no further one is made.
 
     Args:
       agent: its `update` learns from windows [W+1, M, ...]. config: of the replay.
       spec: schema [T+1, N, ...] of the combined update's trajectories.
       frames: EnvSpec.frames of the environment. total_updates: of the agent in the whole run, for beta (None: fixed).
-      check_finite: keep the previous state when an update's metrics are not finite, and make no further one.
 
     Raises:
       ConfigError: the ring is too small.
@@ -174,7 +171,7 @@ def on_device(
             f"replay.min_size {config.min_size} is never reached: of replay.capacity {config.capacity} the ring holds at most "
             f"{most} rows of {shape.num_envs} environments at once; lower min_size, or raise capacity."
         )
-    return OnDevice(agent, config, shape, spec, total_updates, check_finite)
+    return OnDevice(agent, config, shape, spec, total_updates)
 
 
 def _none() -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -17,8 +16,8 @@ from jsrl.agents.base import ActParams, Agent
 from jsrl.errors import ExportError
 from jsrl.extras import import_extra
 from jsrl.tools.export import parity, player
-from jsrl.tools.export.function import PolicyFunction, any_batch, policy_function
-from jsrl.tools.export.program import Program, Trace, translated
+from jsrl.tools.export.function import PolicyFunction, any_batch, exported_function
+from jsrl.tools.export.program import Program
 from jsrl.types import Continuous, EnvSpec, named_leaves
 
 STABLEHLO = "policy.stablehlo"
@@ -46,28 +45,36 @@ def save(
         ONNX is wanted and lacks an operation of the policy, or the file cannot be written.
       MissingExtra: ONNX is wanted, and the package onnx is not installed.
     """
-    _check_finite(params)
-    function, program, why = traced(agent, spec, params)
+    for name, leaf in named_leaves(params):
+        array = np.asarray(leaf)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ExportError(f"{name} holds numbers that are not finite; export another snapshot")
+    function, program = exported_function(agent, spec, params)
     steps = parity.rows_of(function, params.moments)
     reference = parity.play(function, parity.of_agent(function), steps)
+
+    def compared(name: str, plays: parity.Player) -> str:
+        return parity.compare(name, function, parity.play(function, plays, steps), reference)
+
     if Path(path).suffix == ".onnx":
-        if program is None:
-            raise ExportError(f"the policy cannot be written as ONNX: {why}; export a .zip or .stablehlo file")
+        if program.refused:
+            raise ExportError(
+                f"the policy cannot be written as ONNX: {program.refused}; export a .zip or .stablehlo file"
+            )
         content = _onnx(function, program)
-        played = parity.play(function, _of_onnx(program, content), steps)
-        _write(path, content)
-        return [parity.compare("ONNX", function, played, reference)]
-    exported = _stablehlo(function)
-    report = [parity.compare("StableHLO", function, parity.play(function, _of_exported(exported), steps), reference)]
-    if Path(path).suffix == ".stablehlo":
-        _write(path, exported.serialize())
-        return report
-    if program is None:
-        report.append(f"numpy: not exported: {why}")
+        report = [compared("ONNX", _of_onnx(program, content))]
     else:
-        played = parity.play(function, _of_program(program), steps)
-        report.append(parity.compare("numpy", function, played, reference))
-    _write(path, _packed(_contract(spec, function, origin, report, why), program, exported.serialize()))
+        exported = _stablehlo(function)
+        content = exported.serialize()
+        report = [compared("StableHLO", _of_exported(exported))]
+        if Path(path).suffix != ".stablehlo":
+            plays = f"numpy: not exported: {program.refused}"
+            report.append(plays if program.refused else compared("numpy", _of_program(program)))
+            content = _packed(_contract(spec, function, program, origin, report), program, content)
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise ExportError(f"cannot write {path}: {error}; choose another place") from error
     return report
 
 
@@ -81,42 +88,6 @@ def load(path: str | os.PathLike[str]) -> player.Policy:
         return player.load(path)
     except player.PolicyFileError as error:
         raise ExportError(str(error)) from error
-
-
-def _check_finite(params: ActParams) -> None:
-    for name, leaf in named_leaves(params):
-        array = np.asarray(leaf)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ExportError(f"{name} holds numbers that are not finite; export another snapshot")
-
-
-def traced(agent: Agent, spec: EnvSpec, params: ActParams) -> tuple[PolicyFunction, Program | None, str]:
-    """Return the policy's function with the state that its outputs depend on, its program, or why there is none."""
-    function = policy_function(agent, spec, params)
-    try:
-        trace = Trace(function)
-        kept = _kept(function, trace)
-        if len(kept) < len(function.state):
-            function = policy_function(agent, spec, params, kept)
-            trace = Trace(function)
-        state = [port.name for port in function.state]
-        inputs = [*(port.name for port in function.inputs), *(["is_first"] if state else []), *state]
-        outputs = [*(port.name for port in function.outputs), *(f"next_{name}" for name in state)]
-        return function, translated(trace, inputs, outputs), ""
-    except ExportError as error:
-        return function, None, str(error)
-
-
-def _kept(function: PolicyFunction, trace: Trace) -> tuple[int, ...]:
-    """Return the leaves of the core that affect the outputs, at once or through later states."""
-    first_state, num_outputs = len(function.inputs) + 1, len(function.outputs)
-    kept: set[int] = set()
-    while True:
-        needed = trace.needed((*trace.outputs[:num_outputs], *(trace.outputs[num_outputs + i] for i in kept)))
-        found = {i for i in range(len(function.state)) if trace.inputs[first_state + i] in needed}
-        if found <= kept:
-            return tuple(sorted(kept))
-        kept |= found
 
 
 def _stablehlo(function: PolicyFunction) -> Any:
@@ -185,57 +156,41 @@ def _of_onnx(program: Program, written: bytes) -> parity.Player:
     return lambda arrays: list(evaluator.run(None, dict(zip(program.inputs, arrays, strict=True))))
 
 
-def _contract(spec: EnvSpec, function: PolicyFunction, origin: str, report: list[str], why: str) -> dict[str, Any]:
-    """Return what a policy file says about itself; report: its parity; why: the reason if it has no numpy program."""
+def _contract(
+    spec: EnvSpec, function: PolicyFunction, program: Program, origin: str, report: list[str]
+) -> dict[str, Any]:
+    """Return what a policy file says about itself; report: its parity."""
+    action: dict[str, Any] = {"kind": type(spec.action).__name__}
+    if isinstance(spec.action, Continuous):
+        action |= {"transform": spec.action.transform, "low": list(spec.action.low), "high": list(spec.action.high)}
+    nodes = {"inputs": program.inputs, "outputs": program.outputs, "nodes": program.nodes}
     return {
         "format": player.FORMAT,
         "format_version": player.FORMAT_VERSION,
         "origin": origin,
-        "action": _action(spec),
+        "action": action,
         "inputs": [port._asdict() for port in function.inputs],
         "state": [port._asdict() for port in function.state],
         "outputs": [port._asdict() for port in function.outputs],
         "parity": report,
-        "no_program": why,
+        "program": None if program.refused else nodes,
+        "no_program": program.refused,
     }
 
 
-def _action(spec: EnvSpec) -> dict[str, Any]:
-    facts: dict[str, Any] = {"kind": type(spec.action).__name__}
-    if isinstance(spec.action, Continuous):
-        facts |= {"transform": spec.action.transform, "low": list(spec.action.low), "high": list(spec.action.high)}
-    return facts
-
-
-def _packed(contract: dict[str, Any], program: Program | None, stablehlo: bytes) -> bytes:
-    weights = {} if program is None else program.constants
-    contract["program"] = None if program is None else {k: v for k, v in program._asdict().items() if k != "constants"}
+def _packed(contract: dict[str, Any], program: Program, stablehlo: bytes) -> bytes:
     members = {
         "policy.json": json.dumps(contract, indent=1).encode(),
         STABLEHLO: stablehlo,
         "player.py": Path(player.__file__).read_bytes(),
         "__main__.py": _MAIN.encode(),
     }
-    for name, array in weights.items():
+    for name, array in program.constants.items() if not program.refused else ():
         content = io.BytesIO()
         np.save(content, array, allow_pickle=False)
         members[f"{player.WEIGHTS}{name}.npy"] = content.getvalue()
-    return pack(members)
-
-
-def _write(path: str | os.PathLike[str], content: bytes) -> None:
-    try:
-        Path(path).write_bytes(content)
-    except OSError as error:
-        raise ExportError(f"cannot write {path}: {error}; choose another place") from error
-
-
-def pack(members: dict[str, bytes]) -> bytes:
-    """Return a policy file's bytes: members stored uncompressed, and at the end the digest of everything before it."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in members.items():
-            archive.writestr(zipfile.ZipInfo(name), content)
-        archive.comment = b"0" * 64
-    written = packed.getvalue()[:-64]
-    return written + hashlib.sha256(written).hexdigest().encode()
+        for name, written in members.items():
+            archive.writestr(zipfile.ZipInfo(name), written)
+    return packed.getvalue()

@@ -12,6 +12,7 @@ import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
 from jsrl.errors import ExportError
+from jsrl.tools.export.program import Program, translated
 from jsrl.types import Array, EnvSpec, named_leaves, to_environment, unflatten
 
 
@@ -47,6 +48,15 @@ class PolicyFunction(NamedTuple):
         first = [jax.ShapeDtypeStruct((batch,), bool)] if self.state else []
         return [*(p.zeros(batch) for p in self.inputs), *first, *(p.zeros(batch) for p in self.state)]
 
+    def program(self) -> Program:
+        """Return the function as operators of ONNX; the new state's names begin with `next_`."""
+        (batch,) = jax.export.symbolic_shape("b")
+        state = [port.name for port in self.state]
+        inputs = [*(port.name for port in self.inputs), *(["is_first"] if state else []), *state]
+        outputs = [*(port.name for port in self.outputs), *(f"next_{name}" for name in state)]
+        with any_batch():
+            return translated(self.call, self.arguments(batch), inputs, outputs)
+
 
 @contextlib.contextmanager
 def any_batch() -> Iterator[None]:
@@ -57,6 +67,25 @@ def any_batch() -> Iterator[None]:
         raise ExportError(
             f"the policy cannot be traced for batches of any size: {error}. Its network must not depend on the batch size"
         ) from error
+
+
+def exported_function(agent: Agent, spec: EnvSpec, params: ActParams) -> tuple[PolicyFunction, Program]:
+    """Return the policy's function with the state that its outputs depend on, and its program."""
+    function = policy_function(agent, spec, params)
+    program = function.program()
+    kept: list[str] = []
+    while True:  # a leaf of the core may affect the outputs at once, or through later states
+        needed = program.needed([*(port.name for port in function.outputs), *(f"next_{name}" for name in kept)])
+        found = [port.name for port in function.state if port.name in needed]
+        if found == kept:
+            break
+        kept = found
+    if len(kept) == len(function.state):
+        return function, program
+    function = policy_function(
+        agent, spec, params, tuple(i for i, port in enumerate(function.state) if port.name in kept)
+    )
+    return function, function.program()
 
 
 def policy_function(

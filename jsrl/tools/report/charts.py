@@ -15,7 +15,7 @@ import numpy as np
 
 WIDE, SMALL = (560, 230), (360, 170)  # width and height of a chart
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 34
-MOST_POINTS, MOST_BANDS = 400, 60
+MOST_POINTS = 400
 LEAST_SPAN = 0.01
 COLOURS, DASHES = 8, 3
 
@@ -44,8 +44,7 @@ class Series:
         bounds = [
             self.y if bound is None else np.where(np.isfinite(bound), bound, self.y) for bound in (self.low, self.high)
         ]
-        most = len(keep) if self.points else MOST_POINTS
-        columns = [thinned(column[keep], most) for column in (self.x, self.y, *bounds)]
+        columns = [column[keep] if self.points else thinned(column[keep]) for column in (self.x, self.y, *bounds)]
         low, high = columns[2:] if self.low is not None else (None, None)
         return dataclasses.replace(self, x=columns[0], y=columns[1], low=low, high=high)
 
@@ -56,9 +55,10 @@ class Series:
         return f"line{index % COLOURS}" + (f" dash{dash}" if dash else "")
 
 
-def thinned(column: np.ndarray, most: int) -> np.ndarray:
-    """Return at most `most` values: means of neighbours."""
-    return np.array([part.mean() for part in np.array_split(column, most)]) if len(column) > most else column
+def thinned(column: np.ndarray) -> np.ndarray:
+    """Return at most MOST_POINTS values: means of neighbours."""
+    count = min(len(column), MOST_POINTS)
+    return np.array([part.mean() for part in np.array_split(column, count)]) if count else column
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def chart(
     """Return a chart as HTML, or an empty string when there are fewer than two points.
 
     Args:
-      title: what it shows, with its unit. x_label: of the horizontal axis. series: curves. from_zero: the axis starts at 0.
+      title: what it shows, with its unit. from_zero: the vertical axis starts at 0.
       x_range: of the horizontal axis; None: that of the curves. size: width and height. hint: shown under the mouse pointer.
       axis: the horizontal one. legend: show the names of the curves, if there are several.
     """
@@ -111,7 +111,7 @@ def chart(
     if from_zero:
         y_low, y_high = min(0.0, *(float(one.y.min()) for one in drawn)), y_high or 1.0
     frame = _Frame(x_low, x_high, y_low, y_high, size)
-    parts = [*_axes(frame, x_label, axis=axis), *(_curve(frame, one) for one in drawn)]
+    parts = [*_axes(frame, x_label, axis), *(_curve(frame, one) for one in drawn)]
     named = {one.name: one.css for one in sorted(drawn, key=lambda one: one.index or 0) if not one.faint}
     return _figure(title, keys_of(named) if legend and len(named) > 1 else "", parts, size, hint)
 
@@ -119,26 +119,6 @@ def chart(
 def keys_of(named: Mapping[str, str]) -> str:
     """Return a legend: name of a curve -> its classes."""
     return "".join(f'<span class="key"><i class="{css}"></i>{escape(name)}</span>' for name, css in named.items())
-
-
-def bands(title: str, x_label: str, x: np.ndarray, shares: Mapping[str, np.ndarray]) -> str:
-    """Return shares of a whole as stacked bands, smoothed; an empty string when there are fewer than two points.
-
-    Args:
-      x: [N]. shares: class of the style sheet -> its share at each point, 0-1 [N]; together about 1.
-    """
-    count = min(MOST_BANDS, max(2, len(x) // 3))
-    if len(x) < 2:
-        return ""
-    x = thinned(x, count)
-    frame = _Frame(float(x[0]), float(x[-1]) if x[-1] > x[0] else float(x[0]) + 1.0, 0.0, 1.0, SMALL)
-    parts, below = [], np.zeros(len(x))
-    for css, share in shares.items():
-        above = below + thinned(share, count)
-        if share.any():
-            parts.append(f'<polygon class="area {css}" points="{_outline(frame, x, below, np.minimum(above, 1.0))}"/>')
-        below = np.minimum(above, 1.0)
-    return _figure(title, "", [*parts, *_axes(frame, x_label, ("0%", "50%", "100%"))], SMALL)
 
 
 def _figure(title: str, legend: str, parts: Sequence[str], size: tuple[int, int], hint: str = "") -> str:
@@ -205,17 +185,13 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def _axes(frame: _Frame, x_label: str, y_names: Sequence[str] = (), axis: Axis = Axis()) -> list[str]:
-    """Return axis lines and numbers; `y_names`: names of evenly spaced lines, instead of numbers."""
+def _axes(frame: _Frame, x_label: str, axis: Axis) -> list[str]:
     parts = []
     small = frame.size == SMALL
-    spaced = [float(value) for value in np.linspace(frame.y_low, frame.y_high, len(y_names))]
-    values = spaced if y_names else ticks(frame.y_low, frame.y_high, 5)
-    for index, value in enumerate(values):
+    for value in ticks(frame.y_low, frame.y_high, 5):
         y = float(frame.y(value))
-        name = y_names[index] if y_names else short(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>')
     for value, name in axis.ticks(frame.x_low, frame.x_high, 5 if small else 6):
         x = float(frame.x(value))
         parts.append(

@@ -15,7 +15,7 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.graph.graph_file import plain_graph
 from jsrl.intervals import RETURN, WIN_RATE, seeds_interval, t_factor
-from jsrl.services.metrics.display_state import clock, short, sparkline
+from jsrl.services.metrics.display_state import clock, short
 from jsrl.services.runs.runs import Run
 from jsrl.services.runs.state import read_result
 from jsrl.tools.report.page import Table
@@ -26,8 +26,6 @@ END_METRICS = (
     "evaluator/win_rate",
     "evaluator/return_mean",
     "actor/return_mean",
-    "actor/env_steps_per_s",
-    "learner/updates_per_s",
     "learner/policy_lag_mean",
     "learner/entropy",
     "learner/explained_variance",
@@ -277,47 +275,35 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> str:
-    """Return a text: differences in configuration and origin, end values of metrics, curves as lines of bars."""
-    shared = [key for key in keys if key in left.metrics or key in right.metrics]
+def compare_runs(left: Run, right: Run) -> str:
+    """Return a text: differences in configuration and origin, and end values of metrics."""
     settings = settings_table({"A": [left], "B": [right]})
     parts = [f"A: {left.name}\nB: {right.name}", settings.text() if settings.rows else SAME]
-    parts.append(_ends_table(left, right, shared).text())
-    for key in shared:
-        curves = [run.curve(key)[1] if key in run.metrics else np.zeros(0) for run in (left, right)]
-        if min(curve.size for curve in curves) >= 2:
-            lines = [f"  {letter} {sparkline(c, 50)} {_range(c)}" for letter, c in zip("AB", curves, strict=True)]
-            parts.append("\n".join([key, *lines]))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, _ends_table((left, right)).text()])
 
 
-def _ends_table(left: Run, right: Run, keys: Sequence[str]) -> Table:
-    """Return the table of lengths, the final evaluation, the last values of these metrics, and rates."""
-    ends = [_row(key, _end(left, key), _end(right, key)) for key in keys if not key.endswith("_per_s")]
-    speeds = [rates_of(run.metrics) for run in (left, right)]  # the last line of a rate also counts the end of the run
-    ends += [_row(f"{name}/s", *(own.get(name) for own in speeds)) for name in dict.fromkeys(itertools.chain(*speeds))]
-    finals = [read_result(run.folder.path).get("final") or {} for run in (left, right)]
+def _ends_table(runs: tuple[Run, Run]) -> Table:
+    """Return the table of lengths, the final evaluation, the last values of metrics, and rates."""
+    ends: dict[str, tuple[float | None, ...]] = {}
+    finals = [read_result(run.folder.path).get("final") or {} for run in runs]
     if any(finals):
         matches = all(WIN_RATE in final for final in finals if final)
-        values = (final.get(WIN_RATE if matches else RETURN) for final in finals)
-        ends.insert(0, _row("final evaluation" + (", win rate" if matches else ""), *values))
-    length = [
-        (run.metrics.get("env_steps", np.zeros(0)), run.metrics.get("wall_s", np.zeros(0))) for run in (left, right)
-    ]
-    spans = [(short(steps[-1]), clock(walls[-1])) if steps.size else ("-", "-") for steps, walls in length]
-    limits = [("env_steps", spans[0][0], spans[1][0], ""), ("wall clock", spans[0][1], spans[1][1], "")]
-    return Table(("end value", "A", "B", "B - A"), [*limits, *ends])
+        name = "final evaluation" + (", win rate" if matches else "")
+        ends[name] = tuple(final.get(WIN_RATE if matches else RETURN) for final in finals)
+    for key in END_METRICS:
+        curves = [run.curve(key)[1] if key in run.metrics else np.zeros(0) for run in runs]
+        if any(key in run.metrics for run in runs):
+            ends[key] = tuple(float(curve[-1]) if curve.size else None for curve in curves)
+    speeds = [rates_of(run.metrics) for run in runs]  # the last line of a rate also counts the end of the run
+    ends |= {f"{name}/s": tuple(own.get(name) for own in speeds) for name in itertools.chain(*speeds)}
+    rows = [("env_steps", *(short(_last(run, "env_steps")) for run in runs), "")]
+    rows.append(("wall clock", *(clock(_last(run, "wall_s")) for run in runs), ""))
+    for name, (a, b) in ends.items():
+        change = "" if a is None or b is None else f"{'+' if b >= a else ''}{short(b - a)}"
+        rows.append((name, short(a), short(b), change))
+    return Table(("end value", "A", "B", "B - A"), rows)
 
 
-def _end(run: Run, key: str) -> float | None:
-    values = run.curve(key)[1] if key in run.metrics else np.zeros(0)
+def _last(run: Run, column: str) -> float | None:
+    values = run.metrics.get(column, np.zeros(0))
     return float(values[-1]) if values.size else None
-
-
-def _row(name: str, a: float | None, b: float | None) -> tuple[str, str, str, str]:
-    change = "" if a is None or b is None else f"{'+' if b >= a else ''}{short(b - a)}"
-    return name, short(a), short(b), change
-
-
-def _range(curve: np.ndarray) -> str:
-    return f"{short(float(curve.min()))} to {short(float(curve.max()))}, {curve.size} values"

@@ -70,17 +70,17 @@ def _curves(env: str, groups: Mapping[str, Sequence[Run]]) -> str:
     return section(f"Learning{where}", learning) + section(f"Algorithm{where}", small, "grid3")
 
 
-def with_score(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that have a score; a run that has just begun has none."""
-    return [run for run in runs if score_of([run])]
+def scored(runs: Sequence[Run]) -> tuple[list[Run], str]:
+    """Return the runs that have a score (one that has just begun has none), and the metric in which all of them have one.
 
+    The metric is empty if there is none.
+    """
 
-def score_of(runs: Sequence[Run]) -> str:
-    """Return the metric in which all of the runs can be compared; empty: there is none."""
-    for name in SCORES:
-        if all(np.isfinite(run.metrics.get(name, np.zeros(0))).any() for run in runs):
-            return name
-    return ""
+    def has(run: Run, name: str) -> bool:
+        return bool(np.isfinite(run.metrics.get(name, np.zeros(0))).any())
+
+    found = [run for run in runs if any(has(run, name) for name in SCORES)]
+    return found, next((name for name in SCORES if found and all(has(run, name) for run in found)), "")
 
 
 def _chart(title: str, metric: str, groups: Mapping[str, Sequence[Run]], size: tuple[int, int]) -> str:
@@ -98,12 +98,11 @@ def _chart(title: str, metric: str, groups: Mapping[str, Sequence[Run]], size: t
 
 def _scores(runs: Sequence[Run]) -> str:
     """Return the final scores of each experiment with their intervals, as a table."""
-    scored = with_score(runs)
-    metric = score_of(scored) if scored else ""
+    found, metric = scored(runs)
     if not metric:
         return ""
-    table, notes = scores_table(scored, metric)
-    if without := [run.name for run in runs if run not in scored]:
+    table, notes = scores_table(found, metric)
+    if without := [run.name for run in runs if run not in found]:
         notes.append(f"Without a score: {', '.join(without)}.")
     note = " ".join([f"{metric}, the last value of each run.", *notes])
     return f'{table.html()}<p class="legend">{escape(note)}</p>'
@@ -115,11 +114,10 @@ def _settings(groups: Mapping[str, Sequence[Run]]) -> str:
 
 
 def _runs(runs: Sequence[Run]) -> str:
-    scored, rows = with_score(runs), list[Sequence[str]]()
-    metric = score_of(scored) if scored else ""
+    (found, metric), rows = scored(runs), list[Sequence[str]]()
     for run in runs:
         steps = run.metrics.get("env_steps", np.zeros(0))
-        score = number(float(run.curve(metric)[1][-1])) if metric and run in scored else "-"
+        score = number(float(run.curve(metric)[1][-1])) if metric and run in found else "-"
         at = number(float(steps.max())) if steps.size else "-"
         rows.append((run.name, how_it_ended(run.folder.path), at, score))
     return Table(("run", "ended", "env steps", "score"), rows).html()
@@ -128,8 +126,7 @@ def _runs(runs: Sequence[Run]) -> str:
 def write_comparison(runs: Sequence[Run], path: Path) -> str:
     """Write the page of several runs to `path`; return their scores as a table."""
     write_atomic(path, comparison_page(runs).encode(), durable=False)
-    scored = with_score(runs)
-    metric = score_of(scored) if scored else ""
-    without = [run.name for run in runs if run not in scored]
+    found, metric = scored(runs)
+    without = [run.name for run in runs if run not in found]
     note = f"\nwithout a score: {', '.join(without)}" if without else ""
-    return (summarise(scored, metric) if metric else "no score that all of these runs have") + note
+    return (summarise(found, metric) if metric else "no score that all of these runs have") + note

@@ -10,7 +10,7 @@ from jsrl.graph.graph_file import kinds_of
 from jsrl.services.metrics.catalogue import Metric
 from jsrl.services.metrics.phases import PHASES, of_main_thread
 from jsrl.services.runs.curves import curve_of, scores_of
-from jsrl.tools.report.charts import SMALL, Series, bands, chart
+from jsrl.tools.report.charts import SMALL, Series, chart
 from jsrl.tools.report.run_report import RunReport, of_policy
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.kinds import OWN, kind_metrics
@@ -148,11 +148,13 @@ def shares_of_time(report: RunReport) -> str:
         names = {a.name: f"{worker.prefix}/{a.name}_share" for a in worker.kind.all_activities}
         columns = {activity: report.columns[name] for activity, name in names.items() if name in report.columns}
         lines = at_work & np.any([np.isfinite(column) for column in columns.values()], axis=0)
-        phases = {phase: np.zeros(int(lines.sum())) for phase in PHASES}
+        phases = dict.fromkeys(PHASES, np.zeros(int(lines.sum())))
         for a in of_main_thread(worker.kind.all_activities):
             if a.name in columns:
-                phases[a.phase] += np.nan_to_num(columns[a.name][lines])
-        drawn.append(bands(worker.name, SECONDS, report.columns["wall_s"][lines], phases))
+                phases[a.phase] = phases[a.phase] + np.nan_to_num(columns[a.name][lines])
+        wall_s = report.columns["wall_s"][lines]
+        series = [Series(phase, wall_s, shares) for phase, shares in phases.items() if shares.any()]
+        drawn.append(chart(f"Shares of time: {worker.name}", SECONDS, series, from_zero=True, size=SMALL))
     charts = "".join(drawn)
     return f'<h3>As the run went on</h3><div class="grid3">{charts}</div>' if charts else ""
 

@@ -109,7 +109,7 @@ body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,s
 main{max-width:1200px;margin:0 auto;padding:28px 20px 60px}
 h1{font-size:26px;margin:0 0 6px;overflow-wrap:anywhere}
 h2{font-size:17px;margin:0 0 12px}
-header p{margin:2px 0;color:var(--soft)}
+header p{margin:2px 0;color:var(--soft);overflow-wrap:anywhere}
 section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:18px 20px;margin-top:18px}
 .cards{background:none;border:0;padding:0;display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(160px,1fr))}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 16px}
@@ -141,9 +141,6 @@ i[class^=line]{background:currentColor}
 i.dash1{background:repeating-linear-gradient(90deg,currentColor 0 4px,transparent 4px 6px)}
 i.dash2{background:repeating-linear-gradient(90deg,currentColor 0 2px,transparent 2px 4px)}
 polygon.band{fill:currentColor;opacity:.18}
-polygon.simulate{fill:var(--simulate)}polygon.infer{fill:var(--infer)}polygon.train{fill:var(--train)}
-polygon.transport{fill:var(--transport)}polygon.publish{fill:var(--publish)}polygon.wait{fill:var(--wait)}
-polygon.other{fill:var(--other)}
 .simulate{background:var(--simulate)}.infer{background:var(--infer)}.train{background:var(--train)}
 .transport{background:var(--transport)}.publish{background:var(--publish)}.wait{background:var(--wait)}.other{background:var(--other)}
 table{border-collapse:collapse;width:100%;font-size:14px}
@@ -151,11 +148,10 @@ table.narrow{width:auto;min-width:260px}
 th,td{padding:6px 12px 6px 0;text-align:left;border-bottom:1px solid var(--line);font-weight:400;vertical-align:middle}
 thead th{color:var(--soft);font-size:13px}
 .numbers td,.numbers thead th:not(:first-child){text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-.numbers td.text,.numbers thead th.bar,.numbers thead th.text{text-align:left!important;white-space:normal}
+.numbers td.text,.numbers thead th.text{text-align:left!important;white-space:normal}
 th a{white-space:nowrap}
-td.bar{width:38%;min-width:180px}
-td.bar div{display:flex;height:18px;border-radius:4px;overflow:hidden;background:var(--line)}
-td.bar i{display:block;height:100%}
+.bar{display:flex;min-width:180px;width:30vw;max-width:400px;height:18px;border-radius:4px;overflow:hidden;background:var(--line)}
+.bar i{display:block;height:100%}
 .scroll{overflow-x:auto}.scroll svg{max-width:none!important}
 @media(max-width:560px){.grid2 .tick{font-size:15px}}
 details{margin-top:12px}summary{cursor:pointer}

@@ -28,7 +28,7 @@ from jsrl.services.runs.curves import policies_in
 from jsrl.services.runs.runs import Run, RunFolder
 from jsrl.services.runs.standings import StandingsTable, read_standings
 from jsrl.services.runs.state import read_result, read_state
-from jsrl.tools.report.evidence import Bottleneck, RunSetup, find_bottleneck
+from jsrl.tools.report.limits import Bottleneck, RunSetup, find_bottleneck
 from jsrl.tools.report.page import RUNS
 from jsrl.tools.report.signs import learning_text
 from jsrl.transport.ledger.legs import SAMPLES, read_legs
@@ -39,6 +39,7 @@ PLAIN_TAGS = {"$tuple", "$dict", "$float", "$int"}
 OWN_SETTINGS = re.compile(r"jsrl\.(experiment|agents|networks|directors)(\.\w+)*:[A-Z]\w*")
 SEATS = re.compile(r"policies\.\w+\.seats")
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
+FILES = ("result.json", "metrics.jsonl", "experiment.json", "environment.json", "trace.json", "report.txt")
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,6 @@ def make_report(folder: RunFolder) -> RunReport:
     if not facts.processes:
         bottlenecks = dict.fromkeys(bottlenecks, find_bottleneck(of_process(workers), facts, kinds))
     legs = _legs(folder.path, result)
-    files = ["result.json", "metrics.jsonl", "experiment.json", "environment.json", "trace.json", "report.txt"]
     return RunReport(
         folder=folder.path,
         name=folder.name,
@@ -204,11 +204,22 @@ def make_report(folder: RunFolder) -> RunReport:
         options=options,
         warnings=_warnings(folder.logs / "controller.log"),
         standings=standings,
-        videos=import_target("jsrl.services.recordings.video_shelf:captions")(folder.path)
-        if folder.videos.exists()
-        else {},
-        files=[name for name in files if (folder.path / name).exists()],
+        videos=_videos(folder.path),
+        files=[name for name in FILES if (folder.path / name).exists()],
     )
+
+
+def linked_files(run: Path) -> list[str]:
+    """Return the paths of the files that a run's page may link, relative to the run's folder."""
+    return [*FILES, *_videos(run)]
+
+
+def _videos(run: Path) -> dict[str, str]:
+    """Return path relative to the run's folder -> caption of each of its videos."""
+    if not RunFolder(run).videos.exists():
+        return {}
+    found: dict[str, str] = import_target("jsrl.services.recordings.video_shelf:captions")(run)
+    return found
 
 
 def with_zero_shares(columns: dict[str, np.ndarray], kinds: Iterable[Kind]) -> dict[str, np.ndarray]:
@@ -427,7 +438,6 @@ def facts_of(
         processes=e.where.processes,
         cores=cores,
         actors=e.actors,
-        ring=e.ring,
         servers=e.num_inference_servers,
         synchronous=e.max_policy_lag == 0,
         zeromq=e.where.uses_zeromq,

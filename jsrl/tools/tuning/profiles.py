@@ -30,11 +30,11 @@ OFF, AUTO = "none", "auto"
 FREE = (
     "seed", "total_env_steps", "max_minutes", "stop_at_return", "evaluator", "video", "record", "record_limit_mb",
     "trace", "restart", "supervision", "deadlines", "actor.step_deadline_s",
-    "env.on_fault", "env.fault_limit", "env.fault_window_s", "env.reward_scale", "env.reward_clip",
+    "env.on_fault", "env.fault_limit", "env.reward_scale", "env.reward_clip",
 )  # fmt: skip
 # Options that a tuning may change: a profile tuned with some of these given holds for runs with the same ones given.
 TUNED = (
-    "placement", "num-actors", "num-groups", "num-inference-servers", "inference.max-rows", "inference.max-wait-s",
+    "placement", "num-actors", "num-groups", "num-inference-servers", "inference.max-rows",
     "learner.threads", "actor.blocks-per-group",
 )  # fmt: skip
 

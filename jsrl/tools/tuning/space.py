@@ -143,7 +143,6 @@ def make_knobs(experiment: Experiment, machine: Machine, *, batch: bool = False)
         Knob("ring", (1, 2, 4, 8), PROCESSES),
         Knob("num-inference-servers", (1, 2), SERVED, weight=0.7, detail=True),
         Knob("inference.max-rows", _batch_rows(e), SERVED, weight=0.5, detail=True),
-        Knob("inference.max-wait-s", (0.0, 0.0003, 0.001), SERVED, weight=0.5, detail=True),
         Knob("learner.threads", _threads(e, machine), PROCESSES, weight=0.5, detail=True),
     ]
     if e.max_policy_lag != 0:
@@ -218,7 +217,7 @@ def _spanned(knobs: tuple[Knob, ...], default: Setting) -> Iterator[Setting]:
                         yield base | dict(zip((k.name for k in turned), choice, strict=True))
 
 
-USUAL = {"num-inference-servers": 1, "inference.max-wait-s": 0.0, "actor.blocks-per-group": 2}
+USUAL = {"num-inference-servers": 1, "actor.blocks-per-group": 2}
 
 
 def _usual(knob: Knob) -> Any:
@@ -269,14 +268,12 @@ def _is_valid(experiment: Experiment, setting: Setting) -> bool:
         return False
     if "inference.max-rows" not in setting:
         return True
-    servers, rows, wait_s = (
-        setting[f"{n}"] for n in ("num-inference-servers", "inference.max-rows", "inference.max-wait-s")
-    )
+    servers, rows = setting["num-inference-servers"], setting["inference.max-rows"]
     share = -(-tuned.actors // servers) * tuned.ring * tuned.group_size  # of one server
     own = setting == current(experiment, [Knob(name, ()) for name in setting])
     most = max(experiment.envs, experiment.inference.max_rows)
     rows_matter = rows == most or tuned.group_size <= rows < share
-    return own or (servers <= tuned.actors and rows_matter and (wait_s == 0 or share > tuned.group_size))
+    return own or (servers <= tuned.actors and rows_matter)
 
 
 def _get(experiment: Experiment, name: str) -> Any:

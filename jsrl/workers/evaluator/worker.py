@@ -257,6 +257,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         return {}
 
 
+NICENESS = 5  # of its process
 SHARE = 0.25  # of the env steps, for evaluations of a serial run: at most a tenth of its time, while training waits
 
 
@@ -271,7 +272,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         last_params_s=e.deadlines.snapshot_s,
         joins_rewards=getattr(e.agent, "rewards", "own") == "team",
         period_updates=e.evaluation_period,
-        niceness=None if job.in_process else e.evaluator.niceness,
+        niceness=None if job.in_process else NICENESS,
         max_share=SHARE if job.in_process and e.evaluator.period_env_steps is None and not e.stop_at_return else None,
         **common_player_settings(job),
     )

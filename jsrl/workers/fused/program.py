@@ -85,8 +85,7 @@ class Program:
       agent: its update makes `updates` updates with a trajectory [T+1, B, ...]. act: schema of an action, see InferenceSpec.
       spec: its observations; with N seats, one policy plays all of them, and what is [T+1, B] elsewhere is [T+1, B, N].
       num_rows: T. num_envs: B, on this device. max_steps: of an episode, or None.
-      checks: stop after metrics that are not finite. keeps: and undo that update; replay on the device does so itself, without
-        a copy of its rows.
+      keeps: undo an update whose metrics are not finite; replay on the device does so itself, without a copy of its rows.
     """
 
     agent: Agent
@@ -97,7 +96,6 @@ class Program:
     num_envs: int
     updates: int = 1
     max_steps: int | None = None
-    checks: bool = True
     keeps: bool = True
 
     def begin(self, keys: Array) -> Envs:
@@ -217,9 +215,7 @@ class Program:
 
         def one(now: _Carry) -> _Carry:
             state, envs, metrics, ended = self.learn(now.state, now.envs, axis_name)
-            good = ended.finite
-            if self.checks:
-                good &= jnp.all(jnp.isfinite(jnp.array([0.0, *metrics.values()])))
+            good = ended.finite & jnp.all(jnp.isfinite(jnp.array([0.0, *metrics.values()])))
             if self.keeps:
                 state, envs = jax.tree.map(lambda a, b: jnp.where(good, a, b), (state, envs), (now.state, now.envs))
             learned = good & (metrics.get(MADE, 1.0) > 0)

@@ -306,8 +306,7 @@ def fused_update(job: Job, own: OwnUpdate, make: Callable[..., FusedUpdate]) -> 
         num_envs=e.envs // len(devices),
         updates=e.updates_per_batch,
         max_steps=e.env.max_episode_steps,
-        checks=e.learner.check_finite,
-        keeps=e.learner.check_finite and e.buffer is None,
+        keeps=e.buffer is None,
     )
     keys = np.stack([group_keys(e.seed, job.incarnation_seed, group) for group in range(len(devices))])
     begun, most = job.start_point.updates // e.updates_per_batch, max(1, e.evaluation_period // e.updates_per_batch)

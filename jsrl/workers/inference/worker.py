@@ -35,12 +35,11 @@ class InferenceSettings:
     """Settings of an inference server.
 
     Attributes:
-      max_rows: of one batch. max_wait_s: wait for more requests after the first. merge: several groups in one batch (never in
-        deterministic mode). poll_s: how long a step waits for requests.
+      max_rows: of one batch. merge: several groups in one batch (never in deterministic mode). poll_s: how long a step waits
+        for requests.
     """
 
     max_rows: int = 1024
-    max_wait_s: float = 0.0
     merge: bool = True
     poll_s: float = 0.1
 
@@ -144,8 +143,6 @@ class ServedPolicy:
             if not arrived and max_wait_s > 0:
                 self._phases.enter("wait")
                 arrived = self._arrived(max_wait_s)
-            if arrived and self._settings.max_wait_s > 0:
-                return self._arrived(self._settings.max_wait_s, arrived)
             return arrived
         if any(self.engine.frozen_versions(r.request) for r in self._held):
             self._phases.enter("wait")
@@ -162,15 +159,14 @@ class ServedPolicy:
         self._refresh()
         return arrived
 
-    def _arrived(self, max_wait_s: float, before: Sequence[ClientRequest] = ()) -> list[ClientRequest]:
-        """Return the requests taken `before` whose clients have not left since, and those that have arrived now."""
+    def _arrived(self, max_wait_s: float) -> list[ClientRequest]:
         arrived: list[ClientRequest] = []
         try:
             arrived = self.server.collect(self._settings.max_rows, max_wait_s)
         except SpecMismatch as error:  # the client got the error and was rejected
             self._refusals.note(error)
-        gone = self._forget_departed()
-        return [r for r in before if r.client not in gone] + arrived
+        self._forget_departed()
+        return arrived
 
     def _answer(self, ready: list[ClientRequest]) -> int:
         rows = 0
@@ -214,14 +210,13 @@ class ServedPolicy:
             self._served[key] = vacant.pop() if vacant else self.engine.serve(request.group, size)
         return self._served[key]
 
-    def _forget_departed(self) -> list[ProducerId]:
-        """Free the slots of clients that were gone at the last `collect`, and return them.
+    def _forget_departed(self) -> None:
+        """Free the slots of clients that were gone at the last `collect`.
 
         One that came back may have sent a request since. Clients that left later keep their slots until the next call, so
         that no freed slot is used again too early.
         """
-        gone = self.server.departed(poll=False)
-        for client in gone:
+        for client in self.server.departed(poll=False):
             groups = {r.group for r in self._held if r.client == client}
             for key in [k for k in self._served if k[0] == client]:
                 served = self._served.pop(key)
@@ -231,7 +226,6 @@ class ServedPolicy:
                 for group in groups:
                     self.engine.frozen.forget((client, group))
             self._held = [r for r in self._held if r.client != client]
-        return gone
 
     def close(self) -> None:
         if hasattr(self, "server"):
@@ -324,7 +318,6 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     e = job.experiment
     settings = InferenceSettings(
         e.inference.max_rows,
-        e.inference.max_wait_s,
         not e.is_deterministic and _all_rows(job) > e.group_size,
         job.poll_s,
     )

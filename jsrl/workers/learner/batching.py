@@ -65,7 +65,7 @@ class BatchPlan:
     """How batches are made.
 
     Attributes:
-      order: by_group | fifo | freshest. groups: that the learner reads, in the order of their columns (by_group).
+      order: by_group | fifo. groups: that the learner reads, in the order of their columns (by_group).
       group_size, columns: see Experiment. num_rows: T. devices: D. env_steps: that a batch counts for.
       max_lag: most updates by which a row may be old when its batch is first used, None for any. reuse: updates per batch.
       start_updates, generation: at the start of this process. judge: (plan, versions of the trained rows, updates made before
@@ -216,8 +216,6 @@ class Batcher:
         if self._absent is not None:
             absent, self._absent = self._absent, None
             self._divide(absent)
-        if self.plan.order == "freshest":
-            return self._fill_freshest(timeout_s)
         if self._waiting and self._fill_waiting():
             return self._finish()
         if timeout_s == 0 and not self.consumer.pending():
@@ -235,25 +233,6 @@ class Batcher:
         for _ in range(len(self._waiting)):
             self._place(self._waiting.popleft())
         return self._full()
-
-    def _fill_freshest(self, timeout_s: float) -> Batch | None:
-        """Keep what arrives; when a batch is complete, take the newest and drop what is older than two batches."""
-        assert self._staging is not None
-        needed = self.plan.columns // self.plan.group_size
-        try:
-            self._waiting.append(self.refusals.take(self.consumer.get, timeout_s))
-            while True:
-                self._waiting.append(self.refusals.take(self.consumer.get, 0.0))
-        except StreamTimeout:
-            pass
-        self.phases.enter("transport")
-        while len(self._waiting) > 2 * needed:
-            self.consumer.release(self._waiting.popleft(), "stale")
-        while len(self._staging.lags) < needed and self._waiting:
-            if len(self._staging.lags) + len(self._waiting) < needed:
-                return None
-            self._place(self._waiting.pop())
-        return self._finish() if self._full() else None
 
     def _full(self) -> bool:
         assert self._staging is not None

@@ -127,7 +127,7 @@ def gates_of(job: Job, start: LearnerStart, updater: Any, reporter: Reporter) ->
     e, gates = job.experiment, list[Gate]()
     if e.director is not None or job.run.keeps_initial:
         gates.append(import_target(DIRECTED)(job, start, updater, reporter))
-    if e.learner.check_finite and e.learner.split == "none":  # else each side checks its own updates
+    if e.learner.split == "none":  # else each side checks its own updates
         ranks = e.learner.num_ranks > 1
         gates.append(import_target(ONLY_FINITE)() if ranks else FiniteCheck(updater, Path(job.folder), job.part.folder))
     return gates

@@ -49,11 +49,9 @@ def make_updater(agent: Agent, job: Job) -> tuple[Updater, int]:
     ring = replay_on_device(agent, job)
     if ring is not None:
         return RingUpdate(ring, devices, stream_key(e.seed, UPDATE_STREAM)), len(devices)
-    several, donate = (
-        several_updates(agent, e.updates_per_call),
-        not e.learner.check_finite,
-    )  # else the old state is kept
-    return OwnUpdate(several, devices, stream_key(e.seed, UPDATE_STREAM), donate=donate), len(devices)
+    several = several_updates(agent, e.updates_per_call)
+    # nothing is donated: a check of the new state may need the previous one
+    return OwnUpdate(several, devices, stream_key(e.seed, UPDATE_STREAM), donate=False), len(devices)
 
 
 def trace_update(agent: Agent, experiment: Experiment, state: AgentState, trajectory: Trajectory) -> None:
@@ -88,9 +86,7 @@ def trace_update(agent: Agent, experiment: Experiment, state: AgentState, trajec
 
 
 def checked(agent: Agent, e: Experiment) -> Agent:
-    """Return the agent whose updates are checked for NaN, if the experiment wants that."""
-    if not e.learner.check_finite:
-        return agent
+    """Return the agent whose updates are checked for NaN."""
     prioritised = e.buffer is not None and e.buffer.prioritised
     return agent._replace(update=with_state_check(agent.update, prioritised=prioritised))
 
@@ -112,7 +108,6 @@ def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
         with_columns(job.schemas.trajectory, e.batch_columns),
         frames=job.schemas.env.frames,
         total_updates=job.total_updates,
-        check_finite=e.learner.check_finite,
     )
 
 

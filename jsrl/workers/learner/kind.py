@@ -103,13 +103,13 @@ SAID = (  # by the updates of our own algorithms; those of other algorithms are 
         "split_policy_staleness",
         "age of the critics that the policy's device uses",
         "updates",
-        "at most split_lead calls",
+        "at most two calls",
     ),
     Metric(
         "split_critic_staleness",
         "age of the policy that the critics' device uses",
         "updates",
-        "at most split_lead calls",
+        "at most two calls",
     ),
     Metric("epsilon", "chance of a random action in DQN and PQN", "0-1", "as scheduled"),
     Metric(

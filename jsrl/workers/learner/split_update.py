@@ -70,13 +70,12 @@ class SplitUpdate:
         max_lead: int,
         updates_per_call: int = 1,
         donate: bool = False,
-        check_finite: bool = True,
         pack: Callable[[Any], Any] | None = None,
         unpack: Callable[[Any, Callable[[], Any]], Any] | None = None,
     ) -> None:
         assert agent.split is not None
         self.agent, self._split, self._key = agent, agent.split, key
-        self._max_lead, self._per_call, self._check_finite = max_lead, updates_per_call, check_finite
+        self._max_lead, self._per_call = max_lead, updates_per_call
         self._pack, self._unpack = pack or (lambda state: state), unpack or (lambda packed, make: packed)
         takes, publishes = _exchange(agent.split)
         self._sides = [
@@ -234,7 +233,7 @@ class SplitUpdate:
         state, metrics, published = side.call(side.state, taken, given, device_key)
         sent = jax.block_until_ready(jax.device_put(published, self._other(side).device))
         values = jax.device_get(metrics)
-        bad = non_finite_metrics(values) if self._check_finite else []
+        bad = non_finite_metrics(values)
         if bad:
             raise NonFiniteUpdate(
                 f"call {side.made + 1} of the {side.name}'s side gave {describe_non_finite(bad, values)}; nothing of it was "
@@ -314,8 +313,7 @@ def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpda
         stream_key(e.seed, UPDATE_STREAM),
         max_lead=e.split_lead,
         updates_per_call=e.updates_per_call,
-        donate=ring is not None or not e.learner.check_finite,
-        check_finite=e.learner.check_finite,
+        donate=ring is not None,
         pack=None if ring is None else ring.pack,
         unpack=None if ring is None else ring.unpack,
     )

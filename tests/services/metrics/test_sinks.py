@@ -128,7 +128,7 @@ def test_wandb_is_off_without_options(monkeypatch):
     assert run_command.sinks_of(parsed("--sinks", "a:b,c:d")) == ["a:b", "c:d"]
     assert not made
     run_command.sinks_of(parsed("--wandb", "--wandb.project", "p", "--wandb.group", "g", "--wandb.mode", "offline"))
-    assert made == [{"project": "p", "entity": None, "group": "g", "name": None, "mode": "offline"}]
+    assert made == [{"project": "p", "entity": None, "group": "g", "mode": "offline"}]
 
 
 def test_wandb_without_its_package_is_refused_with_the_install_command(monkeypatch):
@@ -152,8 +152,8 @@ def test_a_resume_goes_on_with_weights_and_biases_under_the_same_name(tmp_path, 
     (folder / "wandb").mkdir()
     write_json(folder / "wandb" / "options.json", names)
     run_command.sinks_of(parsed(*again))
-    run_command.sinks_of(parsed(*again, "--wandb", "--wandb.name", "other"))
-    assert made == [names, names | {"name": "other"}]
+    run_command.sinks_of(parsed(*again, "--wandb", "--wandb.group", "other"))
+    assert made == [names, names | {"group": "other"}]
 
 
 def test_rows_after_a_resume_have_later_steps_than_before():

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from jsrl.tools.report.server import Server
+from jsrl.tools.report.watch import Server
 
 
 @contextlib.contextmanager

@@ -8,12 +8,11 @@ import math
 import pytest
 
 from jsrl.services.metrics.phases import SECOND_THREADS
-from jsrl.tools.report.evidence import RunSetup, find_bottleneck
-from jsrl.tools.report.verdicts import VERDICTS
+from jsrl.tools.report.limits import VERDICTS, RunSetup, find_bottleneck
 from jsrl.workers.kinds import Kind, Shown, own_kinds
 from jsrl.workers.transform import TrajectoryTransform
 
-EIGHT = RunSetup(cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
+EIGHT = RunSetup(cores=8, actors=2, more_actors=(4, 8), more_groups=8)
 TWO = dataclasses.replace(EIGHT, cores=2)
 RECORDED = dataclasses.replace(EIGHT, recorded=True)
 SYNCHRONOUS = dataclasses.replace(EIGHT, synchronous=True)
@@ -45,7 +44,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             {"actor": 2.0, "learner": 0.4, "inference": 0.3}, actor=STEPPING, learner=STARVED, inference=IDLE_SERVER
         ),
         EIGHT,
-        ("Environments", "71%", "waits 55%", "2.7 of 8 cores are used: raise --num-actors to 4."),
+        ("Environments", "71%", "waits 55%", "2.7 of 8 cores are used. Raise --num-actors to 4."),
     ),
     (
         "environments",
@@ -64,7 +63,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             {"actor": 1.4, "learner": 0.4, "inference": 0.1}, actor=STEPPING, learner=STARVED, inference=IDLE_SERVER
         ),
         TWO,
-        ("71%", "both cores are busy, so more actors will not help here"),
+        ("71%", "both cores are busy. More actors will not help here"),
     ),
     (
         "environments",
@@ -86,13 +85,13 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             learner={"wait_batch": 0.6},
         ),
         EIGHT,
-        ("60%", "0.9 of 8 cores are used: raise --num-actors to 4."),
+        ("60%", "0.9 of 8 cores are used. Raise --num-actors to 4."),
     ),
     (
         "environments",
         measured({"actor": 2.0}, actor=STEPPING, learner=STARVED),
         dataclasses.replace(EIGHT, more_actors=()),
-        ("raise --num-envs",),
+        ("Raise --num-envs",),
     ),
     (
         "acting",
@@ -112,7 +111,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             {"actor": 0.5, "learner": 0.4, "inference": 0.9}, actor=ASKING, learner=STARVED, inference={"act": 0.9}
         ),
         EIGHT,
-        ("Inference", "the server acts 90%", "wait 70%", "--num-inference-servers 2"),
+        ("Inference", "servers act 90%", "wait 70%", "--num-inference-servers 2"),
     ),
     (
         "inference",
@@ -136,7 +135,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             {"actor": 0.6, "learner": 0.4, "inference": 0.9}, actor=ASKING, learner=STARVED, inference=IDLE_SERVER
         ),
         TWO,
-        ("both cores are busy", "inference servers 0.9, actors 0.6, the learner 0.4", "more processes will not help"),
+        ("both cores are busy", "inference servers 0.9, actors 0.6, the learner 0.4", "More processes will not help"),
     ),
     (
         "machine",
@@ -150,7 +149,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
         "crowded",
         measured({"actor": 0.1, "inference": 0.1}, others=1.7, actor=ASKING, learner=STARVED, inference=IDLE_SERVER),
         TWO,
-        ("Other programs", "1.7 of 2 cores, this run 0.2"),
+        ("Other programs", "gets 0.2 of 2 cores", "(other programs take 1.7)"),
     ),
     (
         "alternating",
@@ -207,7 +206,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
         "replay",
         measured({"actor": 1.0}, actor=STEPPING, learner=STARVED, replay={"insert": 0.2, "draw_draw": 0.9}),
         EIGHT,
-        ("draws batches for 90%", "--replay.threads"),
+        ("draws batches for 90%", "Raise --replay.threads"),
     ),
     (
         "replay",
@@ -268,7 +267,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             learner={"wait_batch": 0.14, "update": 0.8},
         ),
         EIGHT,
-        ("Environments", "85%", "waits 14%", "raise --num-actors"),
+        ("Environments", "85%", "waits 14%", "Raise --num-actors"),
     ),
     (
         "updates",
@@ -290,7 +289,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
         )
         | {"system/load": 200.0},
         dataclasses.replace(TWO, actors=256),
-        ("both cores are busy (load 200)", "actors 1.2", "Fewer --num-actors"),
+        ("both cores are busy (load 200)", "actors 1.2", "fewer --num-actors"),
     ),
     (  # a server that gets 0.08 cores of a loaded machine
         "crowded",
@@ -302,7 +301,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
         )
         | {"system/load": 60.0},
         TWO,
-        ("Other programs", "gets 0.1 of 2 cores", "the load is 60"),
+        ("Other programs", "gets 0.1 of 2 cores", "(load 60)"),
     ),
     (  # the same where the load is not known
         "crowded",
@@ -345,7 +344,7 @@ def test_non_numeric_values_are_left_out():
 def test_advice_is_bounded_by_the_learner_rate():
     metrics = measured({"actor": 2.0, "learner": 0.8}, actor=STEPPING, learner={"wait_batch": 0.3, "update": 0.7})
     facts = dataclasses.replace(EIGHT, cores=64, more_actors=(3, 4, 8, 16, 32))
-    assert "raise --num-actors to 3" in find_bottleneck(metrics, facts).text
+    assert "Raise --num-actors to 3" in find_bottleneck(metrics, facts).text
 
 
 def test_workers_of_a_user_kind_can_be_the_bottleneck():
@@ -355,5 +354,5 @@ def test_workers_of_a_user_kind_can_be_the_bottleneck():
     kind = kind._replace(shown=Shown(TrajectoryTransform.activities))
     found = find_bottleneck(metrics, EIGHT, (*own_kinds(), kind))
     assert found.kind == "stage"
-    assert "augment limit this run: they work 80% of their time" in found.text
+    assert "your own limit this run: augmenters work 80% of their time" in found.text
     assert find_bottleneck(metrics | {"augment/change_share": 0.5}, EIGHT, (*own_kinds(), kind)).kind != "stage"

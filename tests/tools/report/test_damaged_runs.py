@@ -24,10 +24,12 @@ from jsrl.services.runs.files import write_json
 from jsrl.services.runs.process import ProcessIdentity
 from jsrl.services.runs.runs import RunFolder, load_runs, read_metrics
 from jsrl.services.runs.state import ControllerStatus, read_result, write_status
-from jsrl.tools.report import html, text
+from jsrl.tools.report import text
 from jsrl.tools.report.comparison_page import comparison_page
-from jsrl.tools.report.live import UNREADABLE, Live
+from jsrl.tools.report.page import UNREADABLE
+from jsrl.tools.report.report import body
 from jsrl.tools.report.run_report import make_report
+from jsrl.tools.report.watch import Server
 from tests.services.runs.test_broken_files import fifo, promptly
 
 EXPERIMENT = Experiment(PPOConfig(), EnvConfig("CartPole-v1"), placement="inline", num_actors=2)
@@ -78,7 +80,7 @@ def readers(run: Path) -> dict[str, Callable[[], Any]]:
     return {
         "status": lambda: status.text(folder),
         "json": lambda: status.as_json(status.facts_of(run)),
-        "report": lambda: (text.document(make_report(folder)), html.page(make_report(folder))),
+        "report": lambda: (text.document(make_report(folder)), body(make_report(folder))),
         "comparison": lambda: comparison_page(load_runs([run, run.with_name("good")])),
         "graph": lambda: stored_graph(folder),
         "experiment": lambda: experiment_of(folder),
@@ -89,7 +91,8 @@ def readers(run: Path) -> dict[str, Callable[[], Any]]:
 def assert_survived(run: Path, what: str) -> None:
     """The lists show the other run; the readers of this one succeed, or raise an error with a sentence."""
     assert "ppo/good" in status.table(status.below(run.parents[1])), what
-    assert "ppo/good" in Live(run.parents[1]).index(), what
+    with Server(run.parents[1]) as server:
+        assert "ppo/good" in server.index(), what
     for name, read in readers(run).items():
         try:
             read()
@@ -152,7 +155,8 @@ def test_a_list_shows_which_run_is_damaged(damaged: Path) -> None:
     (damaged / "experiment.json").write_text('{"fields": {"total_env_steps": "x"}}')
     rows = status.table(status.below(damaged.parents[1])).splitlines()
     assert any("ppo/damaged" in row and "cannot be read" in row for row in rows)
-    index = Live(damaged.parents[1]).index()
+    with Server(damaged.parents[1]) as server:
+        index = server.index()
     assert UNREADABLE in index and "$.total_env_steps" in index
 
 

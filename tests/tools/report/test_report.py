@@ -31,8 +31,7 @@ from jsrl.tools.report import run_report
 from jsrl.tools.report.charts import Series, chart, ticks
 from jsrl.tools.report.comparison import compare_runs
 from jsrl.tools.report.curves import algorithm, machine, own_workers, shares_of_time
-from jsrl.tools.report.html import body, draw_run, standings_page
-from jsrl.tools.report.report import leave_report, write_report
+from jsrl.tools.report.report import body, draw_run, leave_report, standings_page, write_report
 from jsrl.tools.report.run_report import make_report, steady
 from jsrl.tools.report.text import document, standings_lines
 from jsrl.workers.kinds import Kind, Shown, own_kinds

@@ -12,15 +12,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jsrl.experiment import Experiment
 from jsrl.references.reference import to_json
 from jsrl.services.runs.runs import RunFolder
-from jsrl.tools.report import live as live_module
-from jsrl.tools.report.live import Live
-from jsrl.tools.report.server import Server
+from jsrl.tools.report import watch as watch_module
+from jsrl.tools.report.watch import Server
 from tests.tools.report.served_pages import serving
 
 LINE = {"updates": 1, "wall_s": 1.0, "actor/env_steps_per_s": 50.0, "evaluator/return_mean": 12.5, "learner/loss": 1.0}
@@ -29,7 +29,7 @@ LINE = {"updates": 1, "wall_s": 1.0, "actor/env_steps_per_s": 50.0, "evaluator/r
 @pytest.fixture(autouse=True)
 def on_any_machine(monkeypatch: pytest.MonkeyPatch):
     """A page counts as slow only where a test says so, however busy this machine is."""
-    monkeypatch.setattr(live_module, "LONG_S", 1e9)
+    monkeypatch.setattr(watch_module, "LONG_S", 1e9)
 
 
 def write(folder: RunFolder, count: int) -> None:
@@ -49,6 +49,8 @@ def runs_dir(tmp_path: Path) -> Path:
     (runs_dir / "ppo" / "whole" / "keys").mkdir()
     (runs_dir / "ppo" / "whole" / "keys" / "secret").write_text("SECRET")
     RunFolder.create(tmp_path, "outside", "one", config={"fields": {}})
+    (runs_dir / "ppo" / "whole" / "videos").mkdir()
+    (runs_dir / "ppo" / "whole" / "videos" / "away.mp4").symlink_to(tmp_path / "outside" / "one" / "experiment.json")
     (runs_dir / "ppo" / "link").symlink_to(tmp_path / "outside" / "one")
     return runs_dir
 
@@ -95,6 +97,7 @@ def test_only_the_page_and_files_of_a_run_are_served(server: Server):
         "/run//etc/passwd",
         "/etc/passwd",
         "/run/ppo/whole/jobs",
+        "/run/ppo/whole/videos/away.mp4",
     ]
     assert [http_get(server, path)[0].status for path in refused] == [404] * len(refused)
     assert [http_get(server, "/", method)[0].status for method in ("POST", "PUT", "DELETE")] == [501] * 3
@@ -129,48 +132,51 @@ def test_parts_of_files_are_served_so_that_browsers_can_seek_in_videos(server: S
     ("host", "status"), [("localhost:9000", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403), ("[::1", 403)]
 )
 def test_other_host_names_are_refused(server: Server, host: str, status: int):
-    assert http_get(server, "/content", Host=host)[0].status == status
+    assert http_get(server, "/", Host=host)[0].status == status
 
 
-def test_unchanged_content_is_not_sent_again(server: Server, runs_dir: Path):
-    tag = http_get(server, "/run/ppo/whole/content")[0].headers["ETag"]
-    assert http_get(server, "/run/ppo/whole/content", **{"If-None-Match": tag})[0].status == 304
+def test_unchanged_pages_are_not_made_again(server: Server, runs_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    made, make = list[str](), watch_module.make_report
+    monkeypatch.setattr(watch_module, "make_report", lambda folder: made.append(folder.name) or make(folder))
+    tag = http_get(server, "/run/ppo/whole/")[0].headers["ETag"]
+    answer, text = http_get(server, "/run/ppo/whole/", **{"If-None-Match": tag})
+    assert (answer.status, text, made) == (304, "", ["ppo/whole"])
     write(RunFolder(runs_dir / "ppo" / "whole"), 7)
-    answer, text = http_get(server, "/run/ppo/whole/content", **{"If-None-Match": tag})
-    assert answer.status == 200 and "700 env steps" in text and "<html" not in text
+    answer, text = http_get(server, "/run/ppo/whole/", **{"If-None-Match": tag})
+    assert answer.status == 200 and "700 env steps" in text and answer.headers["ETag"] != tag and len(made) == 2
 
 
-def test_unchanged_pages_are_not_rendered_again(runs_dir: Path):
-    live = Live(runs_dir)
+def test_unchanged_lines_of_the_list_are_not_read_again(
+    server: Server, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    read, row_of = list[str](), watch_module.row_of
+    monkeypatch.setattr(watch_module, "row_of", lambda run: read.append(run.name) or row_of(run))
     for _ in range(3):
-        live.index()
-        live.page("ppo/whole")
-    assert live.rendered == 4
+        server.index()
+    assert sorted(read) == ["begun", "damaged", "whole"]
     write(RunFolder(runs_dir / "ppo" / "whole"), 8)
-    live.index()
-    live.page("ppo/whole")
-    assert live.rendered == 6
-    assert live.page("ppo/none") is None
+    assert "800 / 1000 (80%)" in server.index() and read[3:] == ["whole"]
 
 
-def test_a_page_that_takes_long_is_rendered_only_a_tenth_of_the_time(runs_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    """A run of days has a long metrics.jsonl, which each page reads; the list of runs does not wait for it."""
-    now_s, make, live = 100.0, live_module.make_report, Live(runs_dir)
+def test_a_page_that_takes_long_is_made_only_a_tenth_of_the_time(
+    server: Server, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A run of days has a long metrics.jsonl, which each page reads."""
+    now_s, make = 100.0, watch_module.make_report
 
     def slow(folder: RunFolder):
         nonlocal now_s
         now_s += 15.0
-        assert "ppo/whole" in live.index()
         return make(folder)
 
-    monkeypatch.setattr(live_module, "LONG_S", 0.5)
-    monkeypatch.setattr(live_module.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(live_module, "make_report", slow)
-    for pause_s, env_steps in ((0.0, 500), (2.0, 500), (134.0, 700)):
+    monkeypatch.setattr(watch_module, "LONG_S", 0.5)
+    monkeypatch.setattr(watch_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(watch_module, "make_report", slow)
+    tag = http_get(server, "/run/ppo/whole/")[0].headers["ETag"]
+    write(RunFolder(runs_dir / "ppo" / "whole"), 7)
+    for pause_s, status in ((2.0, 304), (134.0, 200)):
         now_s += pause_s
-        page = live.page("ppo/whole")
-        assert page is not None and f"{env_steps} env steps" in page.content
-        write(RunFolder(runs_dir / "ppo" / "whole"), 7)
+        assert http_get(server, "/run/ppo/whole/", **{"If-None-Match": tag})[0].status == status
 
 
 def test_the_command_serves_until_ctrl_c(runs_dir: Path):
@@ -181,7 +187,7 @@ def test_the_command_serves_until_ctrl_c(runs_dir: Path):
     try:
         port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", watch.stdout.readline()).group(1))
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        connection.request("GET", "/content")
+        connection.request("GET", "/")
         assert b"ppo/whole" in connection.getresponse().read()
         connection.close()
         watch.send_signal(signal.SIGINT)

@@ -33,7 +33,6 @@ def random_surface(seed: int, cores: int) -> Surface:
     steep_actors, steep_ring = rng.uniform(0.05, 0.5), rng.uniform(0.02, 0.3)
     detail = {
         "num-inference-servers": {1: 0.0, 2: rng.normal(-0.1, 0.1)},
-        "inference.max-wait-s": {0.0: 0.0, 0.0003: rng.normal(-0.02, 0.05), 0.001: rng.normal(-0.1, 0.1)},
         "actor.blocks-per-group": {1: rng.normal(-0.1, 0.1), 2: 0.0, 4: rng.normal(0, 0.03)},
     }
     threads: dict[int | None, float] = {None: 0.0}

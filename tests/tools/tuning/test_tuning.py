@@ -75,7 +75,7 @@ PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, placement="served"
             placement="inline",
             num_actors=2,
         ),
-        dataclasses.replace(PPO, inference=InferenceConfig(max_rows=5, max_wait_s=0.007)),
+        dataclasses.replace(PPO, inference=InferenceConfig(max_rows=5)),
     ],
 )
 @pytest.mark.parametrize("cores", [slow(1), 2, nightly(16)])
@@ -166,9 +166,9 @@ def test_user_knob_can_be_added():
 
 def test_settings_as_text_and_as_options():
     setting = {"placement": "served", "num-actors": 2, "ring": 2, "num-inference-servers": 1}
-    setting |= {"inference.max-rows": 1024, "inference.max-wait-s": 0.001, "learner.threads": None}
+    setting |= {"inference.max-rows": 1024, "learner.threads": 2}
     big = dataclasses.replace(PPO, num_envs=64)
-    assert describe(big, setting) == "served, 2 actors x 32 slots, ring 2, inference.max-wait-s 0.001"
+    assert describe(big, setting) == "served, 2 actors x 32 slots, ring 2, learner.threads 2"
     assert options_for(big, setting)["num-groups"] == 4
     assert describe(big, {"placement": "serial"}) == "serial, 64 slots"
 
@@ -562,7 +562,7 @@ def test_profile_that_does_not_match_is_not_used(kept, tmp_path, monkeypatch):
         dataclasses.replace(PPO, agent=PPOConfig(value_clip=0.2)),
         dataclasses.replace(PPO, env=EnvConfig("CartPole-v1", max_episode_steps=9)),
         dataclasses.replace(PPO, max_policy_lag=1),
-        dataclasses.replace(PPO, learner=LearnerConfig(check_finite=False)),
+        dataclasses.replace(PPO, learner=LearnerConfig(reuse=2), max_policy_lag=1),
         dataclasses.replace(PPO, deterministic=True),
         dataclasses.replace(PPO, placement="serial"),
     ):
