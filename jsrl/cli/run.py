@@ -164,7 +164,7 @@ def together(args: list[str], hooks: Sequence[Any]) -> int:
         name = take_name(words)
         asked = cli.parse(words, default_of(name, words, None if name else resumed(words))[0])
         check_needs(asked)
-        runs.append({"given": fastest(asked), "sinks": sinks_of(asked.run), **run_options(asked.run, hooks)})
+        runs.append({"given": tuned_if_asked(asked), "sinks": sinks_of(asked.run), **run_options(asked.run, hooks)})
     errors = [outcome for outcome in run_together(runs) if isinstance(outcome, BaseException)]
     for error in errors:
         sys.stderr.write(users_traceback(error))
@@ -189,7 +189,7 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     if asked.followed and options.display != "quiet":
         print(asked.followed)
     sinks = sinks_of(options)
-    tuned = fastest(asked)
+    tuned = tuned_if_asked(asked)
     if options.plan:
         return show_plan(tuned, options)
     with launcher_of(options, tuned) as launcher:
@@ -216,12 +216,12 @@ def settled_args(asked: cli.CommandLine) -> list[str]:
     """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs."""
     from jsrl.graph.plan import decided, make_plan
 
-    experiment = fastest(asked)
+    experiment = tuned_if_asked(asked)
     found = decided(experiment)[0]
     if in_one_program(asked, found):
         experiment = found = dataclasses.replace(experiment, placement=TOGETHER)
     make_plan(found, "(not run)", SHM / "jsrl", edit=asked.run.graph)
-    return [*cli.spelled(experiment, asked.experiment), "--profile", "none"]
+    return cli.spelled(experiment, asked.experiment)
 
 
 def in_one_program(asked: cli.CommandLine, experiment: Experiment) -> bool:
@@ -297,33 +297,19 @@ def sinks_of(options: RunOptions) -> list[Any]:
     return [WandbSink(**names), *options.sinks]
 
 
-def fastest(asked: cli.CommandLine) -> Experiment:
-    """Return the experiment with the settings of its profile, tuned now if the options say so; prints a line about it."""
+def tuned_if_asked(asked: cli.CommandLine) -> Experiment:
+    """Return the experiment, with this machine's fastest settings if the options say so."""
     options, experiment = asked.run, asked.experiment
-    if options.profile == "none" and not options.tune:
+    if not options.tune:
         return experiment
-    from jsrl.tools.tuning.profiles import AUTO, OFF, use_profile
+    if options.graph is not None:
+        raise ConfigError(
+            "--tune measures the experiment's own dataflow, not a changed one; leave --graph or --tune out."
+        )
+    if options.resume is not None:
+        raise ConfigError(
+            "--tune finds settings for a new run, and --resume continues with a run's own; give one of them."
+        )
+    from jsrl.tools.tuning.tune import tune
 
-    if options.tune:
-        from jsrl.tools.tuning.tune import tune
-
-        if "profile" in asked.given:
-            raise ConfigError(
-                "--tune finds settings, and --profile chooses those that were found before; give one of them."
-            )
-        if options.graph is not None:
-            raise ConfigError(
-                "--tune measures the experiment's own dataflow, not a changed one; leave --graph or --tune out."
-            )
-
-        if options.resume is not None:
-            raise ConfigError(
-                "--tune finds settings for a new run, and --resume continues with a run's own; give one of them."
-            )
-        return tune(experiment, given=asked.given, minutes=options.tune_minutes).experiment
-    own = options.resume is None and options.graph is None  # a profile is for the experiment's own dataflow
-    which = options.profile if own or options.profile != AUTO else OFF
-    tuned, line = use_profile(experiment, which, given=asked.given)
-    if line and options.display != "quiet":
-        print(line)
-    return tuned
+    return tune(experiment, given=asked.given, minutes=options.tune_minutes).experiment

@@ -28,32 +28,13 @@ class InjectedFault:
 
 
 @dataclass
-class Flood:
-    """The unauthorised messages that were sent.
-
-    Attributes:
-      sent: socket -> messages. per_s: trajectories produced per second during the flood, before any other fault.
-      replaced: workers that died during it. failed: why messages were not sent completely; empty: they were.
-    """
-
-    sent: dict[str, int] = field(default_factory=dict)
-    per_s: float = 0.0
-    replaced: list[str] = field(default_factory=list)
-    failed: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.sent) and not self.replaced and not self.failed
-
-
-@dataclass
 class ScoreCard:
     """The result of a storm over a run.
 
     Attributes:
       calm_per_s, storm_per_s: trajectories produced per second before and during the storm. result: the run's own.
       left: processes that remained after the run. ended: why it ended before the storm did; empty: it did not.
-      flood: of unauthorised messages; None: none. scores: evaluations before and since the storm began.
+      scores: evaluations before and since the storm began.
       games: of the director before the storm and at the end; None: the run has no director.
     """
 
@@ -63,7 +44,6 @@ class ScoreCard:
     result: dict[str, Any] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     ended: str = ""
-    flood: Flood | None = None
     scores: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     games: tuple[Games, Games] | None = None
 
@@ -71,7 +51,7 @@ class ScoreCard:
     def passed(self) -> bool:
         """Return whether the run recovered from every fault, nothing else was harmed, and nothing remained."""
         recovered = all(fault.recovered_s is not None and not fault.others for fault in self.faults)
-        unharmed = (self.flood is None or self.flood.passed) and self.learns and not self.game_faults
+        unharmed = self.learns and not self.game_faults
         return bool(self.faults) and recovered and unharmed and self.accounted and not self.left and not self.ended
 
     @property
@@ -100,7 +80,7 @@ class ScoreCard:
         return faults
 
     def text(self) -> str:
-        lines = [f"score card: {'passed' if self.passed else 'FAILED'}", *self._fault_lines(), *self._flood_lines()]
+        lines = [f"score card: {'passed' if self.passed else 'FAILED'}", *self._fault_lines()]
         share = self.storm_per_s / self.calm_per_s if self.calm_per_s else 0.0
         lines.append(
             f"  throughput: {self.calm_per_s:.1f} trajectories/s before, {self.storm_per_s:.1f} during the storm ({share:.0%})"
@@ -136,17 +116,6 @@ class ScoreCard:
         finished, discarded = end.finished - before.finished, end.discarded - before.discarded
         lines = [f"  games: {end}", f"    since the storm began: {finished:,} finished, {discarded:,} discarded"]
         return lines + [f"    WRONG: {fault}" for fault in self.game_faults]
-
-    def _flood_lines(self) -> list[str]:
-        if self.flood is None:
-            return []
-        flood = self.flood
-        share = flood.per_s / self.calm_per_s if self.calm_per_s else 0.0
-        where = ", ".join(f"{name} {number:,}" for name, number in sorted(flood.sent.items()))
-        harm = f"; replaced: {', '.join(flood.replaced)}" if flood.replaced else "; no worker was replaced"
-        lines = [f"  unauthorised: {sum(flood.sent.values()):,} messages ({where or 'none'}){harm}"]
-        lines.append(f"    alone: {flood.per_s:.1f} trajectories/s ({share:.0%})")
-        return [*lines, f"    failed: {flood.failed}"] if flood.failed else lines
 
     def _learning_lines(self) -> list[str]:
         before, since = self.scores

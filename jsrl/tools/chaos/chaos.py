@@ -1,34 +1,31 @@
-"""A storm over a run: its sockets are flooded, its workers killed and stopped; a score card shows how it recovers."""
+"""A storm over a run: its workers are killed and stopped; a score card shows how it recovers."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import random
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.errors import ConfigError
 from jsrl.fields import NonNegativeFinite, PositiveFinite, PositiveInt, UnitFloat, option, suggesting
 from jsrl.graph.graph_file import graph_of
-from jsrl.linux import memory_folder
-from jsrl.tools.chaos.card import Flood, InjectedFault, ScoreCard
+from jsrl.tools.chaos.card import InjectedFault, ScoreCard
 from jsrl.tools.chaos.outside import ObservedRun, ObservedWorker
 from jsrl.transport.ledger.legs import SAMPLES, read_legs
 from jsrl.workers.director.audit import Games, read_games
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import Kind, own_kinds
 
-__all__ = ["ChaosRun", "ChaosSettings", "Flood", "InjectedFault", "ScoreCard", "run_command"]
+__all__ = ["ChaosRun", "ChaosSettings", "InjectedFault", "ScoreCard", "run_command"]
 
-MEAN_REST_S, STEP_S, STRANGER_READY_S, STRANGER_LEAVES_S = 0.5, 0.1, 60.0, 10.0
+MEAN_REST_S, STEP_S = 0.5, 0.1
 METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
 FLOWING = 3  # trajectories of each sample stream that arrive after a replacement before the run counts as recovered
 
@@ -41,8 +38,6 @@ class ChaosSettings:
     # fmt: off
     storm_s: PositiveFinite = option(60.0, "Seconds during which faults are injected.")
     calm_s: NonNegativeFinite = option(10.0, "Seconds without faults before that, to measure the undisturbed throughput.")
-    flood_s: NonNegativeFinite = option(10.0, "Seconds between calm and storm with unauthorised messages and no other "
-        "fault; the messages continue during the storm.")
     every_s: PositiveFinite = option(5.0, "Mean seconds between a recovery and the next fault.")
     kinds: tuple[str, ...] | None = option(None, "Kinds of workers to hit, such as actor,learner; none: all whose kind "
         "allows it. Each of these workers is hit once, in random order, before one is hit again.")
@@ -60,9 +55,6 @@ class ChaosRun:
 
     Args:
       command: starts the run. runs_dir, run_name: where its folder will be.
-      stranger: command of a process that sends garbage to the sockets of the folder given as its first argument, until
-        SIGTERM; it prints a line before the first message, and what it sent (`{"sent": {socket: messages}}`) at the end. None:
-        no messages.
     """
 
     def __init__(
@@ -71,10 +63,8 @@ class ChaosRun:
         runs_dir: Path,
         run_name: str,
         settings: ChaosSettings,
-        stranger: list[str] | None = None,
     ) -> None:
         self._settings, self._runs_dir, self._run_name = settings, runs_dir, run_name
-        self._intruder = stranger
         self._rng = random.Random(settings.storm_seed)
         self.card = ScoreCard()
         self._popen = subprocess.Popen(command)
@@ -82,7 +72,7 @@ class ChaosRun:
         self._calm_lines, self._calm_games = 0, None  # type: int, Games | None
 
     def run(self) -> ScoreCard:
-        """Wait for calm, flood, storm, stop the run cleanly; return the score card."""
+        """Wait for calm and storm, stop the run cleanly; return the score card."""
         try:
             if self._await_start():
                 self._measure()
@@ -107,15 +97,7 @@ class ChaosRun:
     def _measure(self) -> None:
         self.card.calm_per_s = self._rate_of_rest(self._settings.calm_s)
         self._calm_lines, self._calm_games = self._lines(), self._games()
-        if self._intruder is not None:
-            self.card.flood = Flood()
-            with self._intruders("--jobs", str(self._folder() / "jobs")):
-                before = self._seen.workers()
-                self.card.flood.per_s = self._rate_of_rest(self._settings.flood_s)
-                now = self._seen.workers()
-            self.card.flood.replaced = sorted(name for name, worker in before.items() if now.get(name) != worker)
-        with self._intruders():
-            self._storm()
+        self._storm()
         if self._popen.poll() is not None:
             self.card.ended = f"exit status {self._popen.poll()}"
 
@@ -133,42 +115,6 @@ class ChaosRun:
         begun_s, before = time.monotonic(), self._produced()
         self._pause(duration_s)
         return (self._produced() - before) / (time.monotonic() - begun_s)
-
-    @contextlib.contextmanager
-    def _intruders(self, *arguments: str) -> Iterator[None]:
-        """Send unauthorised messages during the block, if a sender was given, and count them."""
-        flood = self.card.flood
-        if self._intruder is None or flood is None:
-            yield
-            return
-        folders = [*memory_folder().glob(f"{self._popen.pid}-*")]
-        if not folders:
-            flood.failed = "the run's folder of sockets was not found"
-            yield
-            return
-        args = [*self._intruder, str(folders[0]), *arguments, "--seed", str(self._rng.randrange(1 << 30))]
-        popen = subprocess.Popen(args, stdout=subprocess.PIPE, text=True)
-        assert popen.stdout is not None
-        try:
-            select.select([popen.stdout], [], [], STRANGER_READY_S)
-            yield
-        finally:
-            popen.terminate()
-            self._count_messages(popen, flood)
-
-    def _count_messages(self, popen: subprocess.Popen[str], flood: Flood) -> None:
-        try:
-            printed = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
-            if popen.returncode == -signal.SIGTERM and not printed:
-                return  # it was not even ready for the signal
-            reply = json.loads(printed.splitlines()[-1])["sent"]
-            flood.sent = {name: flood.sent.get(name, 0) + reply.get(name, 0) for name in {**flood.sent, **reply}}
-        except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError) as error:
-            popen.kill()
-            popen.wait()
-            flood.failed = (
-                f"the sender of unauthorised messages ended with status {popen.returncode} ({type(error).__name__})"
-            )
 
     def _pause(self, duration_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):

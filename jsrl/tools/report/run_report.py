@@ -25,6 +25,7 @@ from jsrl.references.importing import import_target
 from jsrl.references.reference import from_json
 from jsrl.services.metrics.phases import by_phase
 from jsrl.services.runs.curves import policies_in
+from jsrl.services.runs.logs import messages_in
 from jsrl.services.runs.runs import Run, RunFolder
 from jsrl.services.runs.standings import StandingsTable, read_standings
 from jsrl.services.runs.state import read_result, read_state
@@ -480,20 +481,11 @@ def flat_options(value: Any, name: str = "") -> dict[str, Any]:
     return {name: value if isinstance(value, str | int | float | None) else json.dumps(value)}
 
 
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
-
-
 def _warnings(log: Path) -> list[str]:
-    """Return the displayed warnings and errors; a message may have several lines."""
+    """Return the displayed warnings and errors."""
     try:
         lines = read_plain(log).decode(errors="replace").splitlines()
     except (OSError, ValueError):
         return []
-    messages: list[str] = []
-    for line in lines:
-        if _STAMP.match(line):
-            messages.append(line[20:])
-        elif messages:
-            messages[-1] += f"\n{line}"
-    found = dict.fromkeys(message for message in messages if message.startswith(("warning: ", "error: ")))
-    return list(found)[:MOST_WARNINGS]
+    found = (message for message in messages_in(lines) if message.startswith(("warning: ", "error: ")))
+    return list(dict.fromkeys(found))[:MOST_WARNINGS]

@@ -415,15 +415,17 @@ def test_compare_lists_differences(tmp_path):
         (tmp_path / "ppo" / name / "result.json").write_text(
             json.dumps({"ended": "total_env_steps", "final": {"return_mean": final}})
         )
-    text = compare_runs(*load_runs(["a", "b"], str(tmp_path)))
+    text = compare_runs(load_runs(["a", "b"], str(tmp_path)))
     assert "net.hidden" not in text
     rows = [line.split() for line in text.splitlines()]
     assert ["lr", "0.0003", "0.001"] in rows
     assert ["net.act", "tanh", "-"] in rows
     assert ["clip", "-", "0.2"] in rows
-    assert ["evaluator/return_mean", "300", "25", "-275"] in rows
-    assert ["final", "evaluation", "290", "27", "-263"] in rows
-    same = compare_runs(*load_runs(["a"], str(tmp_path)) * 2)
+    assert [(row[0], row[-1]) for row in rows if row[:1] in (["ppo/a"], ["ppo/b"])] == [
+        ("ppo/a", "300"),
+        ("ppo/b", "25"),
+    ]
+    same = compare_runs(load_runs(["a"], str(tmp_path)) * 2)
     assert "All runs have the same settings" in same
 
 
