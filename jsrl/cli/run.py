@@ -233,7 +233,7 @@ def in_one_program(asked: cli.CommandLine, experiment: Experiment) -> bool:
 def show_plan(experiment: Experiment, options: RunOptions) -> int:
     """Print the plan of a run; draw it or assign it to hosts if the options say so."""
     from jsrl.cli.plan_text import describe
-    from jsrl.cluster.hosts_file import read_hosts
+    from jsrl.cluster.facts import read_hosts
     from jsrl.cluster.launcher import placed
     from jsrl.cluster.layout import Layout, lay_out, layout_text
     from jsrl.control.start_points import find_start_points

@@ -65,7 +65,10 @@ def work(
             job = from_json(json.loads(job_path.read_text()))
         kind = find_kind(job.kind)
         control.step_s, control.stuck_s = job.experiment.actor.step_deadline_s, job.experiment.deadlines.stuck_s
-        control.slowness = slowness(kind, job.run.workers, job.experiment.deadlines.silence_s)
+        control.speech, control.slowness = (
+            kind.speech,
+            slowness(kind, job.run.workers, job.experiment.deadlines.silence_s),
+        )
         if job.place.away:
             control.lease = HostLease(Path(job.folder))
         if kind.lifecycle.saves and not job.place.away:  # else nobody would get the snapshot
