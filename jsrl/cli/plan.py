@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jsrl.cli.main import user_path
-from jsrl.cluster.hosts_file import read_hosts
+from jsrl.cluster.facts import read_hosts
 from jsrl.cluster.launcher import placed
 from jsrl.cluster.layout import Layout, lay_out, layout_text
 from jsrl.control.start_points import find_start_points

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from jsrl.cluster.archive import archive, modules_named
 from jsrl.cluster.engines.engine import AgentStarter, Engine
-from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.facts import HostFacts, code_digest, versions
 from jsrl.cluster.handle import HostHandle
-from jsrl.cluster.hosts_file import code_digest, versions
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.layout import evened_out, lay_out, layout_text
 from jsrl.cluster.members import AgentEnded, GiveKeys, JoinedHost, Members, Place, RemoteWorker, Tell

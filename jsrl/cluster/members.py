@@ -330,7 +330,6 @@ class Members:
 
     Attributes:
       hosts: the current members, in the order in which they joined. drops: of messages, by their keys.
-      num_late: messages about memberships that were over.
     """
 
     def __init__(
@@ -344,7 +343,6 @@ class Members:
         self._own, self._versions, self._code, self._lease_s, self._lost_s = own, versions, code, lease_s, lost_s
         self.hosts: list[JoinedHost] = []
         self.drops: dict[str, Drops] = {}
-        self.num_late = 0
         self._keys: dict[str, bool] = {}  # admitted key of a host -> whether it has joined
         self._refused = 0  # joins
         self._membership = 0
@@ -499,8 +497,7 @@ class Members:
             return
         host = next((host for host in self.hosts if host.key == key), None)
         if host is None or message.membership != host.membership:
-            self.num_late += 1  # of an earlier membership: its workers are already replaced
-            return
+            return  # of an earlier membership: its workers are already replaced
         host.heard_s, host.closed_s, host.has_answered = self._now_s, None, True
         self._hear(host, message)
 
@@ -555,7 +552,7 @@ class Members:
             is_repeated = isinstance(message, Stage | Crash | Bye) and remote is not None and remote.exit is not None
             if remote is None or is_repeated:  # over a new connection; its text would be paid twice
                 continue
-            if why := objection(message, remote.speech, remote.budget, self._now_s):
+            if why := objection(message, remote.speech) or remote.budget.objection(message, self._now_s):
                 self._drop(host.key, f"{message.worker}, {type(message).__name__.lower()}: {why}")
             else:
                 relayed.append(message)
@@ -633,8 +630,7 @@ class Members:
     def _tell_host(self, message: ForHost) -> None:
         host = next((host for host in self.hosts if host.membership == message.membership), None)
         if host is None:
-            self.num_late += 1  # it was lost meanwhile, with its workers
-            return
+            return  # it was lost meanwhile, with its workers
         match message:
             case Place():
                 self._place(host, message)

@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from jsrl.cluster.hosts_file import code_digest, versions
+from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.join_key import own_keys, read_key
 from jsrl.cluster.messages import (
     Admitted,

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
+from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.handle import HostHandle
-from jsrl.cluster.hosts_file import code_digest, versions
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.kept_files import PART_BYTES
 from jsrl.cluster.members import AgentEnded, Members, Received, Start, Tell
