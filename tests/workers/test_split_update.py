@@ -9,7 +9,7 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.sac import SACConfig
-from jsrl.cli.plan_text import describe
+from jsrl.cli.plan import describe
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig, ReplayConfig
