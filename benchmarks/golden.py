@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "resumed": ("ppo_cartpole", "--stop-at-return", "none", "--snapshots.exact", "true"),  # half, then the rest
 }
 POLICIES = {"two_policies": ("main", "hunter")}
-QUIETLY = ("--no-evaluator.enabled", "--profile", "none", "--display", "quiet")
+QUIETLY = ("--no-evaluator.enabled", "--display", "quiet")
 # The public surface alone, as it must work in both commits.
 READ = """
 import sys, jsrl
@@ -100,7 +100,7 @@ def train(checkout: Path, name: str, seed: int, steps: int) -> str:
     first = total if name != "resumed" else ["--total-env-steps", str(steps // 2)]
     options = [*CASES[name], "--placement", "serial", "--seed", str(seed), *first]
     more = total if name == "resumed" else ()
-    return hash_of(checkout, options, more, POLICIES.get(name, ()), JAX_PLATFORMS="cpu", JSRL_PROFILES="")
+    return hash_of(checkout, options, more, POLICIES.get(name, ()), JAX_PLATFORMS="cpu")
 
 
 def compare(

@@ -35,7 +35,7 @@ def command(given: argparse.Namespace, arm: str, runs_dir: Path) -> list[str]:
     """Return the command of one block."""
     evaluating, filming = (str(on).lower() for on in ROLES[arm])
     words = [sys.executable, str(ROOT / "experiments" / "run.py"), given.experiment, "--placement", given.placement]
-    words += ["--runs-dir", str(runs_dir), "--run-name", "block", "--overwrite", "--profile", "none"]
+    words += ["--runs-dir", str(runs_dir), "--run-name", "block", "--overwrite"]
     words += ["--display", "quiet", "--stop-at-return", "none", "--total-env-steps", str(FOREVER_STEPS)]
     words += ["--max-minutes", f"{given.seconds / 60:.4f}"]
     words += ["--evaluator.enabled", evaluating, "--evaluator.final-episodes", "0"]

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COUNTING = Path(__file__).with_name("counting")
 RESULTS = Path(__file__).with_name("results") / "size.json"
 PARTS = ("rooms", "imports", "rows", "option")
-QUIETLY = ("--display", "quiet", "--profile", "none")
+QUIETLY = ("--display", "quiet")
 PLAIN = ("ppo_cartpole", "--placement", "serial", "--total-env-steps", "8192", "--stop-at-return", "none")
 INLINE = ("ppo_cartpole", "--placement", "inline", "--total-env-steps", "8192", "--stop-at-return", "none")
 # Many short updates, so that what happens by the clock (heartbeats, reports) is rarer than an update.
@@ -141,7 +141,6 @@ def counted(checkout: Path, what: str, options: tuple[str, ...], into: Path) -> 
     words = [sys.executable, str(checkout / "experiments" / "run.py"), *options, *QUIETLY]
     variables = {"JSRL_COUNT": what, "JSRL_COUNT_INTO": str(into), "JSRL_COUNT_OF": str(checkout)}
     environment = {**os.environ, **variables, "PYTHONPATH": f"{COUNTING}:{checkout}", "JAX_PLATFORMS": "cpu"}
-    environment["JSRL_PROFILES"] = ""
     process = subprocess.Popen(
         [*words, "--runs-dir", str(into / "runs"), "--run-name", "run"],
         env=environment, cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,

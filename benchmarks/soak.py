@@ -50,7 +50,7 @@ class Soak:
         self._given, self._runs_dir = given, runs_dir
         self._output = runs_dir / "output.txt"
         words = [sys.executable, str(ROOT / "experiments" / "run.py"), given.experiment, "--runs-dir", str(runs_dir)]
-        words += ["--run-name", RUN_NAME, "--placement", given.placement, "--display", "quiet", "--profile", "none"]
+        words += ["--run-name", RUN_NAME, "--placement", given.placement, "--display", "quiet"]
         words += ["--total-env-steps", str(ENDLESS), "--stop-at-return", "none", "--evaluator.final-episodes", "0"]
         environment = {**os.environ, "JAX_LOG_COMPILES": "1"}
         with self._output.open("wb") as output:

@@ -6,7 +6,7 @@ The sockets are found from the run's files: Unix sockets in its folder of shared
 of names. Each round opens a new connection and sends messages broken by benchmarks/fuzz.py, random bytes without a protocol,
 and, with --jobs, repeated valid hellos of the run's living workers. It prints `ready` before
 the first one, and on SIGTERM the number of messages as JSON.
-`jsrl dev chaos` starts it; it gets no information beyond these folders.
+It gets no information beyond these folders.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ slower the tuned settings are than the best of the grid in these rounds; agreeme
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 from benchmarks.srl.blocks import Arm, Record, alternate, paired_ratio, ratio_text
@@ -19,72 +18,62 @@ from benchmarks.srl.system import whole_run
 from jsrl.cli.command_line import CommandLine, parse
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
-from jsrl.tools.tuning.space import (
-    Setting,
-    Space,
-    describe,
-    key_of,
-    make_knobs,
-    make_space,
-    with_setting,
-)
-from jsrl.tools.tuning.tune import this_machine, tune
+from jsrl.graph.machine import this_machine
+from jsrl.tools.tuning.tune import Setting, applied, options_for, setting_of, tune
 
 
-def grid_of(space: Space, cores: int, rings: tuple[int, ...]) -> list[Setting]:
-    """Return the grid: every placement with up to `cores` actors and these rings."""
-    every = [setting for own in space.grid.values() for setting in own]
-    return [s for s in every if s.get("num-actors", 1) <= cores and s.get("ring", 1) in rings]
+def grid_of(experiment: Experiment, rings: tuple[int, ...]) -> list[Setting]:
+    """Return the grid: every placement with actors in powers of 2 up to the number of cores, and these rings."""
+    cores = this_machine().cores
+    actors = [2**power for power in range(12) if 2**power <= cores]
+    default = setting_of(experiment)
+    grid = [Setting("serial")]
+    grid += [
+        Setting(name, n, r) for name in ("inline", "served") for n in actors for r in rings if n * r <= experiment.envs
+    ]
+    return list(dict.fromkeys([default, *grid]))
 
 
-def arms_of(experiment: Experiment, settings: list[Setting], seconds: float) -> list[Arm]:
-    """Return an arm per setting, named by its text."""
-    return [whole_run(describe(experiment, s), with_setting(experiment, s), seconds) for s in settings]
+def arms_of(experiment: Experiment, names: dict[str, Setting], seconds: float) -> list[Arm]:
+    """Return an arm per setting."""
+    return [whole_run(name, applied(experiment, options_for(experiment, s)), seconds) for name, s in names.items()]
 
 
-def unique(settings: list[Setting]) -> list[Setting]:
-    """Return settings without repetitions, in order."""
-    return list({key_of(s): s for s in settings}.values())
+def name_of(setting: Setting) -> str:
+    """Return a setting as text."""
+    s = setting
+    words = "" if s.placement == "serial" else f", {s.actors} actors, ring {s.ring}, {s.servers} servers"
+    return s.placement + words + (f", {s.threads} threads" if s.threads else "")
 
 
 def measure(given: argparse.Namespace, asked: CommandLine, record: Record) -> list[str]:
     """Tune, measure the grid, compare; return the printed lines."""
     experiment = asked.experiment
-    machine = this_machine()
-    space = make_space(experiment, make_knobs(experiment, machine), asked.given)
-    grid = grid_of(space, machine.cores, tuple(map(int, given.rings.split(","))))
-    tuned = []
-    folder = Path(tempfile.mkdtemp(prefix="jsrl-tuning-"))
-    try:
-        for number in range(given.tunings):
-            print(f"tuning {number + 1} of {given.tunings}", file=sys.stderr)
-            found = tune(
-                experiment,
-                given=asked.given,
-                minutes=given.minutes,
-                trial_seconds=given.trial_seconds,
-                profiles_dir=str(folder),
-                output=folder / f"{number}.json",
-            )
-            tuned.append(found)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    grid = {name_of(s): s for s in grid_of(experiment, tuple(map(int, given.rings.split(","))))}
+    tuned, seconds = [], []
+    for number in range(given.tunings):
+        print(f"tuning {number + 1} of {given.tunings}", file=sys.stderr)
+        begun_s = time.monotonic()
+        tuned.append(tune(experiment, given=asked.given, minutes=given.minutes))
+        seconds.append(time.monotonic() - begun_s)
     print(f"grid of {len(grid)} settings", file=sys.stderr)
     alternate(record, arms_of(experiment, grid, given.seconds), given.grid_rounds)
-    names = {describe(experiment, s): s for s in grid}
-    best_of_grid = sorted(names, key=lambda name: -record.median(name))[: given.leaders]
-    finalists = unique([f.advice.setting for f in tuned] + [names[n] for n in best_of_grid] + [space.default])
+    leaders = sorted(grid, key=lambda name: -record.median(name))[: given.leaders]
+    chosen = [name_of(setting_of(found.experiment)) for found in tuned]
+    default = name_of(setting_of(experiment))
+    finalists = {name_of(s): s for s in (setting_of(found.experiment) for found in tuned)}
+    finalists |= {name: grid[name] for name in (*leaders, default)}
     final = Record("final", record.main, {})
     print(f"{len(finalists)} finalists", file=sys.stderr)
     alternate(final, arms_of(experiment, finalists, 2 * given.seconds), given.rounds)
-    return conclude(
-        record, final, [f.advice.words for f in tuned], best_of_grid, describe(experiment, space.default), tuned
-    )
+    record.summary |= {
+        "tuning_s": [round(one, 1) for one in seconds],
+        "trials": [sum(map(len, found.speeds.values())) for found in tuned],
+    }
+    return conclude(record, final, chosen, leaders, default)
 
 
-def conclude(
-    record: Record, final: Record, chosen: list[str], of_grid: list[str], default: str, tuned: list
-) -> list[str]:
+def conclude(record: Record, final: Record, chosen: list[str], of_grid: list[str], default: str) -> list[str]:
     """Put regret and agreement into the record's summary; return the printed lines."""
     best = max(of_grid, key=final.median)
     speeds = [final.median(words) for words in chosen]
@@ -92,7 +81,7 @@ def conclude(
     against_best = [paired_ratio(final, words, best) for words in chosen]
     against_default = [paired_ratio(final, words, default) for words in chosen]
     record.blocks += final.blocks
-    record.summary = {
+    record.summary |= {
         "best_of_grid": best,
         "chosen": chosen,
         "regret": [round(r, 4) for r in regrets],
@@ -100,15 +89,12 @@ def conclude(
         "agreement": round(min(speeds) / max(speeds), 4),
         "over_best_of_grid": against_best,
         "over_default": against_default,
-        "tuning_s": [found.measurements.total_s for found in tuned],
-        "trials": [len(found.measurements.trials) for found in tuned],
         "finals": {arm: final.median(arm) for arm in dict.fromkeys(b.arm for b in final.blocks)},
     }
     lines = [f"best of the grid: {best}, {final.median(best):,.0f} env steps/s"]
-    for words, regret, ratio, over, found in zip(chosen, regrets, against_best, against_default, tuned, strict=True):
+    for words, regret, ratio, over in zip(chosen, regrets, against_best, against_default, strict=True):
         lines.append(
-            f"tuned in {found.measurements.total_s:.0f} s: {words}: regret {regret:.1%}; {ratio_text(ratio)} of the best, "
-            f"{over['median']:.2f}x the default"
+            f"tuned: {words}: regret {regret:.1%}; {ratio_text(ratio)} of the best, {over['median']:.2f}x the default"
         )
     lines.append(f"the slowest tuned setting has {min(speeds) / max(speeds):.0%} of the fastest one's speed")
     return lines
@@ -120,9 +106,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("name", help="an experiment of run.py")
     made.add_argument("--tunings", type=int, default=3)
     made.add_argument("--minutes", type=float, default=3.0, help="of each tuning")
-    made.add_argument(
-        "--trial-seconds", type=float, help="measured per trial of a tuning (default: by the time there is)"
-    )
     made.add_argument(
         "--seconds", type=float, default=3.0, help="measured per setting of the grid; finals take twice as long"
     )

@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, settings
 # on a busy machine, making and checking examples takes long
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
-os.environ.setdefault("JSRL_PROFILES", "")  # profiles that a developer has tuned must not affect tests
 # The suite starts hundreds of processes: without __pycache__ each compiles jsrl's sources, a third of its start-up time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -144,7 +144,6 @@ class Meter:
 
     def found(self, layout: Layout) -> dict[str, Any]:
         """Return throughput, and the load of every resource."""
-        self._progress.settle()
         speed = self._progress.trial()
         first, last = self._marks[0], self._marks[-1]
         passed_s = last["at"] - first["at"]

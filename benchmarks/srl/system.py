@@ -12,8 +12,8 @@ from benchmarks.srl.acting import ActingSystem
 from benchmarks.srl.blocks import Arm, Figures
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.tools.tuning.profiles import applied
 from jsrl.tools.tuning.trial import Limits, measure
+from jsrl.tools.tuning.tune import applied
 
 WIDTHS = (64, 128, 256, 512, 1024, 2048)
 
@@ -25,8 +25,8 @@ def whole_run(name: str, experiment: Experiment, seconds: float) -> Arm:
         speed = measure(experiment, Limits(seconds, longest_s=6 * seconds, start_s=180.0))
         if speed.error:
             raise RuntimeError(f"{name}: {speed.error}")
-        cores = sum(value for key, value in speed.metrics.items() if key.endswith("_cpu_share"))
-        lag = speed.metrics.get("learner/policy_lag_mean", 0.0)
+        cores = sum(value for key, value in speed.means.items() if key.endswith("_cpu_share"))
+        lag = speed.means.get("learner/policy_lag_mean", 0.0)
         figures = {"env_steps_per_s": speed.env_steps_per_s, "start_s": speed.start_s, "policy_lag_mean": lag}
         return figures | ({"env_steps_per_cpu_s": speed.env_steps_per_s / cores, "cores": cores} if cores else {})
 

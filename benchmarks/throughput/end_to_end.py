@@ -35,8 +35,6 @@ ALWAYS = (
     "none",
     "--snapshots.period-s",
     "1e9",
-    "--profile",
-    "none",
     "--display",
     "quiet",
 )

@@ -17,8 +17,7 @@ from jsrl.cli.experiments import load
 from jsrl.cli.option_help import asked_of, execute, help_of
 from jsrl.fields import PositiveFinite, PositiveInt, option, suggesting
 from jsrl.tools.report.page import Table
-from jsrl.tools.tuning.space import Trial
-from jsrl.tools.tuning.trial import Limits, measure
+from jsrl.tools.tuning.trial import Limits, Trial, measure
 
 PLACEMENTS = ("serial", "inline", "served", "apart")
 TITLES = ("placement", "env steps/s", "range", "policy lag", "first update s")

@@ -1,24 +1,20 @@
-"""Kill, stop and flood a run at random: `jsrl dev chaos ppo_cartpole --storm-s 60 [options of jsrl run]`."""
+"""Kill and stop the workers of a run at random: `jsrl dev chaos ppo_cartpole --storm-s 60 [options of jsrl run]`."""
 
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.main import user_path
 from jsrl.cli.option_help import asked_of, execute, help_of
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
-from jsrl.fields import NonNegativeFinite, option, suggesting
+from jsrl.fields import suggesting
 from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.workers.kinds import own_kinds
-
-STRANGER = Path(__file__).parents[2] / "benchmarks" / "strangers.py"  # of a checkout
 
 NOT_HERE = {
     "detach",
@@ -33,10 +29,6 @@ NOT_HERE = {
 @dataclass(frozen=True)
 class ChaosCommand(ChaosSettings, RunOptions):
     """The options of `jsrl dev chaos`: those of the storm, and of `jsrl run`."""
-
-    messages_per_s: NonNegativeFinite = option(
-        0.0, "Maximum unauthorised messages per second, such as 200; needs a checkout."
-    )
 
 
 OWN = {f.name.replace("_", "-") for f in fields(ChaosCommand)} - {f.name.replace("_", "-") for f in fields(RunOptions)}
@@ -53,18 +45,9 @@ def _chaos(args: list[str]) -> int:
     name, options = checked(args)
     words, runs_dir = [name, *cli.without(args, {*OWN, "runs-dir"})], user_path(options.runs_dir)
     command = run_command(words, runs_dir, run_name, hangs=options.hangs > 0)
-    card = ChaosRun(command, runs_dir, run_name, options, sender(options.messages_per_s)).run()
+    card = ChaosRun(command, runs_dir, run_name, options).run()
     print(card.text())
     return 0 if card.passed else 1
-
-
-def sender(messages_per_s: float) -> list[str] | None:
-    """Return the command that sends unauthorised messages; None: none are sent."""
-    if messages_per_s == 0:
-        return None
-    if not STRANGER.is_file():
-        raise ConfigError("--messages-per-s needs a checkout of jsrl, whose benchmarks/strangers.py sends them.")
-    return [sys.executable, str(STRANGER), "--per-s", str(messages_per_s)]
 
 
 def checked(args: list[str]) -> tuple[str, ChaosCommand]:

@@ -38,7 +38,7 @@ CHAPTERS = {  # of the options without a part
     "how long": ("total-env-steps", "max-minutes", "stop-at-return", "seed", "seeds", "jobs"),
     "data": ("num-envs", "rollout-length", "batch-envs", "max-policy-lag", "replay", "record", "recording"),
     "where": ("placement", "num-actors", "num-groups", "num-inference-servers", "transport", "bind", "encrypt", "compress",
-              "deterministic", "restart", "graph", "profile", "tune", "tune-minutes"),
+              "deterministic", "restart", "graph", "tune", "tune-minutes"),
     "the run": ("settings", "runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan", "trace",
                 "hooks", "sinks"),
     "other hosts": ("listen", "hosts", "launcher", "num-hosts", "min-hosts", "join-key", "join-s", "keep-here", "learner-on",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +19,12 @@ import numpy as np
 
 from jsrl.cli.main import Parser, show_error
 from jsrl.errors import AgentFault, ConfigError, JsrlError, SnapshotError, own_traceback
-from jsrl.experiment import Experiment
 from jsrl.graph.graph_file import experiment_of
 from jsrl.graph.schemas import make_schemas
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.snapshots.store import SnapshotStore
-from jsrl.types import ArraySpec, Trajectory, Tree, leaves, map_trajectory, named_leaves
-from jsrl.workers.jobs import FAILED_UPDATE, Schemas
+from jsrl.types import ArraySpec, Trajectory, Tree, leaves, map_trajectory, named_leaves, unflatten
+from jsrl.workers.jobs import FAILED_UPDATE
 
 
 class Replay(NamedTuple):
@@ -67,9 +66,7 @@ def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
     if experiment.has_replay_workers:
         agent = several_updates(agent, experiment.updates_per_call)
     shapes = jax.eval_shape(agent.init, stream_key(experiment.seed, INIT_STREAM))
-    through_replay = experiment.has_replay_workers or meta.get("windows")
-    schema = windows_schema if through_replay else batch_schema
-    template = {"state": shapes, "batch": schema(experiment, schemas, int(meta["devices"]))}
+    template = {"state": shapes, "batch": saved_schema(schemas.trajectory, store.specs("latest"))}
     tree = store.load("latest", template).tree
     devices = jax.local_devices()[: int(meta["devices"])]
     batch = tree["batch"] if len(devices) == int(meta["devices"]) else on_one_device(tree["batch"])
@@ -107,32 +104,11 @@ def first_nan(update: Callable[..., Any], state: Tree, batch: Trajectory, key: A
     return ""
 
 
-def batch_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Trajectory:
-    """Return the schema of a batch in device form, [D, T+1, B/D, ...]."""
-    columns = experiment.batch_columns // devices
-
-    def rows(leaf: Any) -> np.ndarray:
-        return np.zeros((devices, leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype)
-
-    def per_column(leaf: Any) -> np.ndarray:
-        return np.zeros((devices, columns, *leaf.shape[1:]), leaf.dtype)
-
-    return map_trajectory(rows, per_column, schemas.trajectory)
-
-
-def windows_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Trajectory:
-    """Return the schema of a batch of windows in device form, [D, W+1, B/D, ...]."""
-    replay, one = experiment.buffer, schemas.trajectory
-    assert replay is not None
-    number = replay.batch_size * (experiment.updates_per_call if experiment.has_replay_workers else 1)
-    columns = number // devices
-    sampling = ArraySpec((columns,), "float32") if replay.prioritised else ()
-    version = one.version if experiment.has_replay_workers else ArraySpec(one.version.shape, "int32")  # on the device
-    return map_trajectory(
-        lambda leaf: np.zeros((devices, replay.window + 1, columns, *leaf.shape[2:]), leaf.dtype),
-        lambda leaf: np.zeros((devices, columns, *leaf.shape[1:]), leaf.dtype),
-        one._replace(sampling=sampling, version=version),
-    )
+def saved_schema(schema: Trajectory, specs: Mapping[str, ArraySpec]) -> Trajectory:
+    """Return the schema of the batch in a snapshot, which has the structure of a trajectory; specs: of its leaves, by name."""
+    found = {name.removeprefix("batch/"): spec for name, spec in specs.items() if name.startswith("batch/")}
+    schema = schema._replace(sampling=found.get("sampling", ()))
+    return unflatten(schema, [found[name] for name, _ in named_leaves(schema)])
 
 
 def on_one_device(batch: Trajectory) -> Trajectory:

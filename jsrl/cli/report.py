@@ -1,6 +1,6 @@
 """Write a run's report again, even of a killed or running one; for several runs one page that compares them.
 
-Of two runs it prints config differences, end metrics and curves.
+Of two runs it prints config differences and how each ended.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _write(runs: Sequence[Run], options: argparse.Namespace) -> str:
     check_folder(path, "--to")
     text = write_report(runs[0].folder) if len(runs) == 1 else write_comparison(runs, path)
     if len(runs) == len(options.runs) == 2:
-        text = f"{compare_runs(runs[0], runs[1])}\n\n{text}"
+        text = f"{compare_runs(runs)}\n\n{text}"
     return f"{text}\nreport: {path.absolute()}"
 
 

@@ -6,21 +6,26 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jsrl.cli.follow import follow_group, follow_run, moment
+from jsrl.cli import logs
 from jsrl.cli.main import Parser, show_error
 from jsrl.cli.slurm_jobs import state_of, waiting_job
 from jsrl.control.result import INTENDED, is_intended, missing, score_lines
+from jsrl.control.status_writer import moment_of
 from jsrl.errors import ConfigError, JsrlError, counted
+from jsrl.services.metrics.display import LEVELS, Display, make_display
 from jsrl.services.metrics.display_state import DisplayState, clock, percent, short
 from jsrl.services.runs.files import json_ready
 from jsrl.services.runs.groups import Group, find_group, read_group
+from jsrl.services.runs.logs import CONTROLLER, LogReader, log_path, messages_in
 from jsrl.services.runs.runs import RunFolder, in_command, last_values, named, to_resume
 from jsrl.services.runs.state import NO_SNAPSHOT, RunState, WorkerSummary, has_snapshot, is_whole, read_best, read_state
 from jsrl.tools.report.page import RUNS, Table
@@ -28,6 +33,9 @@ from jsrl.tools.report.rows import TITLES, row_of
 
 MOST_RUNS = 20  # in the table of a folder
 MOST_PIDS = 16  # of workers of a kind; --json shows all
+LOOK_S = 0.25
+MESSAGES, LINES = 6, 20  # earlier messages or lines to show: on a terminal, and elsewhere
+PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # start of a line that is not a message, see display.plain_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,59 +53,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.follow and options.run is None:
         parser.error("argument --follow: expected RUN before it")
-    if options.follow:
-        return follow(options.run, options.runs_dir)
     try:
-        folders = below(Path(options.runs_dir if options.run is None else options.run))
-        if folders:
-            print(as_json([facts_of(path) for path in folders]) if options.json else table(folders))
-            return 0
-        if options.run is None:
-            raise ConfigError(f"there is no run in {Path(options.runs_dir).absolute()}; give a RUN, or --runs-dir DIR.")
-        if (group := find_group(options.run, options.runs_dir)) is not None:
-            print(as_json(facts_of_group(group)) if options.json else group_text(group))
-            return 0
-        try:
-            folder = RunFolder.open(options.run, options.runs_dir)
-        except ConfigError:
-            if not (job := waiting_job(options.run)):
-                raise
-            facts = {"run": options.run, "state": "waiting", "slurm_job": job, "slurm_state": state_of(job)}
-            shown = (
-                f"{options.run}: has not begun\n  Slurm job {job}: {facts['slurm_state']}\n  jsrl stop {options.run}"
-            )
-            print(as_json(facts) if options.json else shown)
-            return 0
-        print(as_json(facts_of(folder.path)) if options.json else text(folder))
+        print(shown(options.run, options.runs_dir, as_json=options.json, follows=options.follow))
     except JsrlError as error:
         return show_error(error)
     except PermissionError as error:
         print(f"{error.filename} belongs to another user, who may let you read it.", file=sys.stderr)
         return 2
-    return 0
-
-
-def follow(run: str, runs_dir: Path) -> int:
-    """Show a run until it ends; return the exit status."""
-    try:
-        folder = named(run, runs_dir)
-        if (group := read_group(folder.path)) is not None:
-            follow_group(group)
-            print(group_text(group))
-            return 0
-        state = read_state(folder.path)
-        if state.is_over:
-            raise ConfigError(
-                f"{folder.name} has already ended: {headline(state)}. `jsrl logs {in_command(folder.path)}` shows its log."
-            )
-        follow_run(folder)
-    except JsrlError as error:
-        return show_error(error)
     except KeyboardInterrupt:
-        print(f"\ndetached from {run}, which keeps running", file=sys.stderr)
-        return 0
-    print(text(folder))
+        print(f"\ndetached from {options.run}, which keeps running", file=sys.stderr)
     return 0
+
+
+def shown(run: str | None, runs_dir: Path, *, as_json: bool = False, follows: bool = False) -> str:
+    """Return the state of a run, of a group, or of all runs of a folder; `follows`: show it until it ends, first."""
+    if follows and run is not None:
+        run = str(follow(run, runs_dir))  # a newer run of the same experiment may have begun
+    elif folders := below(Path(runs_dir if run is None else run)):
+        return to_json([facts_of(path) for path in folders]) if as_json else table(folders)
+    if run is None:
+        raise ConfigError(f"there is no run in {Path(runs_dir).absolute()}; give a RUN, or --runs-dir DIR.")
+    if (group := find_group(run, runs_dir)) is not None:
+        return to_json(facts_of_group(group)) if as_json else group_text(group)
+    try:
+        folder = RunFolder.open(run, runs_dir)
+    except ConfigError:
+        if not (job := waiting_job(run)):
+            raise
+        facts = {"run": run, "state": "waiting", "slurm_job": job, "slurm_state": state_of(job)}
+        waits = f"{run}: has not begun\n  Slurm job {job}: {facts['slurm_state']}\n  jsrl stop {run}"
+        return to_json(facts) if as_json else waits
+    return to_json(facts_of(folder.path)) if as_json else text(folder)
 
 
 def below(folder: Path) -> list[Path]:
@@ -108,7 +94,7 @@ def below(folder: Path) -> list[Path]:
     return [path.parent.absolute() for path in sorted(found, key=lambda path: -path.stat().st_mtime)]
 
 
-def as_json(value: Any) -> str:
+def to_json(value: Any) -> str:
     return json.dumps(json_ready(value), indent=2)
 
 
@@ -260,6 +246,77 @@ def workers_text(workers: Iterable[WorkerSummary], own_host: str) -> str:
 def stamp(seconds: float) -> str:
     """Return a time, given in seconds since 1970, as text."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+# -- a run as if it ran here --------------------------------------------------------------------------------------------
+
+
+def follow(run: str, runs_dir: Path) -> Path:
+    """Show a run, or the running runs of a group one after another, until it ends; return its folder."""
+    folder, followed = named(run, runs_dir), False
+    group = read_group(folder.path)
+    if group is None:
+        if (state := read_state(folder.path)).is_over:
+            raise ConfigError(
+                f"{folder.name} has already ended: {headline(state)}. `jsrl logs {in_command(folder.path)}` shows its log."
+            )
+        follow_run(folder)
+        return folder.path
+    while True:
+        running = next((path for path in group.runs if read_state(path).is_running), None)
+        if running is not None:
+            followed = True
+            follow_run(RunFolder(running))
+        elif read_state(group.path).is_running:  # between two runs
+            time.sleep(LOOK_S)
+        elif followed:
+            return folder.path
+        else:
+            raise ConfigError(
+                f"no run of the group {group.name} is running; `jsrl status {in_command(group.path)}` shows how they ended."
+            )
+
+
+def follow_run(folder: RunFolder) -> None:
+    """Show a run until it ends: its live display on a terminal, elsewhere its log."""
+    if not sys.stdout.isatty():
+        logs.follow(folder.path, LogReader(log_path(folder.path, CONTROLLER), LINES), logs.show)
+        return
+    display = make_display("live", stream=sys.stdout)
+    try:
+        mirror(folder, display)
+    finally:
+        display.close()
+
+
+def mirror(folder: RunFolder, display: Display) -> None:
+    """Show the display of a run's controller, until the run ends."""
+    reader, first, is_running, told_s = LogReader(log_path(folder.path, CONTROLLER), 100), True, True, -1.0
+    while is_running:
+        state = read_state(folder.path)
+        is_running = not state.is_over
+        if (seen := moment(folder.path, state)) is not None and seen.elapsed_s != told_s:
+            told_s = seen.elapsed_s
+            display.update(seen)
+        messages = [text for text in messages_in(reader.new_lines()) if not PROGRESS.match(text)]
+        for message in messages[-MESSAGES:] if first else messages:
+            level, colon, rest = message.partition(": ")
+            display.message(*((rest, level) if colon and level in LEVELS else (message, "info")))
+        first = False
+        time.sleep(LOOK_S if is_running else 0.0)
+
+
+def moment(folder: Path, state: RunState) -> DisplayState | None:
+    """Return the display at the last status of a run; None: there is none. The counts of a killed run are of its last line."""
+    try:
+        seen = None if state.status is None else moment_of(state.status)
+    except ValueError:  # of another version
+        return None
+    if seen is None or state.is_running:
+        return seen
+    last = last_values(folder / "metrics.jsonl")[0]
+    counts = (int(last.get("env_steps", seen.env_steps)), int(last.get("updates", seen.updates)))
+    return replace(seen, env_steps=counts[0], updates=counts[1])
 
 
 # -- a group of runs --------------------------------------------------------------------------------------------------

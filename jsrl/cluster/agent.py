@@ -230,7 +230,6 @@ class HostAgent:
     Attributes:
       membership: its number; 0: it is no member. kept: worker -> folders in which it keeps files.
       run: the run folder on the controller's host. was_lost: the controller was, and has not welcomed this host since.
-      num_dropped: messages of earlier memberships, repeated orders, and ends of unknown workers.
     """
 
     def __init__(
@@ -248,7 +247,6 @@ class HostAgent:
         self.kept: dict[str, list[str]] = {}
         self.run = ""
         self.was_lost = False
-        self.num_dropped = 0
         self._executed = 0  # number of the last order
         self._lease_s, self._lease_from_s = 0.0, now_s
         self._is_admitted = self._is_connected = False
@@ -362,7 +360,6 @@ class HostAgent:
 
     def _join(self, message: wire.Welcome) -> None:
         if message.membership <= self._newest_membership:  # also of one that ended with its lease
-            self.num_dropped += 1
             return
         self._kill_all()  # of an earlier membership; there should be none
         self._do(BeginMembership(self.folders))
@@ -424,7 +421,7 @@ class HostAgent:
             status = wire.REPLACED if message.membership else 1
             self._end(status, f"the controller at {self._address} refused this host: {message.text}")
         elif message.membership != self.membership or not self.membership:
-            self.num_dropped += 1  # of an earlier membership
+            pass  # of an earlier membership
         elif isinstance(message, wire.Order):
             self._obey(message)
         elif isinstance(message, wire.BeatReceived):
@@ -437,7 +434,6 @@ class HostAgent:
     def _obey(self, order: wire.AnyOrder) -> None:
         """Execute an order; not if it was executed before, or if one before it was lost: all are sent again then."""
         if order.number != self._executed + 1:
-            self.num_dropped += 1
             return
         self._executed += 1
         if isinstance(order, wire.Begin):
@@ -472,7 +468,6 @@ class HostAgent:
         """Start an incarnation of a worker, and end an earlier one; nothing if this or a later one was started before."""
         earlier = self._newest.get(begin.worker, -1)
         if begin.incarnation <= earlier:
-            self.num_dropped += 1
             return
         if (begin.worker, earlier) in self._running:
             self._do(SignalWorker(begin.worker, earlier, "kill"))
@@ -487,7 +482,6 @@ class HostAgent:
         """Report the end of a worker once the run folder has its files: those that it kept, and, for a while, its log."""
         worker = (ended.worker, ended.incarnation)
         if worker not in self._running:
-            self.num_dropped += 1
             return
         self._running.remove(worker)
         self._starting.pop(worker, None)

@@ -28,12 +28,11 @@ from jsrl.cluster import messages as wire
 from jsrl.cluster.agent import DRAIN_S, PATIENCE_S, HostAgent
 from jsrl.cluster.archive import unpack
 from jsrl.cluster.children import Children, ChildrenControl, batches
-from jsrl.cluster.hosts_file import code_digest, versions
+from jsrl.cluster.facts import address_towards, code_digest, lacks, own_facts, versions
 from jsrl.cluster.join_key import has_moved, own_keys
 from jsrl.cluster.kept_files import KeptFiles, PageWatch, keep_part
 from jsrl.cluster.port import CONNECTION_MS
 from jsrl.cluster.relays import HostRelays
-from jsrl.cluster.this_host import address_towards, lacks, own_facts
 from jsrl.cluster.unsent import STATES, keep_snapshots
 from jsrl.control.processes.processes import LocalHandle
 from jsrl.errors import AccessDenied, CodecError, ConfigError
@@ -94,7 +93,7 @@ class AgentProcess:
         self._control = ChildrenControl(self._context, folder)
         self._pages, self._num_pages = PageWatch(folder), 0
         self._kept = KeptFiles(
-            folder, lambda part: self._send(wire.KeptFile(self._membership, *part)), held=folder / "held"
+            folder, lambda part: self._send(wire.FilePart(self._membership, part)), held=folder / "held"
         )
         self._awaited: list[machine.FilesSent] = []  # what is to be reported once these files are sent
         self._children = Children(folder, self._control.address)
@@ -329,11 +328,8 @@ class AgentProcess:
                 admit_hosts(make_folder(self._folder / KEYS), message.host_keys)
                 self._relays.follow(message.parents, self._own_address)
                 FileNames(self._folder / "names").show(self._relays.shown(message.entries))
-            case wire.Player():
-                self._keep_part(self._folder / PLAYERS_FOLDER, message)
-            case wire.EarlierFile():
-                if self._keep_part(self._folder, message):
-                    self._kept.note(message.name)
+            case wire.FilePart():
+                self._keep_part(message.part)
             case wire.Stored():
                 self._kept.confirm(message.name, message.size, message.digest)
             case wire.TextRequest():
@@ -383,12 +379,13 @@ class AgentProcess:
             return False
         return True
 
-    def _keep_part(self, folder: Path, message: wire.EarlierFile | wire.Player) -> bool:
-        """Write a part of a file, and confirm it; return whether the file is complete."""
-        size = keep_part(folder, message.piece)
+    def _keep_part(self, part: wire.Part) -> None:
+        """Write a part of a file of the run folder, and confirm it."""
+        size = keep_part(self._folder, part)
         if size is not None:
-            self._send(wire.Stored(self._membership, message.name, size, message.digest))
-        return message.last and size is not None
+            self._send(wire.Stored(self._membership, part.name, size, part.digest))
+            if part.last:
+                self._kept.note(part.name)
 
     def _answer(self, message: wire.TextRequest) -> None:
         handle = self._children.find(message.worker, message.incarnation)

@@ -40,11 +40,6 @@ class HostHandle:
         return self.remote.exit is None
 
     @property
-    def is_away(self) -> bool:
-        """Return whether its host has closed its connection, or is silent: what it makes now reaches nobody."""
-        return self.remote.host.is_away(time.monotonic())
-
-    @property
     def is_heard(self) -> bool:
         """Return whether messages of its host come; else its own silence means nothing."""
         return self.remote.host.is_heard(time.monotonic())

@@ -129,7 +129,7 @@ class KeptFiles:
                 continue
             part = next(self._parts, None) if self._sent - self._confirmed < AHEAD_BYTES else None
             if part is not None:
-                self._sent, self._digest = part.at + len(part.part), part.digest
+                self._sent, self._digest = part.at + len(part.content), part.digest
                 self._send(part)
             elif self._clock() - self._heard_s > AGAIN_S:
                 self._begin(self._name)
@@ -238,13 +238,13 @@ def keep_part(root: Path, part: Part) -> int | None:
     if part.at and (not draft.exists() or draft.stat().st_size != part.at):
         return None
     with draft.open("ab" if part.at else "wb") as file:
-        file.write(part.part)
+        file.write(part.content)
     if part.last:
         if part.digest and part.digest != _digest(draft):
             draft.unlink()
             return None
         draft.rename(path)
-    return part.at + len(part.part)
+    return part.at + len(part.content)
 
 
 def _digest(path: Path) -> str:

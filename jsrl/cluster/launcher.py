@@ -6,17 +6,16 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from jsrl.cluster.archive import archive, modules_named
 from jsrl.cluster.engines.engine import AgentStarter, Engine
-from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.facts import HostFacts, code_digest, versions
 from jsrl.cluster.handle import HostHandle
-from jsrl.cluster.hosts_file import code_digest, versions
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.layout import evened_out, lay_out, layout_text
-from jsrl.cluster.members import AgentEnded, GiveKeys, JoinedHost, Members, Place, Tell
+from jsrl.cluster.members import AgentEnded, GiveKeys, JoinedHost, Members, Place, RemoteWorker, Tell
 from jsrl.cluster.members import Start as StartWorker
 from jsrl.cluster.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, CodePart, Keys
 from jsrl.cluster.port import HostPort
@@ -94,6 +93,7 @@ class JoinedHosts:
         self._laid: dict[str, str] = {}  # worker -> name of the host that the layout gave it
         self._needs: dict[str, Need] = {}
         self._at: dict[str, str] = {}  # worker -> name of the host of its newest incarnation
+        self._remotes: dict[str, RemoteWorker] = {}  # worker -> its newest incarnation, if that is on another host
         self._movable: set[str] = set()
         self._known: set[int] = set()  # memberships of hosts that already have their share
         self._targets: dict[str, str] = {}  # worker -> the host to which it will move
@@ -173,6 +173,19 @@ class JoinedHosts:
                     f"{self.address.rpartition(':')[2]} is open in the firewall of this host."
                 )
 
+    def silence(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the workers on hosts that cannot be reached, and those on hosts that send nothing, which is known sooner.
+
+        What the first make now reaches nobody; the silence of the others means nothing.
+        """
+        now_s, hosts = time.monotonic(), {remote.host.membership: remote.host for remote in self._remotes.values()}
+        away = {number for number, host in hosts.items() if host.is_away(now_s)}
+        unheard = {number for number, host in hosts.items() if not host.is_heard(now_s)}
+        return self._workers_of(away), self._workers_of(unheard)
+
+    def _workers_of(self, memberships: Collection[int]) -> frozenset[str]:
+        return frozenset(name for name, remote in self._remotes.items() if remote.host.membership in memberships)
+
     def moves(self) -> Mapping[str, str]:
         """Return worker -> reason for its move: its host leaves, or a new host takes a share."""
         with self._port.changed:
@@ -220,6 +233,7 @@ class JoinedHosts:
             self._notify(f"{job.name} starts on this host: no other host has joined")
             return self._start_here(bound_at(job, self._own.address), start)
         self._begin(host, job, start)
+        self._remotes[job.name] = remote
         return HostHandle(self._port, remote)
 
     def _take_target(self, job: Job) -> None:
@@ -254,6 +268,7 @@ class JoinedHosts:
 
     def _start_here(self, job: Job, start: Start) -> Handle:
         self._kept_at.pop(job.name, None)
+        self._remotes.pop(job.name, None)
         if start.variables_on is not None:
             own = {worker for worker, host in self._laid.items() if host == self._own.name}
             start = dataclasses.replace(start, variables=start.variables_on(None, own))

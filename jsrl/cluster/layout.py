@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jsrl.cluster.facts import HostFacts
-from jsrl.cluster.hosts_file import check_names
+from jsrl.cluster.facts import HostFacts, check_names
 from jsrl.errors import ConfigError
 from jsrl.graph.launcher import Hosts, Need
 

@@ -260,7 +260,7 @@ class JoinedHost:
       identity: of its connection. joined_s, heard_s: times of its admission and of its last message. lost: why its
         membership ended; empty: it has not.
       workers: of workers, by (worker, incarnation). placed: all that were placed here so far.
-      asked: numbers of the questions that it has not answered. newest_asked: the last one.
+      asked: numbers of the questions that it has not answered.
       wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
       has_answered: whether a message came since its welcome. num_pages: number of its newest Pages.
       silent: whether the user was told that its lease has ended. closed_s: when its connection closed; None: it is open.
@@ -284,7 +284,6 @@ class JoinedHost:
     workers: dict[tuple[str, int], RemoteWorker] = field(default_factory=dict)
     placed: set[tuple[str, int]] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
-    newest_asked: int = 0
     server_key: str = ""
     names: list[Registration] = field(default_factory=list)
     relays: dict[str, str] = field(default_factory=dict)
@@ -331,7 +330,6 @@ class Members:
 
     Attributes:
       hosts: the current members, in the order in which they joined. drops: of messages, by their keys.
-      num_late: messages about memberships that were over.
     """
 
     def __init__(
@@ -345,7 +343,6 @@ class Members:
         self._own, self._versions, self._code, self._lease_s, self._lost_s = own, versions, code, lease_s, lost_s
         self.hosts: list[JoinedHost] = []
         self.drops: dict[str, Drops] = {}
-        self.num_late = 0
         self._keys: dict[str, bool] = {}  # admitted key of a host -> whether it has joined
         self._refused = 0  # joins
         self._membership = 0
@@ -500,8 +497,7 @@ class Members:
             return
         host = next((host for host in self.hosts if host.key == key), None)
         if host is None or message.membership != host.membership:
-            self.num_late += 1  # of an earlier membership: its workers are already replaced
-            return
+            return  # of an earlier membership: its workers are already replaced
         host.heard_s, host.closed_s, host.has_answered = self._now_s, None, True
         self._hear(host, message)
 
@@ -515,8 +511,8 @@ class Members:
                 legs = {leg for remote in host.workers.values() for leg in remote.legs}
                 own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in legs}
                 self._do(KeepPages(host.membership, own))
-            case wire.KeptFile():
-                self._note_file(host, message)
+            case wire.FilePart():
+                self._note_file(host, message.part)
             case wire.Stored():
                 self._do(Confirm(message))
             case wire.WorkerMessages():
@@ -528,17 +524,17 @@ class Members:
             case wire.Leaving():
                 self._lose(host, message.text)
 
-    def _note_file(self, host: JoinedHost, message: wire.KeptFile) -> None:
-        if message.name.startswith(_keeps(host.living_workers)) or _is_log_of(host, message):
-            self._do(KeepPart(host, message.piece))
-        elif not message.name.startswith(_keeps(host.workers.values())):  # else it is late
-            self._drop(host.key, f"the file {message.name} belongs to no worker there")
+    def _note_file(self, host: JoinedHost, part: wire.Part) -> None:
+        if part.name.startswith(_keeps(host.living_workers)) or _is_log_of(host, part):
+            self._do(KeepPart(host, part))
+        elif not part.name.startswith(_keeps(host.workers.values())):  # else it is late
+            self._drop(host.key, f"the file {part.name} belongs to no worker there")
 
     def _note_reply(self, host: JoinedHost, message: wire.TextReply) -> None:
         if message.number in host.asked:
             host.asked.remove(message.number)
             self._do(Answer(message.number, message.text))
-        elif message.number > host.newest_asked:  # else it is late
+        else:
             self._drop(host.key, "it answers what was not asked")
 
     def _take_frames(self, host: JoinedHost, frames: list[bytes]) -> None:
@@ -556,7 +552,7 @@ class Members:
             is_repeated = isinstance(message, Stage | Crash | Bye) and remote is not None and remote.exit is not None
             if remote is None or is_repeated:  # over a new connection; its text would be paid twice
                 continue
-            if why := objection(message, remote.speech, remote.budget, self._now_s):
+            if why := objection(message, remote.speech) or remote.budget.objection(message, self._now_s):
                 self._drop(host.key, f"{message.worker}, {type(message).__name__.lower()}: {why}")
             else:
                 relayed.append(message)
@@ -634,8 +630,7 @@ class Members:
     def _tell_host(self, message: ForHost) -> None:
         host = next((host for host in self.hosts if host.membership == message.membership), None)
         if host is None:
-            self.num_late += 1  # it was lost meanwhile, with its workers
-            return
+            return  # it was lost meanwhile, with its workers
         match message:
             case Place():
                 self._place(host, message)
@@ -651,7 +646,6 @@ class Members:
             case Tell(_, wire.CodePart() as part):
                 host.code.append(part)
             case Tell(_, wire.TextRequest() as question):
-                host.newest_asked = max(host.newest_asked, question.number)
                 host.asked.add(question.number)
                 self._send(host, question)
             case Tell(_, wire.Signal() as signal):
@@ -780,12 +774,10 @@ def _keeps(workers: Iterable[RemoteWorker]) -> tuple[str, ...]:
     return tuple(f"{name}/" for remote in workers if remote.begin is not None for name in remote.begin.keeps)
 
 
-def _is_log_of(host: JoinedHost, message: wire.KeptFile) -> bool:
+def _is_log_of(host: JoinedHost, part: wire.Part) -> bool:
     """Return whether a file is the log of a worker that the host has, or had; the host may send no other logs."""
-    ends_at = message.at + len(message.part)
-    return ends_at <= wire.MOST_LOG_BYTES and any(
-        message.name == log_name(remote.worker) for remote in host.workers.values()
-    )
+    ends_at = part.at + len(part.content)
+    return ends_at <= wire.MOST_LOG_BYTES and any(part.name == log_name(one.worker) for one in host.workers.values())
 
 
 def _is_bound_by(host: JoinedHost, address: str) -> bool:

@@ -30,7 +30,6 @@ _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
 _WORKER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _STREAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _WANTED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}")
-_PLAYER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}-[0-9a-f]{32}\.npz")
 _PAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}/(ledger|[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\.page)")
 _KEPT = re.compile(r"([A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}/){0,11}[A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}")
 _HOST_KEY = re.compile(r"[0-9a-f]{80}")
@@ -50,7 +49,7 @@ class Part(NamedTuple):
 
     name: str
     at: int
-    part: bytes
+    content: bytes
     last: bool
     digest: str = ""
 
@@ -140,21 +139,13 @@ class Beat(AgentMessage, tag="beat"):
             raise ValueError(f"player {wrong[0][:80]!r}")
 
 
-class FilePart(Numbered):
-    """A message with a part of a file, either way; see Part."""
+class FilePart(Numbered, tag="file"):
+    """A part of a file, either way: of one that a worker keeps, or of the run folder. The other side answers with Stored."""
 
-    name: str
-    at: int
-    part: bytes
-    last: bool
-    digest: str = ""
+    part: Part
 
     def __post_init__(self) -> None:
-        _check_kept(self.name)
-
-    @property
-    def piece(self) -> Part:
-        return Part(self.name, self.at, self.part, self.last, self.digest)
+        _check_kept(self.part.name)
 
 
 class Stored(Numbered, tag="stored"):
@@ -178,10 +169,6 @@ class Pages(AgentMessage, tag="pages"):
         wrong = [n for n, page in self.pages.items() if not _PAGE.fullmatch(n) or ".." in n or len(page) != PAGE_BYTES]
         if wrong:
             raise ValueError(f"page {wrong[0][:80]!r}")
-
-
-class KeptFile(FilePart, tag="kept"):
-    """A part of a file that a worker of this host keeps; the controller answers with Stored."""
 
 
 class WorkerMessages(AgentMessage, tag="said"):
@@ -258,18 +245,6 @@ class RunNames(ControllerMessage, tag="names"):
         wrong = [name for name in self.parents if not _STREAM.fullmatch(name) or ".." in name]
         if wrong:
             raise ValueError(f"stream {wrong[0][:80]!r}")
-
-
-class Player(FilePart, tag="player"):
-    """A part of a frozen player's file; the agent answers with Stored. name: below the folder of players."""
-
-    def __post_init__(self) -> None:
-        if not _PLAYER.fullmatch(self.name) or ".." in self.name:
-            raise ValueError(f"player {self.name[:80]!r}")
-
-
-class EarlierFile(FilePart, tag="kept_before"):
-    """A part of a file that an earlier incarnation of a worker kept; the agent answers with Stored."""
 
 
 class Order(ControllerMessage, kw_only=True):
@@ -357,10 +332,10 @@ class Farewell(ControllerMessage, tag="farewell"):
     text: str
 
 
-AnyAgentMessage = Join | Hello | Beat | Pages | KeptFile | Stored | WorkerMessages | Exited | TextReply | Leaving
+AnyAgentMessage = Join | Hello | Beat | Pages | FilePart | Stored | WorkerMessages | Exited | TextReply | Leaving
 AnyControllerMessage = (
-    Admitted | Welcome | Refused | BeatReceived | Keys | CodePart | RunNames | Player | EarlierFile | Stored | Begin | Signal
-    | TextRequest | WorkerCommand | Farewell
+    Admitted | Welcome | Refused | BeatReceived | Keys | CodePart | RunNames | FilePart | Stored | Begin | Signal | TextRequest
+    | WorkerCommand | Farewell
 )  # fmt: skip
 AnyOrder = Keys | CodePart | Begin | Signal | WorkerCommand
 Message = TypeVar("Message")

@@ -67,12 +67,11 @@ class HostPort:
         self._registry: FileNames | None = None
         self._host_keys: Callable[[], dict[str, list[str]]] = dict
         self._parents: Parents = lambda names: {}
-        self._shown: dict[int, wire.RunNames] = {}  # membership -> names that it was sent
+        self._shown: dict[int, tuple[Any, ...]] = {}  # membership -> the content of RunNames that it was sent
         self._sent_s = 0.0
         self._folder = Path()  # of the run
         self._counted: dict[int, set[str]] = {}  # membership -> legs for which it has sent pages
         self._kept: dict[int, KeptFiles] = {}  # membership -> files of the run folder for that host
-        self._players: dict[int, KeptFiles] = {}  # membership -> frozen players for that host
         self._awaited: list[tuple[machine.SendFiles, list[str]]] = []  # with names of files
         self._answers: dict[int, str] = {}  # by the numbers of questions
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -249,9 +248,8 @@ class HostPort:
                 if size is not None:
                     self._send(host.identity, wire.Stored(host.membership, part.name, size, part.digest))
             case machine.Confirm(stored):
-                for files in (self._kept, self._players):
-                    if stored.membership in files:
-                        files[stored.membership].confirm(stored.name, stored.size, stored.digest)
+                if stored.membership in self._kept:
+                    self._kept[stored.membership].confirm(stored.name, stored.size, stored.digest)
             case machine.SendFiles():
                 self._send_files(action)
             case machine.RemoveHalfSent():  # before their worker starts on another host, or at a resume
@@ -266,8 +264,7 @@ class HostPort:
             self._notify(f"the join key was replaced; hosts that join from now on need {self._join_key.path}")
 
     def _forget(self, host: JoinedHost) -> None:
-        for files in (self._kept, self._players):
-            files.pop(host.membership, None)
+        self._kept.pop(host.membership, None)
         self._on_loss(host)
 
     def _send(self, identity: bytes, message: wire.AnyControllerMessage) -> None:
@@ -287,24 +284,25 @@ class HostPort:
             with contextlib.suppress(OSError):  # removed, or a disk error: the waiting worker reports it
                 self._add_players(host)
 
+    def _files_for(self, host: JoinedHost) -> KeptFiles:
+        def send(part: wire.Part) -> None:
+            self._send(host.identity, wire.FilePart(host.membership, part))
+
+        return self._kept.setdefault(host.membership, KeptFiles(self._folder, send))
+
     def _send_files(self, asked: machine.SendFiles) -> None:
-        host = asked.host
-        files = self._kept.setdefault(
-            host.membership,
-            KeptFiles(self._folder, lambda part: self._send(host.identity, wire.EarlierFile(host.membership, *part))),
-        )
+        files = self._files_for(asked.host)
         remove_half_sent(self._folder, asked.keeps)
         files.look(asked.keeps)
         ledgers = [str(ledger_path(self._folder, leg).relative_to(self._folder)) for leg in asked.legs]
         files.add(ledgers)
-        self._counted.setdefault(host.membership, set()).update(
-            asked.legs
-        )  # its counts continue those of earlier hosts
+        counted = self._counted.setdefault(asked.host.membership, set())
+        counted.update(asked.legs)  # its counts continue those of earlier hosts
         self._awaited.append((asked, [*asked.keeps, *ledgers]))
 
     def _advance(self) -> None:
         """Send files on, and report those that hosts have got."""
-        for files in (*self._kept.values(), *self._players.values()):
+        for files in self._kept.values():
             files.advance()
         for awaited in list(self._awaited):
             asked, names = awaited
@@ -314,18 +312,11 @@ class HostPort:
 
     def _add_players(self, host: JoinedHost) -> None:
         """Note the frozen players for which a host waits, to be sent."""
-        if not host.wanted or self._registry is None:
-            return
-        players = self._folder / PLAYERS_FOLDER
-        files = self._players.setdefault(
-            host.membership,
-            KeptFiles(players, lambda part: self._send(host.identity, wire.Player(host.membership, *part))),
-        )
         for wanted in host.wanted[:_MOST_WANTED]:
             policy, _, version = wanted.rpartition("/")
-            path = PlayerStore(players / policy).file(int(version))
+            path = PlayerStore(self._folder / PLAYERS_FOLDER / policy).file(int(version))
             if path is not None:
-                files.add_new(str(path.relative_to(players)))
+                self._files_for(host).add_new(str(path.relative_to(self._folder)))
 
     def _share_names(self) -> None:
         """Copy the names of all hosts to the registry, and send the hosts what is new there."""
@@ -345,7 +336,7 @@ class HostPort:
             return
         host_keys, parents = self._host_keys(), self._parents(known)
         for host in list(self._members.hosts):
-            names = wire.RunNames(host.membership, list(known.values()), host_keys, parents.get(host.membership, {}))
+            names = (list(known.values()), host_keys, parents.get(host.membership, {}))
             if self._shown.get(host.membership) != names:
                 self._shown[host.membership] = names
-                self._send(host.identity, names)
+                self._send(host.identity, wire.RunNames(host.membership, *names))

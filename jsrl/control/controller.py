@@ -33,7 +33,6 @@ from jsrl.control.supervision import (
     Observe,
     Observed,
     Phase,
-    Refused,
     Send,
     Show,
     Start,
@@ -53,7 +52,7 @@ from jsrl.interrupts import interrupts, requests
 from jsrl.references.importing import spawn_environment
 from jsrl.services.runs.control import ControlServer, with_texts
 from jsrl.services.runs.control_bodies import AnyMessage, Bye, Event, Heartbeat, Report, Stage
-from jsrl.services.runs.message_limits import objection, printable
+from jsrl.services.runs.message_limits import printable
 from jsrl.services.runs.process import Pauses
 from jsrl.services.runs.runs import to_resume
 from jsrl.services.runs.state import NO_SNAPSHOT, has_snapshot
@@ -247,10 +246,8 @@ class Controller:
         """Look at all processes."""
         for worker in self._workers.values():
             self._look_at(worker)
-        handles = {name: worker.handle for name, worker in self._workers.items()}
-        away = frozenset(name for name, handle in handles.items() if getattr(handle, "is_away", False))
-        unheard = frozenset(name for name, handle in handles.items() if not getattr(handle, "is_heard", True))
-        self._tell(Observed(away, unheard))
+        silence = getattr(self._launcher, "silence", None)
+        self._tell(Observed(*silence()) if silence is not None else Observed())
 
     def _look_at(self, worker: SupervisedWorker) -> None:
         if worker.life.exit is None and (ended := worker.handle.exit) is not None:
@@ -269,13 +266,6 @@ class Controller:
         worker = self._workers.get(message.worker)
         if worker is None or message.incarnation != worker.job.incarnation:
             return  # the last messages of a replaced incarnation
-        if why := self._objection(worker, message):
-            kind = f"{type(message).__name__.lower()} {getattr(message, 'name', '')}".strip()
-            line, cut_off = worker.drops.add(worker.name, f"{kind}: {why}", self._now())
-            if line:
-                self._record.display.message(line, "warning")
-            self._tell(Refused(worker.name, message.incarnation, cut_off, isinstance(message, Bye)))
-            return
         message = with_texts(message, printable)
         worker.receive(message, self._now())
         self._tell(message)
@@ -289,13 +279,6 @@ class Controller:
             self._forward(self._record.event(message))
         elif isinstance(message, Bye):
             self._record.facts(message.worker, message.facts)
-
-    def _objection(self, worker: SupervisedWorker, message: AnyMessage) -> str:
-        """Return why a message of a worker is dropped; empty: it is not. Those that are relayed were checked at the port."""
-        is_checked = self._plan.hosts.relayed and worker.handle.host
-        if is_checked:
-            return ""
-        return objection(message, self._plan.kinds[worker.name].speech, worker.budget, self._now())
 
     def _restarts(self) -> dict[str, float]:
         return {f"restarts/{kind}": float(count) for kind, count in self._supervision.budgets.counts.items()}

@@ -8,7 +8,6 @@ from typing import Any
 from jsrl.control.supervision import Life, crash_text
 from jsrl.graph.launcher import Handle
 from jsrl.services.runs.control_bodies import AnyMessage, Crash, Heartbeat, Report, Stacks
-from jsrl.services.runs.message_limits import Drops, TextBudget
 from jsrl.workers.jobs import Job
 
 EXPECTED = ("ConfigError", "MissingExtra", "VideoError")  # errors whose message is complete without a traceback
@@ -20,16 +19,13 @@ class SupervisedWorker:
     """A worker's handle, and what it told.
 
     Attributes:
-      life: its state in the supervision. drops, budget: of its messages, if it is on this host.
-      activity: its call at its last heartbeat.
+      life: its state in the supervision. activity: its call at its last heartbeat.
       known: its last metrics and counters. stacks: of its threads at `stacks_s`, if it sent them.
     """
 
     job: Job
     handle: Handle
     life: Life = field(default_factory=Life)
-    drops: Drops = field(default_factory=Drops)
-    budget: TextBudget = field(default_factory=TextBudget)
     activity: str = ""
     known: dict[str, Any] = field(default_factory=dict)
     stacks: str = ""

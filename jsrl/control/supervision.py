@@ -1,6 +1,6 @@
 """Supervision: which workers live, who caused a death, and when a worker's next incarnation starts.
 
-    LIVES --- ended, silent, late or cut off ---> DYING --- killed, cause known ---> REPLACED --- Started ---> LIVES
+    LIVES --- ended, silent or late -------------> DYING --- killed, cause known ---> REPLACED --- Started ---> LIVES
       |                                             |                                    |
       '------------- moves and has left ------------|------------------------------------'
                                                     '--- no restarts left ---> GONE, or the run fails
@@ -86,14 +86,6 @@ class NotStarted(AboutWorker):
 
 
 @dataclass(frozen=True)
-class Refused(AboutWorker):
-    """A message of it was dropped. `cut_off`: why none is read any more; empty: they are. `leaves`: it was a Bye."""
-
-    cut_off: str = ""
-    leaves: bool = False
-
-
-@dataclass(frozen=True)
 class Ended(AboutWorker):
     """Its process has ended."""
 
@@ -124,7 +116,7 @@ class Move:
     why: str
 
 
-Message: TypeAlias = AnyMessage | Started | NotStarted | Refused | Ended | Killed | Observed | Move
+Message: TypeAlias = AnyMessage | Started | NotStarted | Ended | Killed | Observed | Move
 
 
 # -- actions: what is to be done -------------------------------------------------------------------------------------
@@ -209,7 +201,7 @@ class Life:
       restarts: before it. stage: of its start, since `stage_s`; `ready` ends it. started_s: from when its start is timed.
       beat_s: time of its last message. exit: how its process ended. left: it said goodbye. killed: a `Kill` was executed.
       is_away: its host cannot be reached. unheard_s: when its host was last found to send nothing.
-      cut_off: why none of its messages is read any more. crash: its last error.
+      crash: its last error.
       moves: why it was asked to leave at `moves_s`, to restart on another host; empty: it was not.
     """
 
@@ -227,7 +219,6 @@ class Life:
     killed: bool = False
     is_away: bool = False
     unheard_s: float = -math.inf
-    cut_off: str = ""
     crash: Crash | None = None
     moves: str = ""
     moves_s: float = 0.0
@@ -334,7 +325,6 @@ class Supervision:
     Attributes:
       rules, deadlines: as given. budgets: of restarts. lives: worker -> its newest incarnation.
       failed: the run fails, and nothing is decided any more.
-      dropped: class of a message -> how many were ignored: of another incarnation, or answers that nothing waits for.
     """
 
     def __init__(
@@ -344,7 +334,6 @@ class Supervision:
         self.budgets = Budgets(rules, config)
         self.lives: dict[str, Life] = {}
         self.failed = False
-        self.dropped: Counter[str] = Counter()
         self._grace_s: dict[str, float] = {}  # worker whose process has ended -> when its last messages are here
         self._dying: dict[str, Death] = {}
         self._restarts: dict[str, Restart] = {}
@@ -371,7 +360,7 @@ class Supervision:
         if life is not None and isinstance(message, Move):
             return self._move(life, message.why, now)
         if life is None or isinstance(message, Move) or message.incarnation != life.incarnation:
-            return self._drop(message)
+            return []
         if isinstance(message, Ended):
             life.exit = life.exit or message.exit
         elif isinstance(message, Killed):
@@ -380,15 +369,9 @@ class Supervision:
             self._heard(life, message, now)
         return []
 
-    def _drop(self, message: Message) -> list[Action]:
-        self.dropped[type(message).__name__] += 1
-        return []
-
-    def _heard(self, life: Life, message: AnyMessage | Refused, now: float) -> None:
+    def _heard(self, life: Life, message: AnyMessage, now: float) -> None:
         life.beat_s = now  # any message shows that it is alive
-        if isinstance(message, Refused):
-            life.cut_off, life.left = life.cut_off or message.cut_off, life.left or message.leaves
-        elif isinstance(message, Stage):
+        if isinstance(message, Stage):
             life.stage, life.stage_s = message.stage, now
             if message.stage.startswith(REPLAYING):
                 life.started_s = now  # a replay takes as long as the run did
@@ -399,7 +382,7 @@ class Supervision:
 
     def _started(self, message: Started, now: float) -> list[Action]:
         if not self._is_answer(message) and message.worker in self.lives:
-            return self._drop(message)
+            return []
         self.lives[message.worker] = Life(
             message.worker, message.incarnation, message.restarts, message.host, now, now, now
         )
@@ -415,7 +398,7 @@ class Supervision:
 
     def _not_started(self, message: NotStarted, now: float) -> list[Action]:
         if not self._is_answer(message):
-            return self._drop(message)
+            return []
         what = f"could not be restarted: {message.error}"
         again = self._replace(self.lives[message.worker], now)
         if again is None:
@@ -458,9 +441,7 @@ class Supervision:
         return is_watched and life.phase is Phase.LIVES and not self.failed
 
     def _judge(self, life: Life, now: float) -> list[Action]:
-        """Check that a worker is alive, becomes ready in time, sends messages, and no wrong ones."""
-        if life.cut_off:
-            return self._dies(life, f"was cut off: {life.cut_off}")
+        """Check that a worker is alive, becomes ready in time, and sends messages."""
         if life.moves:
             if life.exit is not None or now - life.moves_s >= self.leave_s(life.worker):
                 self._grace_s[life.worker] = now + GRACE_S

@@ -134,10 +134,7 @@ class RunOptions:
     settings: typing.Literal["auto", "none"] = option("auto", "auto: where an algorithm is named with an environment "
         "(`ppo --env.id Pendulum-v1`), settings that are known to learn, if there are any (`jsrl list --tuned`); none: "
         "the defaults.")
-    profile: str = option("auto", "Settings that a tuning found: auto (those of this machine and experiment, if any), "
-        "none, or a file.")
-    tune: bool = option(False, "Find this machine's fastest settings first, keep them as its profile, and run with "
-        "them.")
+    tune: bool = option(False, "Find this machine's fastest settings first, and run with them.")
     tune_minutes: PositiveFinite = option(3.0, "time for the tuning, in minutes.", needs=("--tune",))
 
 

@@ -188,6 +188,7 @@ class Launcher(Protocol):
     """Starts workers. `run(experiment, launcher=...)` takes one, for one run.
 
     A launcher whose `place` waits may have an attribute `waits_for`: a text for `jsrl status`, such as `hosts: 1 of 2 joined`.
+    One of other hosts may have a method `silence`: see JoinedHosts.
     """
 
     def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:

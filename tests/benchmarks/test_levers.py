@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -68,9 +67,8 @@ def test_regret_and_agreement():
         **{"default": [50, 50, 50], "grid a": [100, 90, 110], "grid b": [80, 99, 80], "tuned": [96, 96, 97]}
     )
     final.main = "speed"
-    found = [SimpleNamespace(measurements=SimpleNamespace(total_s=170.0, trials=[1, 2]))] * 2
     record = Record("tuning", "speed", {})
-    lines = tuning.conclude(record, final, ["tuned", "grid b"], ["grid a", "grid b"], "default", found)
+    lines = tuning.conclude(record, final, ["tuned", "grid b"], ["grid a", "grid b"], "default")
     assert record.summary["best_of_grid"] == "grid a"
     assert record.summary["regret"] == [0.04, 0.2]
     assert record.summary["agreement"] == round(80 / 96, 4)

@@ -10,7 +10,7 @@ import pytest
 from jsrl.cli import bench
 from jsrl.cli.main import main
 from jsrl.cli.replay_update import first_nan
-from jsrl.tools.tuning.space import Trial
+from jsrl.tools.tuning.trial import Trial
 
 
 def update(state, batch, key, *, axis_name=None):

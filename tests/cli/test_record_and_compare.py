@@ -113,6 +113,6 @@ def test_an_actor_may_report_means_over_all_of_its_episodes():
 def test_a_report_of_two_runs_prints_how_they_differ(runs, capsys):
     assert main.main(["report", "small/one", "two", "--runs-dir", runs]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("A: small/one\nB: small/two\n") and "seed" in shown and "comparison.html" in shown
+    assert shown.startswith("setting") and "\nseed" in shown and "\nsmall/two" in shown and "comparison.html" in shown
     assert main.main(["report", "small/*", "--runs-dir", runs]) == 0
-    assert "A: small/one" not in capsys.readouterr().out
+    assert "setting" not in capsys.readouterr().out

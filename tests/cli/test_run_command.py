@@ -117,7 +117,7 @@ def test_a_wrong_field_in_a_config_file_suggests_the_right_one(call, hint, tmp_p
 def test_a_run_without_its_final_snapshot_exits_with_1(tmp_path, monkeypatch, capsys):
     result = Result(tmp_path, "total_env_steps", 64, 2, 1.0, unsaved="learner: the final snapshot of update 2 failed")
     monkeypatch.setattr("jsrl.control.run.run", lambda *_, **__: result)
-    assert run.main(["ppo_cartpole", "--profile", "none"]) == 1
+    assert run.main(["ppo_cartpole"]) == 1
     said = capsys.readouterr()
     assert "reached total_env_steps after 64 env steps" in said.out
     assert said.err.endswith(
@@ -132,7 +132,7 @@ def test_a_run_stopped_by_jsrl_stop_exits_with_0_and_by_ctrl_c_with_130(asked, s
     monkeypatch.setattr("jsrl.control.run.run", lambda *_, **__: result)
     if asked:
         ask_to_stop(tmp_path, ProcessIdentity.own())
-    assert run.main(["ppo_cartpole", "--profile", "none", "--display", "quiet"]) == status
+    assert run.main(["ppo_cartpole", "--display", "quiet"]) == status
 
 
 @pytest.mark.parametrize(("asked", "status"), [(True, 0), (False, 130)])
@@ -144,7 +144,7 @@ def test_so_does_a_run_that_still_waits_for_its_hosts(asked, status, tmp_path, m
             raise KeyboardInterrupt  # by the signal of `jsrl stop`, or Ctrl-C
 
     monkeypatch.setattr(run, "launcher_of", lambda *_: contextlib.nullcontext(Waits()))
-    words = ["ppo_cartpole", "--profile", "none", "--placement", "inline", "--num-actors", "1", "--display", "quiet"]
+    words = ["ppo_cartpole", "--placement", "inline", "--num-actors", "1", "--display", "quiet"]
     assert run.main([*words, "--runs-dir", str(tmp_path), "--run-name", "x"]) == status
     assert not (tmp_path / "ppo_cartpole").exists()
 

@@ -92,8 +92,7 @@ def test_each_seed_is_a_run_in_one_table(set_outcomes, capsys):
     said = capsys.readouterr()
     runs_dir = Path("runs").absolute()
     assert started() == [
-        f"ppo --seed {n} --run-name x-seed{n} --num-envs 8 --profile none --runs-dir {runs_dir} --display auto"
-        for n in (1, 3, 5)
+        f"ppo --seed {n} --run-name x-seed{n} --num-envs 8 --runs-dir {runs_dir} --display auto" for n in (1, 3, 5)
     ]
     row = re.search(r"^ppo +3 +100 +(\S+) \[(\S+), (\S+)\]", said.out, re.MULTILINE)
     assert row is not None and row.groups() == ("3", "-1.97", "7.97")

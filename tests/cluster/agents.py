@@ -16,8 +16,7 @@ import pytest
 import zmq
 
 import jsrl
-from jsrl.cluster.facts import HostFacts
-from jsrl.cluster.hosts_file import code_digest, versions
+from jsrl.cluster.facts import HostFacts, code_digest, versions
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.launcher import JoinedHosts
 from jsrl.cluster.members import JOIN, JoinedHost, Received

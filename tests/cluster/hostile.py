@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from jsrl.cluster.hosts_file import code_digest, versions
+from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.join_key import own_keys, read_key
 from jsrl.cluster.messages import (
     Admitted,
@@ -22,9 +22,10 @@ from jsrl.cluster.messages import (
     Begin,
     Exited,
     Farewell,
+    FilePart,
     Hello,
     Join,
-    KeptFile,
+    Part,
     Refused,
     TextReply,
     Usage,
@@ -92,7 +93,7 @@ def attacks(membership: int, own: str, others: list[str], num_metrics: int) -> I
         entry = Registration(name, "tcp://10.0.0.9:7", 0, 1, "evil")
         yield f"the name {name[:20]!r}", Beat(membership, 1.0, [], [], [entry])
     for file in ("snapshots/state/tags/latest.json", f"logs/{others[0]}.log"):
-        yield f"the file {file}", KeptFile(membership, file, 0, b"evil", True)
+        yield f"the file {file}", FilePart(membership, Part(file, 0, b"evil", True))
     yield "a reply that was not asked for", TextReply(membership, 77, "x" * (1 << 20))
     yield "another key", Join(membership, zmq.curve_keypair()[0].decode())
 

@@ -20,7 +20,7 @@ from jsrl.agents.impala import IMPALAConfig
 from jsrl.cluster import children
 from jsrl.cluster import launcher as host_launcher
 from jsrl.cluster.archive import archive
-from jsrl.cluster.facts import HostFacts
+from jsrl.cluster.facts import HostFacts, own_facts
 from jsrl.cluster.handle import HostHandle
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.launcher import JoinedHosts, moved, with_start
@@ -33,7 +33,6 @@ from jsrl.cluster.messages import (
     Exited,
     Keys,
 )
-from jsrl.cluster.this_host import own_facts
 from jsrl.control.processes.launcher import Local
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError

@@ -14,8 +14,7 @@ import pytest
 import zmq
 
 from jsrl.cluster import agent_process as agent
-from jsrl.cluster import children
-from jsrl.cluster import this_host as facts
+from jsrl.cluster import children, facts
 from jsrl.errors import ConfigError
 from jsrl.transport.shared import locks
 

@@ -22,7 +22,7 @@ import pytest
 import zmq
 
 from jsrl.cluster.children import Children
-from jsrl.cluster.hosts_file import code_digest, versions
+from jsrl.cluster.facts import code_digest, own_facts, versions
 from jsrl.cluster.join_key import own_keys
 from jsrl.cluster.launcher import JoinedHosts
 from jsrl.cluster.messages import (
@@ -34,7 +34,6 @@ from jsrl.cluster.messages import (
     decode,
     encode,
 )
-from jsrl.cluster.this_host import own_facts
 from jsrl.control.processes import launcher as local
 from jsrl.control.processes.launcher import Local
 from jsrl.errors import CodecError, ConfigError

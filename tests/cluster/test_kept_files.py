@@ -18,7 +18,7 @@ from jsrl.cluster.kept_files import (
     name_here,
     remove_half_sent,
 )
-from jsrl.cluster.messages import KeptFile, Part
+from jsrl.cluster.messages import FilePart, Part
 from jsrl.cluster.unsent import keep_snapshots
 
 FOLDERS = ["snapshots/params"]
@@ -125,7 +125,7 @@ def test_parts_lost_with_a_connection_are_resent(tmp_path: Path) -> None:
     put(ways.there, "snapshots/params/y", b"y")
     ways.cut = True
     ways.look()
-    assert sum(len(part.part) for part in ways.sent) == AHEAD_BYTES and not ways.files.are_sent(FOLDERS)
+    assert sum(len(part.content) for part in ways.sent) == AHEAD_BYTES and not ways.files.are_sent(FOLDERS)
     ways.cut, ways.now_s = False, AGAIN_S / 2
     ways.carry()
     assert not ways.here.exists()  # it waits for parts that may still arrive
@@ -174,7 +174,7 @@ def test_file_changed_during_transfer_is_refused(tmp_path: Path) -> None:
     put(ways.there, "snapshots/params/x", b"1234")
     ways.files.look(FOLDERS)
     ways.files.advance()
-    ways.waiting = [part._replace(part=b"1235") for part in ways.waiting]
+    ways.waiting = [part._replace(content=b"1235") for part in ways.waiting]
     ways.carry()
     assert not contents(ways.here) and not ways.files.are_sent(["snapshots"])
     put(ways.there, "snapshots/params/x", b"123456")
@@ -212,7 +212,7 @@ def test_part_out_of_sequence_is_refused(tmp_path: Path) -> None:
 )
 def test_names_that_escape_the_folder_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="file"):
-        KeptFile(1, name, 0, b"", True)
+        FilePart(1, Part(name, 0, b"", True))
 
 
 def test_logs_of_workers_that_failed_on_other_hosts_have_their_names() -> None:

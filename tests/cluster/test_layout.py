@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from jsrl.cli import run as command
-from jsrl.cluster.facts import HostFacts
-from jsrl.cluster.hosts_file import read_hosts
+from jsrl.cluster.facts import HostFacts, read_hosts
 from jsrl.cluster.launcher import placed
 from jsrl.cluster.layout import Layout, evened_out, lay_out, layout_text, ranges, shares
 from jsrl.envs.config import EnvConfig

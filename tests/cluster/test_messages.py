@@ -54,26 +54,12 @@ def test_host_key_with_a_path_is_refused(key):
     assert decode(encode_names({"0a" * 40: ["actor-0"]}), AnyControllerMessage).host_keys == {"0a" * 40: ["actor-0"]}
 
 
-NAME = "5-" + "0a" * 16 + ".npz"
-
-
-@pytest.mark.parametrize(
-    "name", ["../" + NAME, "a/b/" + NAME, "/" + NAME, "..../" + NAME, NAME + ".draft", "a/" + NAME[1:]]
-)
-def test_player_name_with_a_path_is_refused(name):
-    fine = {"kind": "player", "membership": 1, "at": 0, "part": b"", "last": True}
-    with pytest.raises(CodecError):
-        decode(msgspec.msgpack.encode(fine | {"name": name}), AnyControllerMessage)
-    assert (
-        decode(msgspec.msgpack.encode(fine | {"name": f"rover/{NAME}"}), AnyControllerMessage).name == f"rover/{NAME}"
-    )
+def test_player_name_with_a_path_is_refused():
     beat = {"kind": "beat", "membership": 1, "sent_s": 0.0, "frames": [], "wanted": ["5", "rover/7", "../8"]}
     with pytest.raises(CodecError):
         decode(msgspec.msgpack.encode(beat), AnyAgentMessage)
-    assert decode(msgspec.msgpack.encode(beat | {"wanted": ["5", "rover/7"]}), AnyAgentMessage).wanted == [
-        "5",
-        "rover/7",
-    ]
+    found = decode(msgspec.msgpack.encode(beat | {"wanted": ["5", "rover/7"]}), AnyAgentMessage)
+    assert found.wanted == ["5", "rover/7"]
 
 
 def encode_names(host_keys):

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
+from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.handle import HostHandle
-from jsrl.cluster.hosts_file import code_digest, versions
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.kept_files import PART_BYTES
 from jsrl.cluster.members import AgentEnded, Members, Received, Start, Tell
@@ -20,8 +20,8 @@ from jsrl.cluster.messages import (
     AnyControllerMessage,
     Beat,
     Begin,
-    KeptFile,
-    Player,
+    FilePart,
+    Part,
     Signal,
     Stored,
     Welcome,
@@ -61,7 +61,7 @@ def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
             )
         )
         for version, file, whole in sent:
-            part = KeptFile(host.membership, f"snapshots/state/{version}/{file}", 0, b"1", whole)
+            part = FilePart(host.membership, Part(f"snapshots/state/{version}/{file}", 0, b"1", whole))
             port.tell(Received(name, b"id", part))
         await_that((run / "snapshots/state/7/arrays/y.draft").exists)
         port.tell(AgentEnded("a", "its link is down"))
@@ -179,9 +179,9 @@ def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path) -> None
     members = Members("here", versions(), code_digest())
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
     keys, context = admitted(port, key), zmq.Context()
-    name, content = f"main/3-{'0' * 32}.npz", bytes(5 * PART_BYTES + 7)
+    name, content = f"players/main/3-{'0' * 32}.npz", bytes(5 * PART_BYTES + 7)
     (run / PLAYERS_FOLDER / "main").mkdir(parents=True)
-    (run / PLAYERS_FOLDER / name).write_bytes(content)
+    (run / name).write_bytes(content)
     try:
         port.serve(SimpleNamespace(), tmp_path / "names", run, dict, lambda names: {})
         socket = context.socket(zmq.DEALER)
@@ -190,22 +190,22 @@ def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path) -> None
         assert port.wait(lambda: bool(members.hosts), 30.0)
         (membership,) = (host.membership for host in members.hosts)
 
-        def sent(answer: AnyAgentMessage, count: int) -> list[Player]:
+        def sent(answer: AnyAgentMessage, count: int) -> list[Part]:
             """Return so many parts, or those that come within half a second, after an answer of the host."""
-            found = list[Player]()
+            found = list[Part]()
             socket.send_multipart(outgoing([encode(answer)], keys))
             while len(found) < count and socket.poll(30_000 if count else 500):
                 (body,) = incoming(socket.recv_multipart(), keys, MAX_MESSAGE_BYTES)
                 message: AnyControllerMessage = decode(body, AnyControllerMessage)
-                found += [message] if isinstance(message, Player) else []
+                found += [message.part] if isinstance(message, FilePart) else []
             return found
 
         wanted = Beat(membership, 1.0, [], wanted=["main/3"])
         parts = sent(wanted, 2)
         assert not sent(wanted, 0)  # no more until they are confirmed
         for part in parts:
-            parts += sent(Stored(membership, name, part.at + len(part.part), part.digest), 6 - len(parts) and 1)
-        assert b"".join(part.part for part in parts) == content and parts[-1].last and parts[-1].digest
+            parts += sent(Stored(membership, name, part.at + len(part.content), part.digest), 6 - len(parts) and 1)
+        assert b"".join(part.content for part in parts) == content and parts[-1].last and parts[-1].digest
         assert not sent(wanted, 0)  # it has arrived, which the next heartbeat does not say yet
     finally:
         connection.close()

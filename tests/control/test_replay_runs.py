@@ -17,7 +17,7 @@ from jsrl.agents.finite import PRIORITIES, non_finite_metrics
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.r2d2 import R2D2Config
 from jsrl.agents.sac import SACConfig
-from jsrl.cli.plan_text import describe
+from jsrl.cli.plan import describe
 from jsrl.cli.replay_update import replay_update
 from jsrl.control.run import run
 from jsrl.control.start_points import _check_totals
@@ -38,8 +38,7 @@ from jsrl.workers.jobs import StartPoint
 from jsrl.workers.learner.build_updater import checked, missed_ratio, unseen_rows
 from jsrl.workers.learner.updaters import reported
 from jsrl.workers.memory import kept_rows
-from jsrl.workers.play import Player, PlayerSettings
-from jsrl.workers.players import common_player_settings
+from jsrl.workers.play import Player, PlayerSettings, common_player_settings
 from tests.marks import nightly
 from tests.replay.learning import toy_agent
 from tests.replay.streams import World

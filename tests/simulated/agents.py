@@ -38,9 +38,10 @@ from jsrl.cluster.messages import (
     Beat,
     BeatReceived,
     Begin,
+    FilePart,
     Hello,
     Join,
-    KeptFile,
+    Part,
     Refused,
     Stored,
     Usage,
@@ -259,7 +260,7 @@ class Agent(Process):
 
     def _send_kept(self) -> None:
         for name, (_, number) in self._unsent.items() if self._membership else ():
-            self._send(KeptFile(self._membership, name, 0, b"x" * number, True))
+            self._send(FilePart(self._membership, Part(name, 0, b"x" * number, True)))
 
     # -- a host that lies
 

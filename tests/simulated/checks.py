@@ -266,7 +266,7 @@ class Checks:
                 f"the file {part.name} was kept of {host.name}, membership {host.membership}, where no such worker ran"
             )
         for worker in workers:
-            self._stored[worker] = max(self._stored.get(worker, 0), len(part.part))
+            self._stored[worker] = max(self._stored.get(worker, 0), len(part.content))
 
     def _check_files(self, worker: str) -> None:
         """Check that the snapshot of an incarnation that left in order is there before the next one starts."""

@@ -25,7 +25,6 @@ from jsrl.control.supervision import (
     Observe,
     Observed,
     Phase,
-    Refused,
     Rules,
     Send,
     Show,
@@ -36,7 +35,6 @@ from jsrl.control.supervision import (
 from jsrl.experiment.settings import DeadlineConfig, SupervisionConfig
 from jsrl.graph.launcher import Exit
 from jsrl.services.runs.control_bodies import AnyMessage, Bye, Command, Event, Report
-from jsrl.services.runs.message_limits import Drops, TextBudget, objection
 from jsrl.services.runs.process import Pauses
 from jsrl.workers.kinds import find_kind
 from tests.simulated.port import Port
@@ -62,7 +60,6 @@ class Handle:
 
     def __init__(self, controller: Controller, local: Worker | None, remote: RemoteWorker | None) -> None:
         self._controller, self.local, self.remote = controller, local, remote
-        self.drops, self.budget, self.cut_off = Drops(), TextBudget(), ""
 
     @property
     def host(self) -> str:
@@ -239,17 +236,11 @@ class Controller(Process):
 
     def _receive(self, frame: bytes) -> None:
         message = msgspec.msgpack.decode(frame, type=AnyMessage)
-        life, handle = self.supervision.lives[message.worker], self.handles[message.worker]
+        life = self.supervision.lives[message.worker]
         if message.incarnation != life.incarnation:
             self._tell(message)  # the real shell drops it here; the machine must do so itself
             return
         self.checks.heard(message)
-        speech = find_kind(self.rules[message.worker].kind).speech
-        if not handle.host and (why := objection(message, speech, handle.budget, self.host.now)):
-            _, cut_off = handle.drops.add(message.worker, why, self.host.now)
-            handle.cut_off = handle.cut_off or cut_off
-            self._tell(Refused(message.worker, message.incarnation, cut_off, isinstance(message, Bye)))
-            return
         self._tell(message)
         if isinstance(message, Event) and message.name.endswith(" finally"):
             self._finals.add(message.worker)

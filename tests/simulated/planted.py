@@ -239,15 +239,13 @@ FAULTS = (
     Planted(
         "an order that comes twice is executed twice",
         AGENT,
-        "        if order.number != self._executed + 1:\n            self.num_dropped += 1\n            return\n"
-        "        self._executed += 1\n",
+        "        if order.number != self._executed + 1:\n            return\n        self._executed += 1\n",
         "        self._executed = max(self._executed, order.number)\n",
     ),
     Planted(
         "an order is executed though one before it was lost",
         AGENT,
-        "        if order.number != self._executed + 1:\n            self.num_dropped += 1\n            return\n"
-        "        self._executed += 1\n",
+        "        if order.number != self._executed + 1:\n            return\n        self._executed += 1\n",
         "        if order.number <= self._executed:\n            return\n        self._executed = order.number\n",
     ),
     Planted(

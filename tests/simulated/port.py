@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jsrl.cluster.hosts_file import code_digest, versions
+from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.members import (
     JOIN,
     Action,
@@ -115,4 +115,4 @@ class Port:
             case KeepPart(host, part):
                 self._checks.kept(host, part)
                 if (connection := self._connections.get(host.identity)) is not None:
-                    connection.send_down(Stored(host.membership, part.name, len(part.part), part.digest))
+                    connection.send_down(Stored(host.membership, part.name, len(part.content), part.digest))

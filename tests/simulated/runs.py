@@ -7,7 +7,7 @@ from functools import cache
 
 import msgspec
 
-from jsrl.cluster.hosts_file import code_digest, versions
+from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.messages import Hello
 from jsrl.control.ending import Level
 from jsrl.control.supervision import Phase, Rules

@@ -28,7 +28,7 @@ from jsrl.types import named_leaves
 HAS_RAY, HAS_JOBS = (importlib.util.find_spec(name) is not None for name in ("ray", "aiohttp_cors"))
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300), pytest.mark.skipif(not HAS_RAY, reason="needs ray")]
 RUN = ("ppo_cartpole", "--placement", "served", "--num-actors", "4", "--num-envs", "16", "--restart", "5")
-QUIET = ("--evaluator.enabled", "false", "--stop-at-return", "none", "--profile", "none", "--display", "plain")
+QUIET = ("--evaluator.enabled", "false", "--stop-at-return", "none", "--display", "plain")
 ENDLESS = (*RUN, *QUIET, "--total-env-steps", "100000000")
 MARK = "JSRL_TEST_RAY"
 

@@ -287,7 +287,7 @@ def start_here(cluster: Cluster, *words: str) -> subprocess.Popen[bytes]:
 
 
 def test_results_on_three_nodes_equal_one_host_bit_for_bit(cluster: Cluster) -> None:
-    words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--profile", "none"]
+    words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4"]
     words += ["--num-inference-servers", "2", "--deterministic", "true", "--total-env-steps", str(50 * 16 * 64)]
     words += ["--stop-at-return", "none", "--evaluator.enabled", "false"]
     assert start_here(cluster, *words, "--run-name", "here").wait(240) == 0
@@ -305,7 +305,7 @@ def test_run_that_is_preempted_ten_times_ends_like_one_that_was_not(cluster: Clu
     """Each time its last snapshot is complete within GraceTime, at whose start Slurm signals only the steps of a job."""
     words = ["ppo", "--placement", "inline", "--num-envs", "4", "--num-actors", "2", "--rollout-length", "8"]
     words += ["--agent.num-minibatches", "1", "--agent.network.hidden", "256", "256", "--evaluator.enabled", "false"]
-    words += ["--deterministic", "true", "--profile", "none"]
+    words += ["--deterministic", "true"]
     submit = [sys.executable, "-m", "jsrl.cli.main", "run", *words, "--launcher", "slurm", "--run-name", "x"]
     told = cluster.ask(*submit, "--seeds", "0", "--total-env-steps", "100000000")
     (array,) = re.findall(r"Submitted array job (\d+) of 1 run", told)

@@ -23,9 +23,19 @@ import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
 from jsrl.rate_limit import is_reported
-from jsrl.services.runs.control_bodies import AnyMessage, Command, Crash, Event, Heartbeat, Message, Stacks, Stage
+from jsrl.services.runs.control_bodies import (
+    AnyMessage,
+    Command,
+    Crash,
+    Event,
+    Heartbeat,
+    Message,
+    Report,
+    Stacks,
+    Stage,
+)
 from jsrl.services.runs.logs import cut_log
-from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES, shortened
+from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES, Speech, TextBudget, objection, shortened
 from jsrl.services.runs.process import HostLease, Pauses, all_stacks, main_stack
 from jsrl.services.runs.values import MAX_LOG_BYTES
 from jsrl.transport.door.keys import KeyPath
@@ -58,7 +68,7 @@ class ControlClient:
       stuck_s: time limit of one turn of the worker's loop (None: none). turned_s: start of the current turn, by
         the monotonic clock; 0: the worker is not working and has no limit.
       lease: of this host, if it has joined the run; the process ends when it is over.
-      slowness: factor on the intervals between heartbeats, and between reports.
+      slowness: factor on the intervals between heartbeats, and between reports. speech: what the worker may say; None: all.
       outlives_s: how long this process may still close after the end of its parent; 0: it ends with it. holds_run: keeps other
         processes from continuing the run meanwhile; returns False if one does.
     """
@@ -77,6 +87,8 @@ class ControlClient:
         self.turned_s = 0.0
         self.lease: HostLease | None = None
         self.slowness = 1.0
+        self.speech: Speech | None = None
+        self._budget = TextBudget()
         self.outlives_s, self._orphaned_s = 0.0, 0.0
         self.holds_run: Callable[[], bool] = lambda: True
         self._activity: tuple[object, float, float | None] = ("", 0.0, None)
@@ -84,20 +96,26 @@ class ControlClient:
         self._pauses = Pauses()
         self._outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._wake_up = (
-            WakeUp()
-        )  # the thread sleeps between heartbeats: each wake-up takes the interpreter from the worker
+        self._wake_up = WakeUp()  # between heartbeats the thread sleeps: awake it takes the interpreter from the worker
         self._address, self._parent_pid = address, parent_pid
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()
 
     def send(self, kind: type[Message], **fields: Any) -> None:
-        """Queue a message to the controller.
+        """Queue a message to the controller; drop an event or report with more text than may still be said.
 
         Raises:
-          TypeError: a fact cannot be sent. This thread learns of it; the control thread must not end.
+          TypeError: a fact cannot be sent. ValueError: this worker may not say it. This thread learns of it; the control
+            thread must not end.
         """
-        self._outgoing.put(encoded(kind(worker=self.worker, incarnation=self.incarnation, **fields)))
+        frame = encoded(kind(worker=self.worker, incarnation=self.incarnation, **fields))
+        message: AnyMessage = msgspec.msgpack.decode(frame, type=AnyMessage)  # with plain numbers and short texts
+        if self.speech is not None and (why := objection(message, self.speech)):
+            raise ValueError(f"{kind.__name__.lower()} {fields.get('name', '')} is wrong: {why}")
+        if isinstance(message, Event | Report) and (why := self._budget.objection(message, time.monotonic())):
+            _logger.warning("a message was dropped: %s", why)
+            return
+        self._outgoing.put(frame)
         self._wake_up.wake()
 
     def stage(self, stage: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jsrl.linux import descriptor_path
@@ -13,6 +15,7 @@ from jsrl.services.runs.values import MAX_LOG_BYTES, log_name
 
 PART_BYTES = 1 << 16
 CONTROLLER = "controller"  # its log has everything that was displayed
+STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")  # begins a message in it
 
 
 def cut_log(fd: int = 1, most_bytes: int = MAX_LOG_BYTES) -> str | None:
@@ -49,6 +52,18 @@ def _natural(name: str) -> tuple[str, int]:
 
 def log_path(folder: Path, name: str) -> Path:
     return folder / log_name(name)
+
+
+def messages_in(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the messages in lines of a controller's log, without their times; a message may have several lines."""
+    message = list[str]()
+    for line in lines:
+        if (stamp := STAMP.match(line)) and message:
+            yield "\n".join(message)
+            message = []
+        message.append(line[stamp.end() :] if stamp else line)
+    if message:
+        yield "\n".join(message)
 
 
 class LogReader:

@@ -1,10 +1,10 @@
-"""How much a sender may say to the controller: checked once, where its messages enter. The rest is dropped and counted.
+"""What a worker may say to the controller, and how much. It checks itself; messages of a host are checked where they enter.
 
     one message             at most MAX_MESSAGE_BYTES
     the text of a sender    at most TEXT_BYTES at once, and TEXT_BYTES_PER_S more each second
 
 Text is what the controller keeps or shows: errors, notes, stages, and names that the sender has not said before. Numbers are
-free. A sender of which MAX_DROPS messages are dropped within DROPS_S seconds is cut off.
+free. A host of which MAX_DROPS messages are dropped within DROPS_S seconds is cut off.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ class TextBudget:
     def __init__(self) -> None:
         self._left, self._since_s = float(TEXT_BYTES), 0.0
         self._names: set[str] = set()
+
+    def objection(self, message: AnyMessage, now_s: float) -> str:
+        """Take the text of a message from the budget; return why that is too small for it, or an empty text."""
+        if self.pay(*texts_of(message), now_s):
+            return ""
+        return f"it has more text than its sender may still say: {TEXT_BYTES >> 20} MiB, and {TEXT_BYTES_PER_S} bytes a second"
 
     def pay(self, texts: Iterable[str], names: Iterable[str], now_s: float) -> bool:
         """Take texts, and those of the names that are new, from the budget; return False if it is too small for them."""
@@ -74,8 +80,8 @@ class Speech(NamedTuple):
     foreign: frozenset[str] | None = None
 
 
-def objection(message: AnyMessage, speech: Speech, budget: TextBudget, now_s: float) -> str:
-    """Return why a message of a worker must be dropped, though the worker sent it; empty: it need not."""
+def objection(message: AnyMessage, speech: Speech) -> str:
+    """Return why a worker may not send a message; empty: it may."""
     if why := complaint(message):
         return why
     if isinstance(message, Event) and message.name in RESERVED_EVENTS and message.name not in speech.sends:
@@ -83,8 +89,6 @@ def objection(message: AnyMessage, speech: Speech, budget: TextBudget, now_s: fl
     heads = {name.partition("/")[0] for name in metrics_of(message)} - speech.heads
     if foreign := heads if speech.foreign is None else heads & speech.foreign:
         return f"a worker of kind {speech.kind} does not measure {min(foreign)[:80]!r}"
-    if not budget.pay(*texts_of(message), now_s):
-        return f"it has more text than its sender may still say: {TEXT_BYTES >> 20} MiB, and {TEXT_BYTES_PER_S} bytes a second"
     return ""
 
 

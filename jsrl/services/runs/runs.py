@@ -34,17 +34,16 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.plain_files import open_plain
 from jsrl.services.runs.curves import Scores, curve_of, plot_scores, scores_of
-from jsrl.services.runs.files import folder_lock, read_object, write_json
+from jsrl.services.runs.files import read_object, write_json
 from jsrl.services.runs.groups import find_group
 from jsrl.services.runs.provenance import environment_facts
-from jsrl.services.runs.state import RUNNING, STATUS, held_by, read_state
+from jsrl.services.runs.state import held_by
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,-]{0,127}")
 _decode = msgspec.json.Decoder().decode  # four times as fast as json.loads
 TAIL_BYTES = 1 << 16  # of metrics.jsonl, for the last values
 VIDEOS = "videos"  # see jsrl.services.recordings.video_shelf
 REPLACED = ".replaced"  # folder beside runs, of those that are being overwritten
-CLAIM_S = 60.0  # after this time a new folder that no process has claimed is abandoned
 _logger = logging.getLogger("jsrl.services.runs")
 _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
 
@@ -130,7 +129,6 @@ class RunFolder:
     @staticmethod
     def _claim(parent: Path, name: str, *, overwrite: bool, may_number: bool) -> Path:
         path = parent / name
-        put_back(path)
         if overwrite and path.exists():
             if not (path / "experiment.json").exists():
                 raise ConfigError(f"{path} exists and is not a run (no experiment.json); it is not overwritten.")
@@ -181,15 +179,12 @@ class RunFolder:
         given = Path(run).expanduser()
         runs_dir = Path(runs_dir).expanduser()
         for candidate in (given, runs_dir / given):
-            put_back(candidate.absolute())
             if (candidate / "experiment.json").is_file():
                 return cls(candidate.absolute())
         known = {path.parent: path.stat().st_mtime for path in runs_dir.glob("*/*/experiment.json")}
         matching = [path for path in known if os.fspath(run) in (path.name, path.parent.name)]
         if matching:
-            newest = max(matching, key=lambda path: known[path]).absolute()
-            put_back(newest)
-            return cls(newest)
+            return cls(max(matching, key=lambda path: known[path]).absolute())
         names = {f"{path.parent.name}/{path.name}": path for path in known}
         words = {**{name: name for name in names}, **{path.name: name for name, path in names.items()}}
         near = dict.fromkeys(words[word] for word in difflib.get_close_matches(os.fspath(run), words, n=5, cutoff=0.4))
@@ -256,31 +251,6 @@ class RunFolder:
     @property
     def report(self) -> Path:
         return self.path / "report.html"
-
-
-def put_back(path: Path) -> None:
-    """Put the run of a folder back if a command put it aside to overwrite it, and was killed before its own run began."""
-    aside = path.parent / REPLACED / path.name
-    if not aside.is_dir():
-        return
-    with contextlib.suppress(OSError), folder_lock(aside.parent):  # without write access it stays as it is
-        if aside.is_dir() and _is_abandoned(path):
-            if path.exists():
-                _delete(path, _bin(path))
-            aside.rename(path)
-            _logger.warning(
-                "%s is back: the command that was to overwrite it was killed before its run began", RunFolder(path).name
-            )
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Return whether the process that made the folder of a run ended before the run began."""
-    if not path.exists():
-        return True
-    if (path / STATUS).exists():
-        return False
-    claimed = (path / RUNNING).exists() or time.time() - path.stat().st_mtime > CLAIM_S
-    return claimed and read_state(path).name == "killed"
 
 
 def _bin(path: Path) -> Path:

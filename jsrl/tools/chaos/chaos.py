@@ -1,35 +1,31 @@
-"""A storm over a run: its sockets are flooded, its workers killed and stopped; a score card shows how it recovers."""
+"""A storm over a run: its workers are killed and stopped; a score card shows how it recovers."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import random
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from jsrl.control.result import contradicted, ledger_lines
 from jsrl.errors import ConfigError
 from jsrl.fields import NonNegativeFinite, PositiveFinite, PositiveInt, UnitFloat, option, suggesting
 from jsrl.graph.graph_file import graph_of
-from jsrl.linux import memory_folder
-from jsrl.tools.chaos.card import Flood, InjectedFault, ScoreCard
 from jsrl.tools.chaos.outside import ObservedRun, ObservedWorker
 from jsrl.transport.ledger.legs import SAMPLES, read_legs
-from jsrl.workers.director.audit import Games, read_games
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import Kind, own_kinds
 
-__all__ = ["ChaosRun", "ChaosSettings", "Flood", "InjectedFault", "ScoreCard", "run_command"]
-
-MEAN_REST_S, STEP_S, STRANGER_READY_S, STRANGER_LEAVES_S = 0.5, 0.1, 60.0, 10.0
+MEAN_REST_S, STEP_S = 0.5, 0.1
 METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
+HARMED_SHARE = 0.1  # by which share of the best score before the storm the best one during it may be lower
 FLOWING = 3  # trajectories of each sample stream that arrive after a replacement before the run counts as recovered
 
 
@@ -41,8 +37,6 @@ class ChaosSettings:
     # fmt: off
     storm_s: PositiveFinite = option(60.0, "Seconds during which faults are injected.")
     calm_s: NonNegativeFinite = option(10.0, "Seconds without faults before that, to measure the undisturbed throughput.")
-    flood_s: NonNegativeFinite = option(10.0, "Seconds between calm and storm with unauthorised messages and no other "
-        "fault; the messages continue during the storm.")
     every_s: PositiveFinite = option(5.0, "Mean seconds between a recovery and the next fault.")
     kinds: tuple[str, ...] | None = option(None, "Kinds of workers to hit, such as actor,learner; none: all whose kind "
         "allows it. Each of these workers is hit once, in random order, before one is hit again.")
@@ -55,14 +49,107 @@ class ChaosSettings:
     # fmt: on
 
 
+@dataclass
+class InjectedFault:
+    """A fault injected into one worker: how (`kill`, `pause`, `hang`), and seconds until recovery (None: no recovery).
+
+    others: learners of other policies that were replaced too, after a fault of a learner.
+    """
+
+    worker: str
+    how: str
+    recovered_s: float | None = None
+    others: tuple[str, ...] = ()
+
+
+@dataclass
+class ScoreCard:
+    """The result of a storm over a run.
+
+    Attributes:
+      calm_per_s, storm_per_s: trajectories produced per second before and during the storm. result: the run's own.
+      left: processes that remained after the run. ended: why it ended before the storm did; empty: it did not.
+      scores: evaluations before and since the storm began.
+    """
+
+    faults: list[InjectedFault] = field(default_factory=list)
+    calm_per_s: float = 0.0
+    storm_per_s: float = 0.0
+    result: dict[str, Any] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    ended: str = ""
+    scores: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+
+    @property
+    def passed(self) -> bool:
+        """Return whether the run recovered from every fault, nothing else was harmed, and nothing remained."""
+        recovered = all(fault.recovered_s is not None and not fault.others for fault in self.faults)
+        return bool(self.faults) and recovered and self.learns and self.accounted and not self.left and not self.ended
+
+    @property
+    def learns(self) -> bool:
+        """Return whether scores since the storm began reach those before it (also True without scores)."""
+        before, since = self.scores
+        return not (before and since) or max(since) >= max(before) - HARMED_SHARE * abs(max(before))
+
+    @property
+    def accounted(self) -> bool:
+        """Return whether the run's ledgers balance: the producers' and consumers' counts match, except for unknown ones."""
+        return not contradicted(self.result)
+
+    def text(self) -> str:
+        lines = [f"score card: {'passed' if self.passed else 'FAILED'}", *self._fault_lines()]
+        share = self.storm_per_s / self.calm_per_s if self.calm_per_s else 0.0
+        lines.append(
+            f"  throughput: {self.calm_per_s:.1f} trajectories/s before, {self.storm_per_s:.1f} during the storm ({share:.0%})"
+        )
+        ledgers = ledger_lines(self.result.get("ledger") or {}, self.result.get("legs") or {})
+        lines += [f"  {line}" for line in ledgers or ["ledger: none was left"]]
+        lines += self._learning_lines()
+        if self.ended:
+            lines.append(f"  the run ended before the storm: {self.ended}")
+        if self.left:
+            lines.append(f"  left behind: {', '.join(self.left)}")
+        return "\n".join(lines)
+
+    def _fault_lines(self) -> list[str]:
+        groups: dict[str, list[InjectedFault]] = {}
+        for fault in self.faults:
+            groups.setdefault(f"{fault.how} {kind_of(fault.worker)}", []).append(fault)
+        width = max([18, *map(len, groups)])
+        lines = [f"  {'fault':<{width}} count  recovered  p50 s  p95 s"]
+        for name, faults in [*sorted(groups.items()), ("all", self.faults)]:
+            times = sorted(fault.recovered_s for fault in faults if fault.recovered_s is not None)
+            p50, p95 = (f"{quantile(times, q):.1f}" if times else "-" for q in (0.5, 0.95))
+            lines.append(f"  {name:<{width}} {len(faults):>5}  {len(times):>9}  {p50:>5}  {p95:>5}")
+        for fault in self.faults:
+            if fault.others:
+                lines.append(f"    {fault.how} {fault.worker}: {', '.join(fault.others)} had to be replaced too")
+        return lines
+
+    def _learning_lines(self) -> list[str]:
+        before, since = self.scores
+        lines = []
+        if before or since:
+            first, second = (f"{max(s):.1f} ({len(s)})" if s else "none" for s in (before, since))
+            harmed = "" if self.learns else ": HARMED"
+            lines.append(f"  learning: best score {first} before, {second} since the storm began{harmed}")
+        score = self.result.get("final") or self.result.get("evaluation") or {}
+        if "return_mean" in score:
+            lines.append(f"  return: {score['return_mean']:.1f} after {self.result.get('env_steps', 0):,} env steps")
+        return lines
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return the value that this share of sorted values does not exceed."""
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
 class ChaosRun:
     """A run in its own processes, and the faults injected into it.
 
     Args:
       command: starts the run. runs_dir, run_name: where its folder will be.
-      stranger: command of a process that sends garbage to the sockets of the folder given as its first argument, until
-        SIGTERM; it prints a line before the first message, and what it sent (`{"sent": {socket: messages}}`) at the end. None:
-        no messages.
     """
 
     def __init__(
@@ -71,18 +158,16 @@ class ChaosRun:
         runs_dir: Path,
         run_name: str,
         settings: ChaosSettings,
-        stranger: list[str] | None = None,
     ) -> None:
         self._settings, self._runs_dir, self._run_name = settings, runs_dir, run_name
-        self._intruder = stranger
         self._rng = random.Random(settings.storm_seed)
         self.card = ScoreCard()
         self._popen = subprocess.Popen(command)
         self._seen = ObservedRun(self._popen.pid)
-        self._calm_lines, self._calm_games = 0, None  # type: int, Games | None
+        self._calm_lines = 0
 
     def run(self) -> ScoreCard:
-        """Wait for calm, flood, storm, stop the run cleanly; return the score card."""
+        """Wait for calm and storm, stop the run cleanly; return the score card."""
         try:
             if self._await_start():
                 self._measure()
@@ -91,8 +176,6 @@ class ChaosRun:
         with contextlib.suppress(OSError, ValueError, StopIteration):
             self.card.result = json.loads((self._folder() / "result.json").read_text())
         self.card.scores = self._scores()
-        if (end := self._games()) is not None:
-            self.card.games = self._calm_games or Games(), end
         self.card.left = self._seen.left()
         return self.card
 
@@ -106,16 +189,8 @@ class ChaosRun:
 
     def _measure(self) -> None:
         self.card.calm_per_s = self._rate_of_rest(self._settings.calm_s)
-        self._calm_lines, self._calm_games = self._lines(), self._games()
-        if self._intruder is not None:
-            self.card.flood = Flood()
-            with self._intruders("--jobs", str(self._folder() / "jobs")):
-                before = self._seen.workers()
-                self.card.flood.per_s = self._rate_of_rest(self._settings.flood_s)
-                now = self._seen.workers()
-            self.card.flood.replaced = sorted(name for name, worker in before.items() if now.get(name) != worker)
-        with self._intruders():
-            self._storm()
+        self._calm_lines = self._lines()
+        self._storm()
         if self._popen.poll() is not None:
             self.card.ended = f"exit status {self._popen.poll()}"
 
@@ -134,42 +209,6 @@ class ChaosRun:
         self._pause(duration_s)
         return (self._produced() - before) / (time.monotonic() - begun_s)
 
-    @contextlib.contextmanager
-    def _intruders(self, *arguments: str) -> Iterator[None]:
-        """Send unauthorised messages during the block, if a sender was given, and count them."""
-        flood = self.card.flood
-        if self._intruder is None or flood is None:
-            yield
-            return
-        folders = [*memory_folder().glob(f"{self._popen.pid}-*")]
-        if not folders:
-            flood.failed = "the run's folder of sockets was not found"
-            yield
-            return
-        args = [*self._intruder, str(folders[0]), *arguments, "--seed", str(self._rng.randrange(1 << 30))]
-        popen = subprocess.Popen(args, stdout=subprocess.PIPE, text=True)
-        assert popen.stdout is not None
-        try:
-            select.select([popen.stdout], [], [], STRANGER_READY_S)
-            yield
-        finally:
-            popen.terminate()
-            self._count_messages(popen, flood)
-
-    def _count_messages(self, popen: subprocess.Popen[str], flood: Flood) -> None:
-        try:
-            printed = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
-            if popen.returncode == -signal.SIGTERM and not printed:
-                return  # it was not even ready for the signal
-            reply = json.loads(printed.splitlines()[-1])["sent"]
-            flood.sent = {name: flood.sent.get(name, 0) + reply.get(name, 0) for name in {**flood.sent, **reply}}
-        except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError) as error:
-            popen.kill()
-            popen.wait()
-            flood.failed = (
-                f"the sender of unauthorised messages ended with status {popen.returncode} ({type(error).__name__})"
-            )
-
     def _pause(self, duration_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(max(0.0, duration_s))
@@ -183,7 +222,7 @@ class ChaosRun:
         fewest = min(hits[name] for name in workers)
         name = self._rng.choice(sorted(name for name in workers if hits[name] == fewest))
         others, victim, begun_s = self._other_learners(name), workers[name], time.monotonic()
-        fault = InjectedFault(name, self._next_kind(), held_games=self._holds_games(name))
+        fault = InjectedFault(name, self._next_kind())
         self.card.faults.append(fault)
         inject(victim, fault)
         try:
@@ -209,13 +248,6 @@ class ChaosRun:
     def _is_learner(self, worker: str) -> bool:
         kind = self._kind(worker)
         return kind is not None and kind.trains
-
-    def _holds_games(self, worker: str) -> bool:
-        """Return whether a worker plays episodes, or counts them as a director."""
-        kind = self._kind(worker)
-        if kind is None:
-            return False
-        return kind.plays or "games" in kind.receives
 
     def _kind(self, worker: str) -> Kind | None:
         """Return the kind of a worker of the run; None: it is not known."""
@@ -254,11 +286,6 @@ class ChaosRun:
             return {name: ledger.produced for name, ledger in read_legs(self._folder()).items()}
         except StopIteration:
             return {}
-
-    def _games(self) -> Games | None:
-        with contextlib.suppress(StopIteration):
-            return read_games(self._folder())
-        return None
 
     def _lines(self) -> int:
         with contextlib.suppress(OSError, StopIteration):

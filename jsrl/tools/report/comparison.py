@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections import Counter
@@ -14,21 +13,19 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.graph.graph_file import plain_graph
-from jsrl.intervals import RETURN, WIN_RATE, seeds_interval, t_factor
+from jsrl.intervals import seeds_interval, t_factor
 from jsrl.services.metrics.display_state import clock, short
 from jsrl.services.runs.runs import Run
-from jsrl.services.runs.state import read_result
 from jsrl.tools.report.page import Table
-from jsrl.tools.report.run_report import flat_options, rates_of
+from jsrl.tools.report.run_report import flat_options, how_it_ended, rates_of
 
 BAND_POINTS = 50
-END_METRICS = (
+SCORES = (  # a win rate exists where opponents are named; there the return says little
+    "evaluator/final_win_rate",
     "evaluator/win_rate",
+    "evaluator/final_return_mean",
     "evaluator/return_mean",
     "actor/return_mean",
-    "learner/policy_lag_mean",
-    "learner/entropy",
-    "learner/explained_variance",
 )
 
 
@@ -275,35 +272,34 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def compare_runs(left: Run, right: Run) -> str:
-    """Return a text: differences in configuration and origin, and end values of metrics."""
-    settings = settings_table({"A": [left], "B": [right]})
-    parts = [f"A: {left.name}\nB: {right.name}", settings.text() if settings.rows else SAME]
-    return "\n\n".join([*parts, _ends_table((left, right)).text()])
+def scored(runs: Sequence[Run]) -> tuple[list[Run], str]:
+    """Return the runs that have a score (one that has just begun has none), and the metric in which all of them have one.
+
+    The metric is empty if there is none.
+    """
+
+    def has(run: Run, name: str) -> bool:
+        return bool(np.isfinite(run.metrics.get(name, np.zeros(0))).any())
+
+    found = [run for run in runs if any(has(run, name) for name in SCORES)]
+    return found, next((name for name in SCORES if found and all(has(run, name) for run in found)), "")
 
 
-def _ends_table(runs: tuple[Run, Run]) -> Table:
-    """Return the table of lengths, the final evaluation, the last values of metrics, and rates."""
-    ends: dict[str, tuple[float | None, ...]] = {}
-    finals = [read_result(run.folder.path).get("final") or {} for run in runs]
-    if any(finals):
-        matches = all(WIN_RATE in final for final in finals if final)
-        name = "final evaluation" + (", win rate" if matches else "")
-        ends[name] = tuple(final.get(WIN_RATE if matches else RETURN) for final in finals)
-    for key in END_METRICS:
-        curves = [run.curve(key)[1] if key in run.metrics else np.zeros(0) for run in runs]
-        if any(key in run.metrics for run in runs):
-            ends[key] = tuple(float(curve[-1]) if curve.size else None for curve in curves)
-    speeds = [rates_of(run.metrics) for run in runs]  # the last line of a rate also counts the end of the run
-    ends |= {f"{name}/s": tuple(own.get(name) for own in speeds) for name in itertools.chain(*speeds)}
-    rows = [("env_steps", *(short(_last(run, "env_steps")) for run in runs), "")]
-    rows.append(("wall clock", *(clock(_last(run, "wall_s")) for run in runs), ""))
-    for name, (a, b) in ends.items():
-        change = "" if a is None or b is None else f"{'+' if b >= a else ''}{short(b - a)}"
-        rows.append((name, short(a), short(b), change))
-    return Table(("end value", "A", "B", "B - A"), rows)
+def runs_table(runs: Sequence[Run]) -> Table:
+    """Return a line for each run: how it ended, its length, its rates, and the last value of the score that all have."""
+    (found, metric), rows = scored(runs), list[Sequence[str]]()
+    for run in runs:
+        steps, wall_s = (run.metrics.get(name, np.zeros(0)) for name in ("env_steps", "wall_s"))
+        length = (short(float(steps.max())), clock(float(wall_s[-1]))) if steps.size else ("-", "-")
+        rates = rates_of(run.metrics)  # the last line of a rate also counts the end of the run
+        speeds = [short(rates.get(name)) for name in ("env steps trained", "updates")]
+        score = short(float(run.curve(metric)[1][-1])) if metric and run in found else "-"
+        rows.append((run.name, how_it_ended(run.folder.path), *length, *speeds, score))
+    head = ("run", "ended", "env steps", "wall clock", "env steps trained/s", "updates/s", metric or "score")
+    return Table(head, rows, "numbers", words=(1,))
 
 
-def _last(run: Run, column: str) -> float | None:
-    values = run.metrics.get(column, np.zeros(0))
-    return float(values[-1]) if values.size else None
+def compare_runs(runs: Sequence[Run]) -> str:
+    """Return a text: how runs differ in configuration and origin, and how each ended."""
+    settings = settings_table({run.name: [run] for run in runs})
+    return f"{settings.text() if settings.rows else SAME}\n\n{runs_table(runs).text()}"

@@ -11,21 +11,22 @@ import numpy as np
 from jsrl.services.runs.files import write_atomic
 from jsrl.services.runs.runs import Run
 from jsrl.tools.report.charts import SMALL, WIDE, Series, chart, keys_of
-from jsrl.tools.report.comparison import SAME, band, grouped, scores_table, settings_table, summarise
+from jsrl.tools.report.comparison import (
+    SAME,
+    band,
+    grouped,
+    runs_table,
+    scored,
+    scores_table,
+    settings_table,
+    summarise,
+)
 from jsrl.tools.report.curves import STEPS, algorithm_metrics, title_of
-from jsrl.tools.report.page import Table, header, section, shell
-from jsrl.tools.report.run_report import flat_options, how_it_ended
-from jsrl.tools.report.text import number
+from jsrl.tools.report.page import header, section, shell
+from jsrl.tools.report.run_report import flat_options
 from jsrl.workers.learner.kind import KIND as LEARNER
 from jsrl.workers.learner.kind import MEASURED
 
-SCORES = (  # a win rate exists where opponents are named; there the return says little
-    "evaluator/final_win_rate",
-    "evaluator/win_rate",
-    "evaluator/final_return_mean",
-    "evaluator/return_mean",
-    "actor/return_mean",
-)
 CURVES = (
     ("Win rate against named opponents", "evaluator/win_rate"),
     ("Return of an episode, evaluation", "evaluator/return_mean"),
@@ -50,7 +51,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
         section("Scores", _scores(runs)),
         *(_curves(env, {name: groups[name] for name in names}) for env, names in environments.items()),
         section("Settings that differ", _settings(groups)),
-        section("Runs", _runs(runs)),
+        section("Runs", runs_table(runs).html()),
     ]
     return shell(title, "\n".join(one for one in sections if one))
 
@@ -60,7 +61,7 @@ def _curves(env: str, groups: Mapping[str, Sequence[Run]]) -> str:
     where = f": {env}" if env else ""
     runs = [run for own in groups.values() for run in own]
     large = "".join(_chart(name, metric, groups, WIDE) for name, metric in CURVES)
-    names = dict.fromkeys(name for run in runs for name in algorithm_metrics(run.metrics, LEARNER.prefix, MEASURED))
+    names = dict.fromkeys(name for run in runs for name in algorithm_metrics(run.metrics, LEARNER, MEASURED))
     small = "".join(_chart(title_of(name), name, groups, SMALL) for name in names)
     none = np.zeros(0)
     keys = keys_of({name: Series(name, none, none, index=index).css for index, name in enumerate(groups)})
@@ -68,19 +69,6 @@ def _curves(env: str, groups: Mapping[str, Sequence[Run]]) -> str:
         f'<p class="legend">{keys}</p><p class="legend">{NOTE}</p><div class="grid2">{large}</div>' if large else ""
     )
     return section(f"Learning{where}", learning) + section(f"Algorithm{where}", small, "grid3")
-
-
-def scored(runs: Sequence[Run]) -> tuple[list[Run], str]:
-    """Return the runs that have a score (one that has just begun has none), and the metric in which all of them have one.
-
-    The metric is empty if there is none.
-    """
-
-    def has(run: Run, name: str) -> bool:
-        return bool(np.isfinite(run.metrics.get(name, np.zeros(0))).any())
-
-    found = [run for run in runs if any(has(run, name) for name in SCORES)]
-    return found, next((name for name in SCORES if found and all(has(run, name) for run in found)), "")
 
 
 def _chart(title: str, metric: str, groups: Mapping[str, Sequence[Run]], size: tuple[int, int]) -> str:
@@ -111,16 +99,6 @@ def _scores(runs: Sequence[Run]) -> str:
 def _settings(groups: Mapping[str, Sequence[Run]]) -> str:
     table = settings_table(groups)
     return table.html() if table.rows else f"<p>{SAME}</p>"
-
-
-def _runs(runs: Sequence[Run]) -> str:
-    (found, metric), rows = scored(runs), list[Sequence[str]]()
-    for run in runs:
-        steps = run.metrics.get("env_steps", np.zeros(0))
-        score = number(float(run.curve(metric)[1][-1])) if metric and run in found else "-"
-        at = number(float(steps.max())) if steps.size else "-"
-        rows.append((run.name, how_it_ended(run.folder.path), at, score))
-    return Table(("run", "ended", "env steps", "score"), rows).html()
 
 
 def write_comparison(runs: Sequence[Run], path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from jsrl.services.runs.curves import curve_of, scores_of
 from jsrl.tools.report.charts import SMALL, Series, chart
 from jsrl.tools.report.run_report import RunReport, of_policy
 from jsrl.workers.actor.kind import KIND as ACTOR
-from jsrl.workers.kinds import OWN, kind_metrics
+from jsrl.workers.kinds import OWN, Kind, kind_metrics
 from jsrl.workers.learner.kind import KIND as LEARNER
 from jsrl.workers.learner.kind import MEASURED
 
@@ -47,41 +47,35 @@ def learning(report: RunReport) -> list[str]:
 
 def algorithm(report: RunReport) -> str:
     """Return a small chart for every metric that the updates, or the episodes of a user's environments, report."""
-    columns = [of_policy(report.columns, policy) for policy in report.policies]
-    kinds = ((LEARNER.prefix, MEASURED), (ACTOR.prefix, ACTOR.shown.metrics))
-    names = dict.fromkeys(name for kind in kinds for own in columns for name in algorithm_metrics(own, *kind))
-    return _small_charts(report, {name: title_of(name) for name in names}, KNOWN)
+    return _small_charts(report, {LEARNER: MEASURED, ACTOR: ACTOR.shown.metrics})
 
 
 def own_workers(report: RunReport) -> str:
     """Return a small chart for every metric that a user's kinds of workers report."""
-    columns = [of_policy(report.columns, policy) for policy in report.policies]
-    titles, known = dict[str, str](), dict[str, Metric]()
-    for kind in kinds_of(report.folder):
-        if kind.name in OWN:
-            continue
-        known |= {metric.name: metric for metric in kind_metrics(kind)}
-        shares = {f"{kind.prefix}/{activity.name}_share" for activity in kind.all_activities}
-        names = [name for own in columns for name in own if name.startswith(f"{kind.prefix}/") and name not in shares]
-        titles |= {name: f"{kind.title}: {title_of(name, known)}" for name in names}
-    return _small_charts(report, titles, known)
+    own = {kind: () for kind in kinds_of(report.folder) if kind.name not in OWN}
+    return _small_charts(report, own, "{0.title}: ")
 
 
-def _small_charts(report: RunReport, titles: dict[str, str], known: dict[str, Metric]) -> str:
-    """Return a chart over env steps for each metric: its name -> its title; `known` metrics have a hint."""
+def _small_charts(report: RunReport, kinds: Mapping[Kind, Iterable[Metric]], begin: str = "") -> str:
+    """Return a chart over env steps for each metric of some kinds, but for those measured; known ones have a hint."""
+    columns = [name for policy in report.policies for name in of_policy(report.columns, policy)]
     drawn = []
-    for name, title in titles.items():
-        series = _curves(report, {policy or FIRST: _named(policy, name) for policy in report.policies})
-        hint = f"{known[name].meaning}; healthy: {known[name].healthy}" if name in known else name
-        drawn.append(chart(title, STEPS, series, x_range=_steps(report), size=SMALL, hint=hint))
+    for kind, measured in kinds.items():
+        known = {metric.name: metric for metric in kind_metrics(kind)}
+        for name in dict.fromkeys(algorithm_metrics(columns, kind, measured)):
+            series = _curves(report, {policy or FIRST: _named(policy, name) for policy in report.policies})
+            hint = f"{known[name].meaning}; healthy: {known[name].healthy}" if name in known else name
+            title = begin.format(kind) + title_of(name, known)
+            drawn.append(chart(title, STEPS, series, x_range=_steps(report), size=SMALL, hint=hint))
     charts = "".join(drawn)
     return f'<div class="grid3">{charts}</div>' if charts else ""
 
 
-def algorithm_metrics(names: Iterable[str], prefix: str, measured: Iterable[Metric]) -> list[str]:
+def algorithm_metrics(names: Iterable[str], kind: Kind, measured: Iterable[Metric]) -> list[str]:
     """Return the metrics of a kind of worker that come from its algorithm, not from the worker or its time accounting."""
-    own = {f"{prefix}/{metric.name}" for metric in measured}
-    return [name for name in names if name.startswith(f"{prefix}/") and name not in own and not name.endswith("_share")]
+    own = {f"{kind.prefix}/{metric.name}" for metric in measured}
+    own |= {f"{kind.prefix}/{activity.name}_share" for activity in kind.all_activities}
+    return [name for name in names if name.startswith(f"{kind.prefix}/") and name not in own]
 
 
 def title_of(name: str, known: dict[str, Metric] = KNOWN) -> str:

@@ -1,246 +1,295 @@
-"""The search for a fast setting with noisy measurements.
-
-A Gaussian process over the log of the speed proposes what to try next; then the leaders are measured again, in turns, because
-the best of many noisy measurements is often luck. Nothing is random: the same measurements lead to the same next one.
-"""
+"""The search: Optuna proposes values, each trial is one run or several, and a trial behind the median is ended early."""
 
 from __future__ import annotations
 
-import itertools
-import math
-import statistics
+import contextlib
+import fcntl
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+from jsrl.errors import ConfigError, TrialsFailed
+from jsrl.extras import require_extra
+from jsrl.fields import PositiveInt, option, suggesting
+from jsrl.interrupts import interrupts
+from jsrl.services.runs.files import file_lock
+from jsrl.tools.tuning.child import Child, child_command, start_runs
+from jsrl.tools.tuning.ranges import Range
 
-from jsrl.tools.tuning.space import Setting, Space, Trial, key_of
-
-EXPLORE_SHARE = 0.75  # of the time; in the rest the leaders are measured again
-WORTH = 0.005  # expected gain (of the log speed) below which exploration ends early
-MAX_LEADERS = 3
-LEADER_MARGIN = 0.10  # how far behind the best (log speed, in the model) a leader may be
-MIN_ROUNDS, MAX_ROUNDS = 2, 6
-FINALS = 4  # trials that are left for the leaders, in turns: the best two, twice
-USERS_FAULTS = ("EnvironmentFault:", "AgentFault:")  # errors of the user's own code, which every setting would repeat
-
-
-Measure = Callable[[Setting, str, float], Trial]  # setting, phase, the best speed so far -> the measurement
-
-
-@dataclass
-class Budget:
-    """Time budget of a search; tests may replace its clock.
-
-    Attributes:
-      total_s: to spend. clock: returns seconds. stopped: returns whether to end now (Ctrl-C).
-    """
-
-    total_s: float
-    clock: Callable[[], float]
-    stopped: Callable[[], bool] = lambda: False
-    begin_s: float = field(init=False)
-    _durations: list[float] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.begin_s = self.clock()
-
-    @property
-    def elapsed_s(self) -> float:
-        return self.clock() - self.begin_s
-
-    @property
-    def left_s(self) -> float:
-        return self.total_s - self.elapsed_s
-
-    def took(self, seconds: float) -> None:
-        self._durations.append(seconds)
-
-    def allows(self, share: float = 1.0, later: int = 0) -> bool:
-        """Return whether another trial of the usual length fits into a share of the time, and `later` ones into all of it."""
-        usual_s = statistics.median(self._durations) if self._durations else 0.0
-        most_s = min(share * self.total_s, self.total_s - later * usual_s)
-        return not self.stopped() and self.elapsed_s + usual_s <= most_s
+JOURNAL, RUNS, OUTPUT, LOCK, ASKING = "optuna.journal", "runs", "output", "running", "asking"  # in a search's folder
+POLL_S = 0.1
+STEPS = 20  # parts of a run, after each of which its score is compared
+FREE_STEPS = 5  # parts of a run before it may be pruned
+FREE_TRIALS = 5  # trials before one may be pruned
+PART = "part"  # attribute of a trial: number of the process that runs it, if several share the search
+MOST_FAILURES = 3  # failed trials at the start, without any success, that end the search
 
 
-def search(space: Space, measure: Measure, budget: Budget) -> list[Trial]:
-    """Measure settings until the time is spent, or no gain is expected; return all trials in order.
+@suggesting
+@dataclass(frozen=True)
+class SearchOptions:
+    """How a search runs."""
 
-    Args:
-      space: possible settings; its default is measured first. measure: makes one trial. budget: of time.
-    """
-    trials: list[Trial] = []
-
-    def make(setting: Setting, phase: str) -> None:
-        begin_s = budget.clock()
-        best = max((t.env_steps_per_s for t in trials), default=0.0)
-        trials.append(measure(setting, phase, best))
-        budget.took(budget.clock() - begin_s)
-
-    make(space.default, "explore")
-    while not _is_hopeless(trials) and budget.allows(EXPLORE_SHARE, FINALS if len(trials) > 1 else 0):
-        setting = propose(space, trials)
-        if setting is None:
-            break
-        make(setting, "explore")
-    for setting in finals(space, trials):
-        if not budget.allows():
-            break
-        make(setting, "final")
-    return trials
-
-
-def _is_hopeless(trials: Sequence[Trial]) -> bool:
-    """Return whether no setting can work: the user's own code fails, or the first two failed alike."""
-    errors = [trial.error for trial in trials]
-    return all(errors) and (any(fault in errors[0] for fault in USERS_FAULTS) or errors[:2] == 2 * errors[:1])
-
-
-# -- what to try next -------------------------------------------------------------------------------------------------
-
-
-def propose(space: Space, trials: Sequence[Trial]) -> Setting | None:
-    """Return the setting to measure next: the openings first, then the one with the largest expected gain; None: none."""
-    tried = {key_of(t.setting) for t in trials}
-    for setting in openings(space):
-        if key_of(setting) not in tried:
-            return setting
-    untried = [i for i, key in enumerate(space.keys) if key not in tried]
-    if not untried:
-        return None
-    model = fit(space, trials)
-    if model is None:
-        return space.candidates[untried[0]]
-    gain = model.expected_gain(space.points[untried])
-    best = int(np.argmax(gain))
-    return space.candidates[untried[best]] if gain[best] >= WORTH or len(trials) < 2 * len(openings(space)) else None
-
-
-def openings(space: Space) -> list[Setting]:
-    """Return the settings measured before there is a model: the default, and each placement with few and with many workers."""
-    chosen: dict[Any, Setting] = {key_of(space.default): space.default}
-    for own in space.grid.values():
-        points = space.coordinates(own)
-        central = own[int(np.argmin(np.linalg.norm(points - points.mean(axis=0), axis=1)))]
-        chosen.setdefault(key_of(central), central)
-        distances = np.linalg.norm(points - space.coordinates([central]), axis=1)
-        if distances.max() > 1.5:
-            far = own[int(np.argmax(distances))]
-            chosen.setdefault(key_of(far), far)
-    return list(chosen.values())
-
-
-# -- the model --------------------------------------------------------------------------------------------------------
-
-# Hyperparameters that are compared by their likelihood: correlation length (in steps of a knob), spread of the log speed
-# over the space, and noise of one measurement. The first of each is the most likely before any measurement.
-LENGTHS, SPREADS, NOISES = (2.0, 1.0, 4.0, 8.0), (0.5, 0.25, 1.0), (0.05, 0.025, 0.1, 0.2)
-CUT_NOISE = 0.15  # additional noise of a measurement that was ended early
-FAILED_BELOW = 0.7  # a failed setting counts as this much (log) slower than the slowest
+    # fmt: off
+    vary: dict[str, str] = option(help="An option to vary: OPTION=log:LOW:HIGH, lin:LOW:HIGH, int:LOW:HIGH, "
+        "log-int:LOW:HIGH, or values such as OPTION=0.5,1,10 (with | between values that have commas). Give it several "
+        "times.", factory=dict)
+    space: str | None = option(None, "JSON file with further options to vary: an object of option and range.")
+    trials: PositiveInt = option(20, "Trials in total; a resumed search counts its finished ones.")
+    parallel: PositiveInt = option(1, "Trials at the same time, each in its own processes.")
+    seeds_per_trial: PositiveInt = option(1, "Runs of each trial, one after another; the first one has --seed, the next one "
+        "--seed + 1. Their mean score counts.")
+    prune: bool = option(True, "End a trial early if it scores less than the median of the others at the same time.")
+    searches_dir: str = option("searches", "Folder of all searches; a search goes to SEARCHES_DIR/EXPERIMENT/SEARCH.")
+    search_name: str | None = option(None, "Name of this search (default: the time).")
+    resume: str | None = option(None, "Continue a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials, "
+        "--parallel and --launcher may be given with it.")
+    part: int | None = option(None, "With --resume: number of this process in a search of several processes; a job "
+        "array sets it.")
+    # fmt: on
 
 
 @dataclass(frozen=True)
-class Model:
-    """A Gaussian process (squared exponential) over the log of the speed.
+class Setup:
+    """Settings of a search.
 
     Attributes:
-      points: measured, [M, X]. factor: Cholesky factor of their covariance. weights: [M], its solution for the measurements.
-      mean: of the log speeds. best: the model's highest value at a measured point.
+      folder: of the search. experiment: name of the runs' folder. ranges: varied options. total_env_steps, seed: of a run.
+      words: (option -> value as text, seed, name of the run, folder of runs) -> the arguments of `jsrl run`; ConfigError if
+        these values exclude each other.
+      together: the trials at the same time share one process and compiled program.
     """
 
-    points: np.ndarray
-    factor: np.ndarray
-    weights: np.ndarray
-    mean: float
-    length: float
-    spread: float
-    best: float
-
-    def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (mean, standard deviation) of the log speed at points [P, X]."""
-        cross = _covariance(points, self.points, self.length, self.spread)
-        mean = self.mean + cross @ self.weights
-        solved = np.linalg.solve(self.factor, cross.T)
-        variance = self.spread**2 - np.einsum("ij,ij->j", solved, solved)
-        return mean, np.sqrt(np.maximum(variance, 1e-12))
-
-    def expected_gain(self, points: np.ndarray) -> np.ndarray:
-        """Return each point's expected gain over the best log speed."""
-        mean, deviation = self.predict(points)
-        z = (mean - self.best) / deviation
-        density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-        below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
-        return deviation * (z * below + density)
+    folder: Path
+    experiment: str
+    ranges: Sequence[Range]
+    total_env_steps: int
+    seed: int
+    words: Callable[[dict[str, str], int, str, Path], list[str]]
+    together: bool = False
 
 
-def _covariance(a: np.ndarray, b: np.ndarray, length: float, spread: float) -> np.ndarray:
-    return spread**2 * np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * length**2))
+@dataclass
+class _Trial:
+    """A running trial; `part`: of its current run, the last one reported."""
+
+    asked: Any
+    values: dict[str, str]
+    begun_s: float
+    child: Child | None = None
+    scores: list[float] = field(default_factory=list)
+    part: int = -1
+    pruned: bool = False
+    latest: str = "starting"
+
+    @property
+    def number(self) -> int:
+        return self.asked.number
 
 
-def fit(space: Space, trials: Sequence[Trial]) -> Model | None:
-    """Return the model of the measurements; None if all failed."""
-    speeds = np.array([t.env_steps_per_s for t in trials])
-    if not (speeds > 0).any():
-        return None
-    logs = np.log(np.maximum(speeds, speeds[speeds > 0].min() * math.exp(-FAILED_BELOW)))
-    points = space.coordinates([t.setting for t in trials])
-    extra = np.array([CUT_NOISE if t.cut or t.error else 0.0 for t in trials])
-    mean = float(logs.mean())
-    chosen: tuple[float, Model] | None = None
-    for length, spread, noise in itertools.product(LENGTHS, SPREADS, NOISES):
-        covariance = _covariance(points, points, length, spread) + np.diag(noise**2 + extra**2)
-        factor = np.linalg.cholesky(covariance)
-        half = np.linalg.solve(factor, logs - mean)
-        likelihood = -0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum())
-        likelihood -= 0.5 * ((length != LENGTHS[0]) + (spread != SPREADS[0]) + (noise != NOISES[0]))
-        if chosen is None or likelihood > chosen[0]:
-            weights = np.linalg.solve(factor.T, half)
-            model = Model(points, factor, weights, mean, length, spread, -math.inf)
-            chosen = likelihood, model
-    assert chosen is not None
-    model = chosen[1]
-    return Model(**(vars(model) | {"best": float(model.predict(points)[0][speeds > 0].max())}))
+class Search:
+    """One search, new or continued."""
 
+    def __init__(
+        self,
+        setup: Setup,
+        options: SearchOptions,
+        notify: Callable[[str], None],
+        show: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Open the study of the search's folder; `notify` gets a line at each event, `show` how far the trials are."""
+        self._setup, self._options, self._notify, self._show = setup, options, notify, show
+        self.study = _open_study(setup.folder, setup.seed, options.part)
+        self._running: list[_Trial] = []
+        self.interrupted = False
 
-# -- the leaders, again -----------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Run trials until all requested ones are finished; Ctrl-C ends the running ones cleanly.
 
+        Raises:
+          ConfigError: the search is running already. TrialsFailed: the first trials all failed; the message says why.
+        """
+        (self._setup.folder / OUTPUT).mkdir(exist_ok=True)
+        with held(self._setup.folder, shared=self._options.part is not None), interrupts(self._interrupt):
+            with self._asking():
+                _begin_again(self.study, self._options.part)
+            try:
+                while not self.interrupted and (self._running or self._missing > 0):
+                    self._start_missing()
+                    for trial in list(self._running):
+                        if trial.child is not None:
+                            self._look_at(trial, trial.child)
+                    self._show("; ".join(f"trial {trial.number}: {trial.latest}" for trial in self._running))
+                    time.sleep(POLL_S)
+            finally:
+                self._close()
 
-def leaders(space: Space, trials: Sequence[Trial]) -> list[Setting]:
-    """Return the settings to measure again, best first: by the model, which lucky measurements mislead less."""
-    model = fit(space, trials)
-    measured = {key_of(t.setting): t.setting for t in trials if t.env_steps_per_s > 0 and not t.cut}
-    if model is None or not measured:
-        return []
-    settings = list(measured.values())
-    mean, _ = model.predict(space.coordinates(settings))
-    order = np.argsort(-mean, kind="stable")
-    return [settings[i] for i in order[:MAX_LEADERS] if mean[i] >= mean[order[0]] - LEADER_MARGIN]
+    @property
+    def _missing(self) -> int:
+        """Return how many trials must be started; those of other processes count as started."""
+        running = sum(trial.state.name == "RUNNING" for trial in self.study.trials)
+        return self._options.trials - len(finished(self.study)) - running
 
+    def _interrupt(self) -> None:
+        self.interrupted = True
 
-def finals(space: Space, trials: Sequence[Trial]) -> Iterator[Setting]:
-    """Yield the leaders (and, every other round, the default) to measure again, in turns; hopeless ones drop out.
+    def _asking(self) -> contextlib.AbstractContextManager[None]:
+        """Hold what one process at a time may do: count the missing trials, and begin one."""
+        return file_lock(self._setup.folder / ASKING)
 
-    Args:
-      trials: a list that grows by the measurements.
-    """
-    running = leaders(space, trials)
-    if not running:
-        return
-    default = space.default
-    for number in range(MAX_ROUNDS):
-        order = running if number % 2 == 0 else running[::-1]
-        yield from order
-        if number % 2 == 0 and default not in running:
-            yield default
-        speed = {key_of(s): statistics.median(_final_speeds(trials, s)) for s in running}
-        best = max(speed.values(), default=0.0)
-        margin = max(LEADER_MARGIN / (number + 1), 0.03)  # the margin shrinks with the number of measurements
-        running = [s for s in running if speed[key_of(s)] >= (1 - margin) * best]
-        if number + 1 >= MIN_ROUNDS and len(running) < 2:
+    def _ask(self) -> Any:
+        with self._asking():
+            if self._missing <= 0:
+                return None
+            asked = self.study.ask({r.option: r.distribution for r in self._setup.ranges})
+            if self._options.part is not None:
+                asked.set_user_attr(PART, self._options.part)
+            return asked
+
+    def _start_missing(self) -> None:
+        """Start the runs that may start; those that share a program start when no other one runs."""
+        if self._setup.together and any(trial.child for trial in self._running):
             return
+        while len(self._running) < self._options.parallel and (asked := self._ask()) is not None:
+            values = {r.option: r.text(asked.params[r.option]) for r in self._setup.ranges}
+            trial = _Trial(asked, values, time.monotonic())
+            self._running.append(trial)
+            text = ", ".join(f"{option} {value}" for option, value in values.items())
+            self._notify(f"trial {trial.number}: {text}")
+        runs = [run for trial in list(self._running) if trial.child is None and (run := self._run_of(trial))]
+        for together in [runs] if self._setup.together and runs else [[run] for run in runs]:
+            self._start(together)
+
+    def _run_of(self, trial: _Trial) -> tuple[_Trial, str, list[str]] | None:
+        """Return a trial, the name of its next run and its arguments; None: the trial has failed."""
+        setup, seed = self._setup, self._setup.seed + len(trial.scores)
+        name = f"trial-{trial.number}-seed{seed}"
+        try:
+            return trial, name, setup.words(trial.values, seed, name, setup.folder / RUNS)
+        except ConfigError as error:  # values that are each valid, but not together
+            self._fail(trial, str(error))
+            return None
+
+    def _start(self, runs: Sequence[tuple[_Trial, str, list[str]]]) -> None:
+        """Start a process with the runs of some trials."""
+        setup = self._setup
+        folders = [setup.folder / RUNS / setup.experiment / name for _, name, _ in runs]
+        output = setup.folder / OUTPUT / f"{runs[0][1]}.txt"
+        at_once = 1 if setup.together else self._options.parallel
+        children = start_runs(child_command(*(words for _, _, words in runs)), folders, output, at_once)
+        for (trial, _, _), child in zip(runs, children, strict=True):
+            trial.child, trial.part = child, -1
+
+    def _look_at(self, trial: _Trial, child: Child) -> None:
+        """Report the scores of a trial's run; its next one may start when it has ended."""
+        ended = child.ended
+        for env_steps, score in child.new_scores():
+            self._report(trial, env_steps, score)
+        if trial.pruned:
+            child.stop()
+        if ended and not self.interrupted:  # a signal to all processes of a job is no failure of the trial
+            self._ended(trial, child)
+
+    def _report(self, trial: _Trial, env_steps: int, score: float) -> None:
+        trial.latest = f"{score:.4g} at {min(1.0, env_steps / self._setup.total_env_steps):.0%} of its env steps"
+        part = min(STEPS, env_steps * STEPS // self._setup.total_env_steps)
+        for reached in range(trial.part + 1, part + 1):
+            trial.asked.report(score, len(trial.scores) * (STEPS + 1) + reached)
+        if part > trial.part and self._options.prune and not trial.pruned:
+            trial.pruned = trial.asked.should_prune()
+        trial.part = max(trial.part, part)
+
+    def _ended(self, trial: _Trial, child: Child) -> None:
+        score, why = child.outcome()
+        child.close()
+        if trial.pruned:
+            self._notify(f"trial {trial.number}: pruned after {trial.part * 100 // STEPS}% of a run, behind the median")
+            self._finish(trial, state="PRUNED")
+        elif score is None:
+            self._fail(trial, why)
+        else:
+            trial.scores.append(score)
+            trial.child = None
+            if len(trial.scores) >= self._options.seeds_per_trial:
+                mean = sum(trial.scores) / len(trial.scores)
+                self._finish(trial, value=mean)
+                self._notify(f"trial {trial.number}: {mean:.4g} (best: {self.study.best_value:.4g})")
+
+    def _fail(self, trial: _Trial, why: str) -> None:
+        trial.asked.set_user_attr("why", why)
+        self._notify(f"trial {trial.number}: failed: {why}")
+        self._finish(trial, state="FAIL")
+        done = finished(self.study)
+        if len(done) >= MOST_FAILURES and all(one.state.name == "FAIL" for one in done):
+            raise TrialsFailed(f"all {len(done)} trials have failed, the last one with: {why}")
+
+    def _finish(self, trial: _Trial, value: float | None = None, state: str = "COMPLETE") -> None:
+        from optuna.trial import TrialState
+
+        trial.asked.set_user_attr("scores", trial.scores)
+        trial.asked.set_user_attr("wall_s", round(time.monotonic() - trial.begun_s, 1))
+        self.study.tell(trial.asked, value, TrialState[state])
+        self._running.remove(trial)
+
+    def _close(self) -> None:
+        """End everything that runs; these trials start again on a resume."""
+        for trial in self._running:
+            if trial.child is not None:
+                trial.child.stop()
+        for trial in list(self._running):
+            if trial.child is not None:
+                trial.child.close()
+            self._finish(trial, state="FAIL")
 
 
-def _final_speeds(trials: Sequence[Trial], setting: Setting) -> list[float]:
-    """Return the speeds in the final measurements of a setting; [0.0] without any."""
-    return [t.env_steps_per_s for t in trials if t.phase == "final" and t.setting == setting] or [0.0]
+def _open_study(folder: Path, seed: int, part: int | None = None) -> Any:
+    """Return the Optuna study of a search's folder, for one of several processes if `part` is its number."""
+    require_extra("search", "a search")
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials) + 10_007 * (part or 0))
+    study.pruner = optuna.pruners.MedianPruner(FREE_TRIALS, FREE_STEPS)
+    return study
+
+
+def finished(study: Any) -> list[Any]:
+    """Return the trials that count: all that the end of the search did not interrupt."""
+    return [
+        trial
+        for trial in study.trials
+        if trial.state.name in ("COMPLETE", "PRUNED") or (trial.state.name == "FAIL" and "why" in trial.user_attrs)
+    ]
+
+
+def _begin_again(study: Any, part: int | None = None) -> None:
+    """Queue the values of trials that the end of the search interrupted, once each; with `part` only its own ones."""
+    from optuna.trial import TrialState
+
+    again = {trial.user_attrs.get("again") for trial in study.trials}
+    for trial in study.trials:
+        if part is not None and trial.user_attrs.get(PART) != part:
+            continue
+        if trial.state is TrialState.RUNNING:  # the search was killed
+            study.tell(trial.number, state=TrialState.FAIL)
+        elif trial.state is not TrialState.FAIL or "why" in trial.user_attrs:
+            continue
+        if trial.params and trial.number not in again:
+            study.enqueue_trial(trial.params, user_attrs={"again": trial.number})
+
+
+@contextlib.contextmanager
+def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold the folder of a search, alone or together with others that share it."""
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"the search {folder} is running already; wait for it, or end it with Ctrl-C.") from None
+        yield

@@ -7,41 +7,94 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import statistics
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
-import msgspec
-
-import jsrl
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.experiment.automatic import Machine
+from jsrl.experiment.placements import PLACEMENTS, PlacementName
+from jsrl.fields import options_of
 from jsrl.graph.machine import this_machine
 from jsrl.graph.plan import decided
-from jsrl.interrupts import interrupts
-from jsrl.services.runs.files import file_lock
-from jsrl.tools.tuning.advice import Advice, Measurements, advise, label
 from jsrl.tools.tuning.child import Lines
-from jsrl.tools.tuning.profiles import Profile, applied, machine_facts, make_folder, profiles_folder, save, work_facts
-from jsrl.tools.tuning.search import Budget, search
-from jsrl.tools.tuning.space import (
-    Setting,
-    Space,
-    Trial,
-    describe,
-    make_knobs,
-    make_space,
-    options_for,
-    with_setting,
-)
-from jsrl.tools.tuning.trial import Limits, measure
+from jsrl.tools.tuning.trial import Limits, Trial, measure
 
 MINUTES = 3.0
-FIRST = 4  # times as long as the others is the first trial measured
 TRIALS_PER_BUDGET = 60  # part of the time for a trial's measurement; starting takes as long again, or longer
+NOISE = 0.1  # of a measurement: what is slower by less may still be the best
+FINAL_SHARE = 0.25  # of the time, in which the fastest settings are measured again, at least once
+FINALISTS, ROUNDS = 3, 3
+TIE = 0.02  # the default is kept unless something is faster by more than this share
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The tuned part of an experiment.
+
+    Attributes:
+      ring: groups of each actor. threads: of the learner; None: one per core. scale: factor of num_envs and batch_envs,
+        which changes what is learned.
+    """
+
+    placement: PlacementName
+    actors: int = 1
+    ring: int = 1
+    servers: int = 1
+    threads: int | None = None
+    scale: float = 1.0
+
+
+FIELDS = {  # of a setting -> the options that fix it
+    "actors": {"num-actors"},
+    "ring": {"num-groups"},
+    "servers": {"num-inference-servers"},
+    "threads": {"learner.threads"},
+    "scale": {"num-envs", "batch-envs"},
+}
+
+
+def setting_of(experiment: Experiment) -> Setting:
+    """Return the setting of an experiment as it would run here."""
+    e, _ = decided(experiment)
+    if not (e.where.processes and e.where.has_actors):
+        return Setting(e.placement)
+    return Setting(e.placement, e.actors, e.ring, e.num_inference_servers, e.learner.threads)
+
+
+def options_for(experiment: Experiment, setting: Setting, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options (name -> value) that give an experiment a setting, without its own values and those given."""
+    where = PLACEMENTS[setting.placement]
+    found: dict[str, Any] = {"placement": setting.placement}
+    if where.processes and where.has_actors:
+        found |= {"num-actors": setting.actors, "num-groups": setting.actors * setting.ring}
+        found |= {"num-inference-servers": setting.servers} if where.serves else {}
+        found["learner.threads"] = setting.threads
+    if setting.scale != 1.0:
+        found["num-envs"] = int(setting.scale * experiment.envs)
+        if experiment.batch_envs is not None:
+            found["batch-envs"] = int(setting.scale * experiment.batch_envs)
+    own = options_of(experiment)
+    return {name: value for name, value in found.items() if name not in given and value != own[name].default}
+
+
+def applied(experiment: Experiment, options: dict[str, Any]) -> Experiment:
+    """Return the experiment with options set, all at once, so that they are checked together."""
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
+        head, _, tail = name.replace("-", "_").partition(".")
+        part = dataclasses.replace(changes.get(head, getattr(experiment, head)), **{tail: value}) if tail else value
+        changes[head] = part
+    return dataclasses.replace(experiment, **changes)
+
+
+def spelled(options: dict[str, Any]) -> list[str]:
+    """Return options as arguments of the command line."""
+    return [word for name, value in options.items() for word in (f"--{name}", str(value).lower())]
 
 
 @dataclass(frozen=True)
@@ -49,15 +102,13 @@ class Tuned:
     """The results of a tuning.
 
     Attributes:
-      experiment: with the best settings. advice: the settings, and their gain. measurements: that it is based on.
-      profile, path: files of profile and measurements (None: not saved). interrupted: by Ctrl-C.
+      options: the best ones (name -> value), over the experiment's own; empty: the default is kept. experiment: with them.
+      speeds: of each measured setting, the one of the search first. interrupted: by Ctrl-C.
     """
 
     experiment: Experiment
-    advice: Advice
-    measurements: Measurements
-    profile: Profile | None
-    path: Path | None
+    options: dict[str, Any]
+    speeds: dict[Setting, list[float]]
     interrupted: bool
 
 
@@ -66,169 +117,203 @@ def tune(
     *,
     given: Collection[str] = (),
     minutes: float = MINUTES,
-    trial_seconds: float | None = None,
     batch: bool = False,
-    profiles_dir: str | None = None,
-    output: Path | None = None,
-    show: TextIO | None = sys.stderr,
 ) -> Tuned:
-    """Measure settings of an experiment on this machine, and save the best as the profile of later runs.
+    """Measure settings of an experiment on this machine, and return the fastest.
 
-    What is learned stays the same (environments, rollout, batch, policy lag), unless `batch` is true. Ctrl-C ends
-    the tuning and keeps the best so far, unless an earlier profile is based on more trials.
+    What is learned stays the same (environments, rollout, batch, policy lag), unless `batch` is true. Ctrl-C ends the tuning
+    and keeps the best so far.
 
     Args:
       experiment: to tune. given: options that keep their values. minutes: for all trials together.
-      trial_seconds: measured per trial; None: a sixtieth of the time, between 1 and 4. batch: tune num_envs and batch, too.
-      profiles_dir: where to save; see profiles.py. output: file for the measurements. show: stream for progress.
+      batch: vary the number of environments and the batch, too.
     """
     if experiment.deterministic:
         raise ConfigError("a deterministic run fixes its groups and their order; tune without --deterministic.")
-    work = work_facts(experiment, given)  # as a run sees it, whose options are settled after it has chosen a profile
-    folder = profiles_folder(profiles_dir)
-    if folder is not None:
-        make_folder(folder)  # before minutes of trials
-    experiment, _ = decided(experiment)
-    space = make_space(experiment, make_knobs(experiment, this_machine(), batch=batch), given)
-    seconds = min(max(minutes * 60 / TRIALS_PER_BUDGET, 1.0), 4.0) if trial_seconds is None else trial_seconds
-    began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    screen = Screen(show, experiment, space, minutes * 60)
-    with _alone(folder):
-        trials, total_s, interrupted = run_search(experiment, space, minutes * 60, seconds, screen)
-    found = _measurements(experiment, space, trials, work)
-    found = msgspec.structs.replace(found, began=began, total_s=total_s, changes_learning=batch)
-    advice = advise(found)
-    profile, path = None, output
-    if folder is not None:
-        profile, path = _kept(found, advice, folder, output, interrupted)
-    if path is not None:
-        save(found, path)
-    screen.close(advice, path)
-    return Tuned(applied(experiment, advice.options), advice, found, profile, path, interrupted)
+    return Tuner(experiment, this_machine(), minutes * 60, given=given, batch=batch, show=sys.stderr).run()
 
 
-def _measurements(experiment: Experiment, space: Space, trials: list[Trial], work: dict[str, Any]) -> Measurements:
-    settings = {label(setting): setting for setting in (*(t.setting for t in trials), space.default)}
-    return Measurements(
-        experiment=experiment.name,
-        machine=machine_facts(),
-        work=work,
-        version=jsrl.__version__,
-        default=space.default,
-        trials=tuple(trials),
-        words={name: describe(experiment, setting) for name, setting in settings.items()},
-        options={name: options_for(experiment, setting) for name, setting in settings.items()},
-    )
+class TimeIsUp(Exception):
+    """Another trial does not fit into the time."""
 
 
-def _kept(
-    found: Measurements, advice: Advice, folder: Path, output: Path | None, interrupted: bool
-) -> tuple[Profile, Path | None]:
-    """Save the profile of an advice, unless an earlier one is based on more trials; return (profile, file of measurements)."""
-    gain = round(advice.gain, 2) if advice.default_env_steps_per_s else None
-    number = sum(not trial.error for trial in found.trials)
-    profile = Profile(advice.options, advice.words, gain, found.machine, found.work, found.version, number)
-    if interrupted:
-        with contextlib.suppress(ConfigError):  # there is none that can be read
-            before = Profile.load(folder / f"{profile.key}.json")
-            if before.trials >= number:
-                return before, output
-    path = output or folder / f"{profile.key}.measurements.json"
-    return msgspec.structs.replace(profile, measurements=str(path)).save(folder), path
+class Tuner:
+    """Tries each placement, doubles one field of a setting after the other, and measures the fastest settings again."""
 
+    def __init__(
+        self,
+        experiment: Experiment,
+        machine: Machine,
+        total_s: float,
+        *,
+        given: Collection[str] = (),
+        batch: bool = False,
+        show: TextIO | None = None,
+        trial: Callable[[Experiment, Limits], Trial] = measure,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """See `tune`. show: stream for progress. trial, clock: tests replace them."""
+        self._experiment, self._machine, self._total_s = experiment, machine, total_s
+        self._given, self._batch = given, batch
+        self.default = setting_of(experiment)
+        self.speeds: dict[Setting, list[float]] = {}
+        self._lines, self._trial, self._clock, self._begin_s = Lines(show), trial, clock, clock()
+        self._searches = True  # and leaves time for the finals
+        self._usual_s = self._start_s = 0.0  # of a trial; deadline of its first update
 
-@contextlib.contextmanager
-def _alone(folder: Path | None) -> Iterator[None]:
-    """Hold the lock of a folder of profiles: two tunings at once would measure each other."""
-    try:
-        with contextlib.nullcontext() if folder is None else file_lock(folder / ".tuning", 0.0):
-            yield
-    except TimeoutError:
-        raise ConfigError(
-            f"another tuning with profiles in {folder} is running, and each would slow the other; wait until it has ended."
-        ) from None
+    def run(self) -> Tuned:
+        """Measure until the time is spent, or nothing is left to try."""
+        name = self._experiment.name
+        self._lines.notify(f"tuning {name} for up to {self._total_s / 60:g} min (Ctrl-C keeps the best so far)")
+        interrupted = False
+        try:
+            first = self._try(self.default, max(120.0, self._total_s))  # compiles, and may take longer than the others
+            if first.error:
+                raise ConfigError(f"the experiment cannot be measured as it is: {first.error}")
+            self._start_s = max(30.0, 4 * first.start_s)
+            with contextlib.suppress(TimeIsUp):
+                self._search()
+            self._searches = False
+            with contextlib.suppress(TimeIsUp):
+                self._measure_fastest_again()
+        except KeyboardInterrupt:
+            if not self.speeds:
+                raise
+            interrupted = True
+        best = self._best()
+        self._lines.notify(self._text(best))
+        return Tuned(self._experiment_with(best), self._options(best), self.speeds, interrupted)
 
+    def _search(self) -> None:
+        """Measure each placement as it is by default; then vary the other fields, in the fastest one first."""
+        for placement in () if "placement" in self._given else self._placements:
+            with contextlib.suppress(ConfigError):  # this experiment cannot run in it
+                self._speed(setting_of(dataclasses.replace(self._experiment, placement=placement)))
+        for setting in self._fastest():
+            for field, fixed_by in FIELDS.items():
+                if not fixed_by & set(self._given):
+                    setting = self._varied(setting, field)
 
-def run_search(
-    experiment: Experiment, space: Space, total_s: float, seconds: float, screen: Screen
-) -> tuple[list[Trial], float, bool]:
-    """Search with real trials; return (trials, seconds spent, whether Ctrl-C ended it, which happens cleanly).
+    def _varied(self, setting: Setting, field: str) -> Setting:
+        """Return the best setting with other values of a field: larger ones until it gets slower, or else smaller ones."""
+        values = self._values(setting, field)
+        at = values.index(getattr(setting, field))
+        for following in (values[at + 1 :], values[:at][::-1]):
+            best = setting
+            for value in following:
+                further = dataclasses.replace(setting, **{field: value})
+                best = max(best, further, key=self._speed)
+                if self._speed(further) < (1 - NOISE) * self._speed(best):
+                    break
+            if best != setting:
+                return best
+        return setting
 
-    Raises:
-      KeyboardInterrupt: it came before the end of the first trial.
-    """
-    interrupted: list[bool] = []
-    starts: list[float] = []
-    warm_s = Limits.warm_s  # the default is measured for longer, and shows when a run is warm
-    budget = Budget(total_s, time.monotonic, stopped=lambda: bool(interrupted))
+    def _values(self, setting: Setting, field: str) -> list[Any]:
+        """Return the values of a field that a setting may have, in order, with its own."""
+        where, own, cores = PLACEMENTS[setting.placement], getattr(setting, field), self._machine.cores
+        doubled = [2**power for power in range(12)]
+        others: dict[str, list[Any]] = {
+            "actors": [number for number in doubled if number <= 2 * cores],
+            "ring": [1, 2, 4, 8],
+            "servers": [1, 2] if where.serves else [],
+            "threads": [] if self._machine.accelerators else [1, max(1, cores // 2), None],
+            "scale": [0.5, 1.0, 2.0, 4.0] if self._batch else [],
+        }
+        alone = field != "scale" and not (where.processes and where.has_actors)
+        values = sorted({own, *([] if alone else others[field])}, key=lambda value: (value is None, value))
+        return [value for value in values if value == own or self._can_be(setting, field, value)]
 
-    def one(setting: Setting, phase: str, best: float) -> Trial:
-        nonlocal warm_s
-        tuned, least_s = screen.begin(setting, phase), seconds if starts else FIRST * seconds
-        start_s = start_limit_s(starts, budget.left_s)
-        trial = measure(
-            tuned,
-            Limits(least_s, warm_s=warm_s, start_s=start_s, longest_s=max(4 * least_s, 8.0)),
-            best=best if phase == "explore" else 0.0,
-            stopped=lambda: bool(interrupted),
-            on_progress=lambda text: screen.progress(text, budget.elapsed_s),
-        )
-        warm_s = warm_s if starts else max(warm_s, trial.warm_s)
-        if trial.start_s:
-            starts.append(trial.start_s)
-        trial = dataclasses.replace(trial, setting=setting, phase=phase, metrics={}, means={})
-        screen.end(trial, budget.elapsed_s)
+    def _can_be(self, setting: Setting, field: str, value: Any) -> bool:
+        try:
+            self._experiment_with(dataclasses.replace(setting, **{field: value}))
+        except ConfigError:  # its groups cannot be divided so
+            return False
+        return True
+
+    @property
+    def _placements(self) -> list[PlacementName]:
+        found: list[PlacementName] = ["serial", "inline", "served"]
+        found += ["apart"] if self._machine.accelerators else []
+        return found + (["fused"] if self._experiment.env.in_jax else [])
+
+    def _fastest(self) -> list[Setting]:
+        """Return the settings by their speed in the search, the fastest first."""
+        return sorted((s for s in self.speeds if self.speeds[s][0] > 0), key=lambda s: -self.speeds[s][0])
+
+    def _measure_fastest_again(self) -> None:
+        """Measure the fastest settings and the default again, in turns: the best of many noisy measurements is often luck."""
+        finalists = [setting for setting in self._fastest() if setting != self.default][:FINALISTS]
+        for _ in range(ROUNDS if finalists else 0):
+            for setting in (*finalists, self.default):
+                self._measure(setting)
+
+    def _best(self) -> Setting:
+        """Return the setting with the highest median of the later measurements; the default, if that is about as fast."""
+        again = [setting for setting, own in self.speeds.items() if len(own) > 1]
+        compared = again if self.default in again else list(self.speeds)  # the default is the last one of a round
+        fastest = max(compared, key=self._median)
+        return self.default if self._median(self.default) >= (1 - TIE) * self._median(fastest) else fastest
+
+    def _median(self, setting: Setting) -> float:
+        own = self.speeds[setting]
+        return statistics.median(own[1:] or own)
+
+    # -- trials --------------------------------------------------------------------------------------------------------
+
+    def _speed(self, setting: Setting) -> float:
+        """Return the first measured speed of a setting; 0: it failed."""
+        if setting not in self.speeds:
+            self._measure(setting)
+        return self.speeds[setting][0]
+
+    @property
+    def _elapsed_s(self) -> float:
+        return self._clock() - self._begin_s
+
+    def _measure(self, setting: Setting) -> None:
+        begin_s = self._elapsed_s
+        later_s = max(FINAL_SHARE * self._total_s, (FINALISTS + 1) * self._usual_s) if self._searches else 0.0
+        if begin_s + self._usual_s > self._total_s - later_s:
+            raise TimeIsUp
+        self._try(setting, self._start_s)
+        self._usual_s = self._elapsed_s - begin_s
+
+    def _try(self, setting: Setting, start_s: float) -> Trial:
+        """Measure a setting once, and show its speed; `start_s`: deadline of the first update."""
+        experiment = self._experiment_with(setting)
+        self._lines.show(f"{self._elapsed_s:4.0f} s  {self._words(setting)}")
+        seconds = min(max(self._total_s / TRIALS_PER_BUDGET, 1.0), 4.0)
+        trial = self._trial(experiment, Limits(seconds, start_s=start_s, longest_s=max(4 * seconds, 8.0)))
+        found = f"failed: {trial.error[:90]}" if trial.error else f"{trial.env_steps_per_s:>9,.0f} env steps/s"
+        self._lines.notify(f"{self._elapsed_s:4.0f} s {found}  {self._words(setting)}")
+        self.speeds.setdefault(setting, []).append(trial.env_steps_per_s)
         return trial
 
-    with interrupts(lambda: interrupted.append(True)):
-        trials = search(space, one, budget)
-    trials = [trial for trial in trials if trial.error != "interrupted"]
-    if interrupted and not trials:
-        raise KeyboardInterrupt
-    return trials, round(budget.elapsed_s, 1), bool(interrupted)
+    def _experiment_with(self, setting: Setting) -> Experiment:
+        return applied(self._experiment, self._options(setting))
 
+    def _options(self, setting: Setting) -> dict[str, Any]:
+        return {} if setting == self.default else options_for(self._experiment, setting, self._given)
 
-def start_limit_s(starts: list[float], left_s: float) -> float:
-    """Return a trial's time limit to its first update: the remaining time, but not many times the usual one."""
-    if not starts:  # the default is measured in any case, as the reference
-        return max(left_s, 120.0)
-    return max(1.0, min(left_s, max(30.0, 4 * max(starts))))
+    def _words(self, setting: Setting) -> str:
+        default = self.default.placement
+        return f"the default ({default})" if setting == self.default else " ".join(spelled(self._options(setting)))
 
-
-class Screen:
-    """Progress display: a line for each trial, and on a terminal its current state."""
-
-    def __init__(self, stream: TextIO | None, experiment: Experiment, space: Space, total_s: float) -> None:
-        self._lines, self._experiment, self._total_s = Lines(stream), experiment, total_s
-        self._words, self._phase, self._number, self._best = "", "", 0, 0.0
-        self._lines.notify(
-            f"tuning {experiment.name} for up to {total_s / 60:g} min (as many of {len(space.candidates):,} settings as "
-            "fit, the most promising first; Ctrl-C keeps the best so far)"
-        )
-
-    def begin(self, setting: Setting, phase: str) -> Experiment:
-        """Record the current setting, and return its experiment."""
-        self._number += 1
-        self._words, self._phase = describe(self._experiment, setting), phase
-        return with_setting(self._experiment, setting)
-
-    def progress(self, text: str, elapsed_s: float) -> None:
-        self._lines.show(f"{self._head(elapsed_s)} {self._words}: {text}")
-
-    def end(self, trial: Trial, elapsed_s: float) -> None:
-        if trial.error:
-            outcome = f"failed: {trial.error[:90]}"
-        else:
-            mark = " *" if trial.env_steps_per_s > self._best else " (far behind, ended early)" if trial.cut else ""
-            self._best = max(self._best, trial.env_steps_per_s)
-            outcome = f"{trial.env_steps_per_s:>9,.0f} env steps/s{mark}"
-        self._lines.notify(f"{self._head(elapsed_s)} {outcome}  {self._words}")
-
-    def close(self, advice: Advice, path: Path | None) -> None:
-        self._lines.notify(advice.text)
-        if path is not None:
-            self._lines.notify(f"  measurements: {path}")
-
-    def _head(self, elapsed_s: float) -> str:
-        again = " again" if self._phase == "final" else ""
-        return f"[{elapsed_s:4.0f} of {self._total_s:.0f} s] {self._number:>2}{again}"
+    def _text(self, best: Setting) -> str:
+        speed, own = self._median(best), self._median(self.default)
+        lines = [
+            f"{self._experiment.name}: {self._words(best)}: {speed / own:.2f}x the default, {speed:,.0f} env steps/s"
+        ]
+        if best == self.default:
+            lines = [
+                f"{self._experiment.name}: keep {self._words(best)}, {speed:,.0f} env steps/s: nothing was faster by 2%"
+            ]
+        if best.scale != 1.0:
+            lines.append("  the number of environments and the batch changed, and what is learned with them")
+        lines.append(f"  the fastest of {len(self.speeds)} settings (lowest and highest of the last measurements):")
+        for setting in sorted(self.speeds, key=lambda s: (s != best, -self._median(s)))[:4]:
+            last = self.speeds[setting][1:] or self.speeds[setting]
+            between = f"({min(last):,.0f} - {max(last):,.0f})" if len(last) > 1 else "(once)"
+            lines.append(f"  {self._median(setting):>10,.0f} {between}  {self._words(setting)}")
+        return "\n".join(lines)

@@ -38,9 +38,9 @@ def test_numbers_in_stages_are_free_and_those_in_metric_names_are_not() -> None:
     speech, budget = find_kind("actor").speech, TextBudget()
     for number in range(20_000):
         stage = Stage("actor-0", 0, f"replaying trajectory {number:,} of 20,000", 42)
-        assert not objection(stage, speech, budget, 0.0)
+        assert not (objection(stage, speech) or budget.objection(stage, 0.0))
     reports = (Report("actor-0", 0, {f"actor/{n}": 1.0}, {"n": n}) for n in range(20_000))
-    fit = sum(not objection(report, speech, budget, 0.0) for report in reports)
+    fit = sum(not (objection(report, speech) or budget.objection(report, 0.0)) for report in reports)
     assert TEXT_BYTES / (NAME_BYTES + 12) - 10 < fit < TEXT_BYTES / (NAME_BYTES + 7)
 
 

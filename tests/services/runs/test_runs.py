@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import json
 import os
@@ -6,7 +5,6 @@ import re
 import subprocess
 import sys
 
-import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -17,9 +15,7 @@ from jsrl.errors import ConfigError, MissingExtra
 from jsrl.intervals import t_factor
 from jsrl.services.metrics.metrics import MetricsHub
 from jsrl.services.runs import runs
-from jsrl.services.runs.process import ProcessIdentity
 from jsrl.services.runs.runs import Run, RunFolder, load_runs, split_tag
-from jsrl.services.runs.state import RUNNING, STATUS
 from jsrl.tools.report.comparison import (
     compare_runs,
     difference,
@@ -415,15 +411,17 @@ def test_compare_lists_differences(tmp_path):
         (tmp_path / "ppo" / name / "result.json").write_text(
             json.dumps({"ended": "total_env_steps", "final": {"return_mean": final}})
         )
-    text = compare_runs(*load_runs(["a", "b"], str(tmp_path)))
+    text = compare_runs(load_runs(["a", "b"], str(tmp_path)))
     assert "net.hidden" not in text
     rows = [line.split() for line in text.splitlines()]
     assert ["lr", "0.0003", "0.001"] in rows
     assert ["net.act", "tanh", "-"] in rows
     assert ["clip", "-", "0.2"] in rows
-    assert ["evaluator/return_mean", "300", "25", "-275"] in rows
-    assert ["final", "evaluation", "290", "27", "-263"] in rows
-    same = compare_runs(*load_runs(["a"], str(tmp_path)) * 2)
+    assert [(row[0], row[-1]) for row in rows if row[:1] in (["ppo/a"], ["ppo/b"])] == [
+        ("ppo/a", "300"),
+        ("ppo/b", "25"),
+    ]
+    same = compare_runs(load_runs(["a"], str(tmp_path)) * 2)
     assert "All runs have the same settings" in same
 
 
@@ -437,42 +435,3 @@ def test_a_run_that_is_running_is_not_overwritten(tmp_path):
     with claimed(folder), pytest.raises(ConfigError, match=rf"x/a is running \(process {os.getpid()} on .*\); stop it"):
         RunFolder.create(tmp_path, "x", "a", overwrite=True)
     assert RunFolder.create(tmp_path, "x", "a", overwrite=True).path == folder.path
-
-
-def abandon(folder: RunFolder, process: ProcessIdentity) -> None:
-    """Leave the files of a process that was killed before its run began."""
-    (folder.path / RUNNING).write_bytes(msgspec.json.encode(process))
-
-
-def test_a_run_is_back_if_the_command_that_was_to_overwrite_it_was_killed(tmp_path, caplog):
-    dead = dataclasses.replace(ProcessIdentity.own(), started=0)
-    old = RunFolder.create(tmp_path, "x", "a")
-    for again in (
-        lambda: RunFolder.open("x/a", tmp_path),
-        lambda: RunFolder.open("x", tmp_path),
-        lambda: RunFolder.create(tmp_path, "x", "a", overwrite=True).undo(),
-    ):
-        old.metrics_path.write_text("{}\n")
-        abandon(RunFolder.create(tmp_path, "x", "a", overwrite=True), dead)
-        assert not old.metrics_path.exists()
-        again()
-        assert old.metrics_path.read_text() == "{}\n" and not (old.path / RUNNING).exists()
-        assert "x/a is back" in caplog.text
-        caplog.clear()
-    assert list(tmp_path.glob("*/*/experiment.json")) == [old.path / "experiment.json"]
-
-
-def test_a_run_is_not_put_back_over_one_that_begins(tmp_path):
-    old = RunFolder.create(tmp_path, "x", "a")
-    old.metrics_path.write_text("{}\n")
-    new = RunFolder.create(tmp_path, "x", "a", overwrite=True)
-    assert not RunFolder.open("x/a", tmp_path).metrics_path.exists()  # its process is about to claim it
-    with claimed(new):
-        assert not RunFolder.open("x/a", tmp_path).metrics_path.exists()
-    abandon(new, dataclasses.replace(ProcessIdentity.own(), started=0, host="far", boot="another"))
-    assert not RunFolder.open("x/a", tmp_path).metrics_path.exists()  # it may run on another host
-    (new.path / STATUS).write_text("{}")
-    abandon(new, dataclasses.replace(ProcessIdentity.own(), started=0))
-    assert not RunFolder.open("x/a", tmp_path).metrics_path.exists()  # it had begun
-    new.delete_replaced()
-    assert not (tmp_path / "x" / ".replaced" / "a").exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,12 +17,13 @@ import pytest
 from benchmarks import strangers
 from jsrl.cli.chaos import checked
 from jsrl.errors import ConfigError
-from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, Flood, InjectedFault, ScoreCard, run_command
+from jsrl.linux import memory_folder
+from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, InjectedFault, ScoreCard, run_command
 from jsrl.tools.chaos.outside import HungProcess
-from jsrl.workers.director.audit import Games
 from jsrl.workers.kinds import find_kind, own_kinds
 from tests.marks import nightly
 from tests.system.launched import DRIVE, FOREVER
+from tests.workers.director_audit import Games, read_games
 
 STRANGER = [sys.executable, str(Path(__file__).parents[3] / "benchmarks" / "strangers.py"), "--per-s", "400"]
 
@@ -53,50 +56,18 @@ def test_report_card_passes_only_if_recovered_balanced_and_cleaned_up() -> None:
         ScoreCard(faults, 10.0, 8.0, good.result, ended="exit status 1"),
         ScoreCard([], 10.0, 8.0, good.result),
         ScoreCard(faults, 10.0, 8.0, {}),
-        ScoreCard(faults, 10.0, 8.0, good.result, flood=Flood()),
-        ScoreCard(faults, 10.0, 8.0, good.result, flood=Flood({"control": 5}, 9.0, ["learner"])),
-        ScoreCard(faults, 10.0, 8.0, good.result, flood=Flood({"control": 5}, 9.0, failed="it ended")),
         ScoreCard(faults, 10.0, 8.0, good.result, scores=([100.0, 480.0], [400.0])),
         ScoreCard(faults, 10.0, 8.0, good.result, scores=([-100.0], [-120.0])),
     ):
         assert not bad.passed and "FAILED" in bad.text()
-    flooded = ScoreCard(
-        faults,
-        10.0,
-        8.0,
-        good.result,
-        flood=Flood({"control": 5000, "samples": 7}, 9.0),
-        scores=([480.0], [10.0, 470.0]),
-    )
-    assert flooded.passed
-    for words in (
-        "5,007 messages (control 5,000, samples 7); no worker was replaced",
-        "(90%)",
-        "480.0 (1) before, 470.0 (2)",
-    ):
-        assert words in flooded.text()
+    scored = ScoreCard(faults, 10.0, 8.0, good.result, scores=([480.0], [10.0, 470.0]))
+    assert scored.passed and "480.0 (1) before, 470.0 (2)" in scored.text()
 
 
-def test_report_card_passes_only_if_games_are_consistent() -> None:
-    faults = [InjectedFault(worker, "kill", 1.0, held_games=True) for worker in ("actor-0", "director")]
-    before, end = Games(100, 90, 0, 10), Games(260, 200, 30, 30, players=4)
-
-    def card(end: Games, faults: list[InjectedFault] = faults) -> ScoreCard:
-        return ScoreCard(faults, 10.0, 8.0, {"ledger": LEDGER}, games=(before, end))
-
-    good = card(end)
-    assert good.passed
-    assert "assigned 260 = finished 200 + discarded 30 + open 30; 4 frozen players" in good.text()
-    assert "since the storm began: 110 finished, 30 discarded" in good.text()
-    of_inference = [InjectedFault("inference-0", "kill", 1.0)]
-    assert card(Games(260, 230, 0, 30), of_inference).passed  # it holds no games
-    for bad, why in (
-        (card(Games(260, 230, 0, 30)), "actor-0, director held games when hit, but no game was discarded"),
-        (card(Games(130, 90, 30, 10)), "no game was finished since the storm began"),
-        (card(Games(260, 200, 30, 30, faults=("payoff of a b: it is wrong",))), "payoff of a b: it is wrong"),
-        (card(end, [InjectedFault("learner", "kill", 1.0, ("learner-b",))]), "learner-b had to be replaced too"),
-    ):
-        assert not bad.passed and why in bad.text(), bad.text()
+def test_report_card_names_learners_that_had_to_be_replaced_too() -> None:
+    faults = [InjectedFault("learner", "kill", 1.0, ("learner-b",))]
+    card = ScoreCard(faults, 10.0, 8.0, {"ledger": LEDGER})
+    assert not card.passed and "learner-b had to be replaced too" in card.text()
 
 
 @pytest.mark.parametrize(
@@ -144,16 +115,44 @@ def test_short_chaos_run(tmp_path: Path) -> None:
     assert {fault.worker for fault in card.faults} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
 
 
+class DirectedRun(ChaosRun):
+    """A run with a director. games: before the storm."""
+
+    def _storm(self) -> None:
+        self.games = read_games(self._folder()) or Games()
+        super()._storm()
+
+
 @pytest.mark.nightly
 def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
     """Each worker is killed once; the other learner survives, and games, payoffs and frozen players stay consistent."""
     command = over_drive(["dueling", "--deadlines.silence-s", "5"], tmp_path, "storm")
     kinds = ("actor", "director", "learner")
     settings = ChaosSettings(storm_s=60.0, calm_s=1.0, every_s=0.5, kinds=kinds, pauses=0.0, storm_seed=1, faults=4)
-    card = ChaosRun(command, tmp_path, "storm", settings).run()
+    run = DirectedRun(command, tmp_path, "storm", settings)
+    card = run.run()
     assert card.passed, card.text()
     assert sorted(fault.worker for fault in card.faults) == ["actor-0", "director", "learner", "learner-hunter"]
     assert set(card.result["legs"]) == {"samples-hunter.learner-hunter"}
+    end = read_games(next(tmp_path.glob("*/storm")))
+    assert end is not None and end.faults == () and end.finished > run.games.finished
+    assert end.discarded > run.games.discarded  # those of the actor, and of the director that was killed
+
+
+class FloodedRun(ChaosRun):
+    """A run whose sockets get unauthorised messages for three seconds, and no fault. sent: socket -> messages."""
+
+    def _storm(self) -> None:
+        before, (folder,) = self._seen.workers(), memory_folder().glob(f"{self._popen.pid}-*")
+        command = [*STRANGER, str(folder), "--jobs", str(self._folder() / "jobs")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
+            assert stranger.stdout is not None
+            select.select([stranger.stdout], [], [], 60.0)
+            self.card.storm_per_s = self._rate_of_rest(3.0)
+            stranger.terminate()
+            self.sent = json.loads(stranger.communicate(timeout=10.0)[0].splitlines()[-1])["sent"]
+        now = self._seen.workers()
+        assert before and all(now.get(name) == worker for name, worker in before.items())
 
 
 @pytest.mark.nightly
@@ -161,13 +160,12 @@ def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
 def test_strangers_at_every_socket_stop_no_worker(tmp_path: Path, transport: str) -> None:
     """Restarts are off: any worker stopped by a message would end the run."""
     options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--transport", transport]
-    settings = ChaosSettings(storm_s=0.5, calm_s=0.5, flood_s=3.0, every_s=100.0)
-    card = ChaosRun(over_drive(options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
-    assert card.flood is not None and card.flood.passed, card.text()
+    run = FloodedRun(over_drive(options, tmp_path, "flood"), tmp_path, "flood", ChaosSettings(calm_s=0.5))
+    card = run.run()
     assert card.accounted and card.left == [] and not card.ended, card.text()
     expected = {"control", "samples.learner", "inference.inference-0"}
-    assert expected <= {name for name, number in card.flood.sent.items() if number > 20}, card.text()
-    assert card.flood.per_s > 0.2 * card.calm_per_s, card.text()
+    assert expected <= {name for name, number in run.sent.items() if number > 20}, run.sent
+    assert card.storm_per_s > 0.2 * card.calm_per_s, card.text()
 
 
 def test_sender_of_unauthorised_messages_ends_at_once_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def readers(run: Path) -> dict[str, Callable[[], Any]]:
     folder = RunFolder(run)
     return {
         "status": lambda: status.text(folder),
-        "json": lambda: status.as_json(status.facts_of(run)),
+        "json": lambda: status.to_json(status.facts_of(run)),
         "report": lambda: (text.document(make_report(folder)), body(make_report(folder))),
         "comparison": lambda: comparison_page(load_runs([run, run.with_name("good")])),
         "graph": lambda: stored_graph(folder),
