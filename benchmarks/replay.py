@@ -78,7 +78,7 @@ def act(kind: str, folder: str) -> None:
 
 
 class Batches:
-    """The writing end of batches, as a jsrl.workers.following.SampleWriter; its reader is never replaced."""
+    """The writing end of batches, as a jsrl.workers.ends.SampleWriter; its reader is never replaced."""
 
     is_lost, renewed = False, 0
 

@@ -145,17 +145,18 @@ from jsrl.types import map_tree as map_tree
 from jsrl.types import version_generation as version_generation
 from jsrl.types import version_updates as version_updates
 from jsrl.types import zeros as zeros
-from jsrl.workers.asking import InferenceRequests as InferenceRequests
 from jsrl.workers.base import Reporter as Reporter
 from jsrl.workers.base import Worker as Worker
+from jsrl.workers.base import snapshot_store as snapshot_store
+from jsrl.workers.ends import InferenceRequests as InferenceRequests
+from jsrl.workers.ends import SampleWriter as SampleWriter
 from jsrl.workers.ends import begin_counting as begin_counting
 from jsrl.workers.ends import bind_publisher as bind_publisher
 from jsrl.workers.ends import bind_reader as bind_reader
 from jsrl.workers.ends import subscribe as subscribe
-from jsrl.workers.following import SampleWriter as SampleWriter
+from jsrl.workers.jobs import Job as Job
 from jsrl.workers.jobs import Schemas as Schemas
 from jsrl.workers.jobs import StartPoint as StartPoint
-from jsrl.workers.jobs import WorkerJob as WorkerJob
 from jsrl.workers.kinds import Headline as Headline
 from jsrl.workers.kinds import Kind as Kind
 from jsrl.workers.kinds import LastTask as LastTask
@@ -166,5 +167,4 @@ from jsrl.workers.kinds import Shown as Shown
 from jsrl.workers.kinds import Travel as Travel
 from jsrl.workers.kinds import make_meter as make_meter
 from jsrl.workers.learner.build import restore_state as restore_state
-from jsrl.workers.players import snapshot_store as snapshot_store
 from jsrl.workers.transform import TrajectoryTransform as TrajectoryTransform

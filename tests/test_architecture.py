@@ -196,9 +196,9 @@ OTHERS = (
     "jsrl.workers.learner.replayed", "jsrl.transport.ends.inference", "jsrl.transport.ends.area",
     "jsrl.transport.network", "jsrl.transport.door.keys", "jsrl.transport.ends.packing",
     "jsrl.references.capture", "jsrl.tools.tuning.tune", "jsrl.tools.tuning.trial",
-    "jsrl.services.metrics.wandb_sink", "jsrl.games.", "jsrl.field_names", "jsrl.experiment.dividing", "jsrl.workers.asking",
+    "jsrl.services.metrics.wandb_sink", "jsrl.games.", "jsrl.field_names", "jsrl.experiment.dividing",
     "jsrl.workers.attached.prefetched", "jsrl.workers.director", "jsrl.workers.fused", "jsrl.workers.inference",
-    "jsrl.workers.rank", "jsrl.workers.relay", "jsrl.workers.replay", "jsrl.workers.video_recorder",
+    "jsrl.workers.relay", "jsrl.workers.replay", "jsrl.workers.video_recorder",
 )  # fmt: skip
 
 

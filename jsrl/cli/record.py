@@ -31,14 +31,13 @@ from jsrl.services.runs.runs import RunFolder, split_tag
 from jsrl.tools.collect import HeldBlock, HeldParams
 from jsrl.tools.policy import Policy, load_players
 from jsrl.transport.base import InferenceClient
-from jsrl.workers.acting import Engine
+from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.actor.policies import ActingPolicy
 from jsrl.workers.actor.streams import Streams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.attached.recording import RecordingWriter
 from jsrl.workers.base import NullReporter
-from jsrl.workers.inline import InlineInference
 
 NAME = "record"
 

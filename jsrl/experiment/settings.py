@@ -60,8 +60,8 @@ class InferenceConfig:
     threads: PositiveInt = option(1, "CPU threads that a server computes with.")
     shared: bool = option(False, "With several policies: the same servers act for all of them, in fewer processes; "
         "false: each policy has its own.")
-    frozen_mb: NonNegativeInt = option(512, "MiB of frozen players kept by a worker that acts; those that no open "
-        "episode plays are evicted first.", in_python=True)
+    frozen_mb: NonNegativeInt = option(512, "MiB of frozen players kept by a worker that acts; the least recently used "
+        "are evicted.", in_python=True)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|gpu:\d+", self.device):

@@ -15,12 +15,11 @@ from jsrl.graph.schemas import trace_agent
 from jsrl.references.importing import shown_target
 from jsrl.transport.base import Entry, Origin, ProducerId
 from jsrl.types import GameSpec, Trajectory, make_trajectory_spec, make_version, zeros
-from jsrl.workers.acting import Engine
+from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.actor.policies import ActingPolicy
 from jsrl.workers.actor.streams import Streams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
-from jsrl.workers.inline import InlineInference
 
 
 class Collector:

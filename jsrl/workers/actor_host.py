@@ -20,12 +20,21 @@ import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from jsrl.linux import die_with_parent, show_name, show_word, thread_names
 
 MAX_ORDER_BYTES = 1 << 16
+PRELOADED = (  # what actors import, besides what the actor of a job needs
+    "jsrl.transport.network.call",
+    "jsrl.transport.network.reliable",
+    "jsrl.transport.shared.inference",
+    "jsrl.transport.shared.samples",
+    "jsrl.workers.actor.build",
+    "jsrl.workers.process",
+)
 
 
 @dataclass(frozen=True)
@@ -187,25 +196,10 @@ def load_modules(job_path: Path) -> None:
     from jsrl.envs.make import import_modules
     from jsrl.fields import decoding
     from jsrl.references.reference import from_json
-    from jsrl.transport.network import call, reliable
-    from jsrl.transport.shared import inference as inference_shared_client
-    from jsrl.transport.shared import samples as samples_shared_producer
-    from jsrl.workers import asking, jobs, process
-    from jsrl.workers.actor import build as build_actor
     from jsrl.workers.kinds import find_kind
 
-    assert all(
-        (
-            inference_shared_client,
-            call,
-            samples_shared_producer,
-            reliable,
-            asking,
-            build_actor,
-            jobs,
-            process,
-        )
-    )
+    for name in PRELOADED:
+        import_module(name)
     try:
         with decoding():
             job: Any = from_json(json.loads(job_path.read_text()))

@@ -6,18 +6,24 @@ Its process is jsrl.workers.process. Imports no jax.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
 from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
-from jsrl.references.importing import shown_target
+from jsrl.references.importing import import_target, shown_target
 from jsrl.services.metrics.metrics import Meter, as_number
 from jsrl.services.runs.control_bodies import Command
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import ended_by_own_code
+
+if TYPE_CHECKING:
+    from jsrl.services.snapshots.store import SnapshotStore
+
+STORE = "jsrl.services.snapshots.store:SnapshotStore"  # imported only where a worker has snapshots
 
 
 class Reporter(Protocol):
@@ -201,3 +207,20 @@ class EnvCall:
         place = where(self._env)
         text = f"{self._text} ({place})" if place else self._text
         return f"{text}," if "," in self._text else text  # the second comma of `environment 'a:B', group 0,`
+
+
+def snapshot_store(job: Job, reporter: Reporter, name: str = "state", *, keep_last: int = 3) -> SnapshotStore:
+    """Return a store of the policy's snapshots, which reports what was written.
+
+    Args:
+      name: `state` (what a resume begins with), or `params` (`best`). keep_last: newest snapshots that it keeps.
+    """
+
+    def report(written: Any) -> None:
+        reporter.event("saved", store=name, version=written.version, tags=list(written.tags))
+
+    warn = functools.partial(reporter.event, "warning", once="snapshots")
+    store: SnapshotStore = import_target(STORE)(
+        job.snapshots / name, keep_last=keep_last, on_warning=warn, on_written=report
+    )
+    return store

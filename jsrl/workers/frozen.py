@@ -2,9 +2,7 @@
 
 A request may need several players at once. The request that waits longest is served first, and its players stay until all are
 loaded: otherwise two requests could evict each other's players for ever.
-
-Players of open episodes are pinned: they are evicted last. If they alone exceed the limit, they are evicted all the same, and
-loaded again when they act. So the limit always holds, and no request waits for the end of an episode.
+Players of open episodes may be evicted, and are loaded again when they act: no request waits for the end of an episode.
 """
 
 from __future__ import annotations
@@ -22,13 +20,12 @@ from jsrl.directors.messages import INITIAL
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.services.runs.limits import MIB
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore, SentPlayers
-from jsrl.transport.base import NOT_PLAYED
-from jsrl.types import Tree, spread
+from jsrl.types import Tree
 from jsrl.workers.jobs import Job
 
 
 class FrozenParams:
-    """Params by version; those without an open episode are evicted first, and of these the least recently used.
+    """Params by version; the least recently used ones are evicted first.
 
     Args:
       load: version -> leaves of its params; raises SnapshotError. as_params: leaves -> params for `act`.
@@ -36,7 +33,7 @@ class FrozenParams:
       background: load in a thread, so that other requests are served meanwhile.
 
     Attributes:
-      misses: loads so far. evicted_in_play: evictions so far of players with an open episode. size_bytes: bytes kept.
+      misses: loads so far. size_bytes: bytes kept.
     """
 
     def __init__(
@@ -48,17 +45,14 @@ class FrozenParams:
         background: bool,
     ) -> None:
         self._load, self._as_params, self._max_bytes = load, as_params, max_bytes
-        self._kept: OrderedDict[int, tuple[Tree, int]] = (
-            OrderedDict()
-        )  # version -> params, bytes; least recently used first
-        self._waiting: dict[
-            Hashable, frozenset[int]
-        ] = {}  # waiting owners, longest first -> the versions that they need
-        self._playing: dict[Hashable, np.ndarray] = {}  # owner -> version that each of its rows plays
+        # version -> params, bytes; least recently used first
+        self._kept: OrderedDict[int, tuple[Tree, int]] = OrderedDict()
+        # waiting owners, longest first -> the versions that they need
+        self._waiting: dict[Hashable, frozenset[int]] = {}
         self._thread = ThreadPoolExecutor(1, "frozen-players") if background else None
         self._loading: tuple[int, Future[list[np.ndarray]]] | None = None
         self._failed: dict[int, BaseException] = {}
-        self.misses = self.evicted_in_play = self.size_bytes = 0
+        self.misses = self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -77,19 +71,6 @@ class FrozenParams:
             self._keep(version, loaded.result())
         else:
             self._failed[version] = error
-
-    def pin(self, owner: Hashable, version: np.ndarray, is_first: np.ndarray) -> None:
-        """Pin the versions that the rows of a request play, in place of those of the owner's request before.
-
-        Args:
-          version: int64 [B] or [B, N]. Within an episode a seat that is NOT_PLAYED waits: its version stays pinned.
-          is_first: bool [B].
-        """
-        before = self._playing.get(owner)
-        if before is not None and before.shape == version.shape:
-            waits = (version == NOT_PLAYED) & ~spread(is_first, version)
-            version = np.where(waits, before, version)
-        self._playing[owner] = np.array(version)  # a request's arrays are only lent
 
     def take(self, owner: Hashable, versions: Collection[int]) -> bool:
         """Return whether all these versions are loaded, until the next `receive`; if not, call again with the same owner.
@@ -114,8 +95,8 @@ class FrozenParams:
         return all(version in self._kept for version in versions)
 
     def forget(self, owner: Hashable) -> None:
+        """Wait no longer for the versions that an owner needed."""
         self._waiting.pop(owner, None)
-        self._playing.pop(owner, None)
 
     def _fetch(self, owner: Hashable, versions: Collection[int]) -> None:
         """Start loading what is missing; without a thread, load it."""
@@ -137,12 +118,10 @@ class FrozenParams:
     def _keep(self, version: int, values: list[np.ndarray]) -> None:
         size = sum(value.nbytes for value in values)
         needed: Collection[int] = next(iter(self._waiting.values()), ())
-        playing = {v for rows in self._playing.values() for v in np.unique(rows).tolist()}
-        for old in sorted((v for v in self._kept if v not in needed), key=playing.__contains__):
+        for old in [v for v in self._kept if v not in needed]:
             if self.size_bytes + size <= self._max_bytes:
                 break
             self.size_bytes -= self._kept.pop(old)[1]
-            self.evicted_in_play += old in playing
         self._kept[version] = self._as_params(values), size
         self.size_bytes += size
 
@@ -151,7 +130,6 @@ class FrozenParams:
             "frozen_players": len(self),
             "frozen_mib": self.size_bytes / MIB,
             "frozen_loads": self.misses,
-            "frozen_evicted_in_play": self.evicted_in_play,
         }
 
     def close(self) -> None:

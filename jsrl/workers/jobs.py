@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from jsrl.envs.seats import SeatView, view_of
 from jsrl.errors import ConfigError, StreamTimeout
@@ -70,70 +70,6 @@ class StartPoint:
     def made(self) -> int:
         """Return the updates made before."""
         return self.updates - self.unmade
-
-
-class WorkerJob(Protocol):
-    """What a worker sees of its job. jsrl makes it; functions such as `bind_reader` take it."""
-
-    @property
-    def name(self) -> str:
-        """The worker's name, such as `watch-0`."""
-
-    @property
-    def index(self) -> int:
-        """Its number among the workers of its kind."""
-
-    @property
-    def settings(self) -> Any:
-        """Its settings in the graph: a JSON value."""
-
-    @property
-    def experiment(self) -> Experiment:
-        """The whole experiment; without the agent if the kind loads no jax."""
-
-    @property
-    def schemas(self) -> Schemas:
-        """Shapes and dtypes of observations, actions and trajectories."""
-
-    @property
-    def policy(self) -> str:
-        """The policy of its streams."""
-
-    @property
-    def folder(self) -> str:
-        """The run's folder, or one of its host's agent that holds what travels with the worker."""
-
-    @property
-    def snapshots(self) -> Path:
-        """The folder of the policy's snapshots."""
-
-    @property
-    def start_point(self) -> StartPoint:
-        """Where this start of the run begins: fresh, or from a snapshot."""
-
-    @property
-    def incarnation(self) -> int:
-        """The number of its restarts."""
-
-    @property
-    def incarnation_seed(self) -> int:
-        """The run's seed in its first incarnation, another one after each restart and each resume."""
-
-    @property
-    def in_process(self) -> bool:
-        """Whether the run is serial: all workers take turns in one process."""
-
-    @property
-    def poll_s(self) -> float:
-        """How long a step may wait for messages."""
-
-    def end(self, port: str) -> End:
-        """Return its end of the stream at a port: `end.stream`, `end.groups`. Raises ConfigError if there is none."""
-        ...
-
-    def has(self, port: str) -> bool:
-        """Return whether a port has a stream."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -235,12 +171,13 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Job:
-    """One worker of one run.
+    """One worker of one run. What your own worker may use of it is listed in docs/dataflow.md; the rest may change.
 
     Attributes:
       kind, name, settings: as in the graph. index: among the workers of its kind. ends: (port, its end of the stream) pairs.
       experiment: of its policy; without the agent for workers that must not load jax.
-      incarnation: number of restarts of this worker.
+      schemas: shapes and dtypes of observations, actions and trajectories.
+      start_point: where this start of the run begins. incarnation: number of restarts of this worker.
       others: jobs for further policies that play in the worker's environments; they differ in the policy and in what follows
         from it.
     """
@@ -275,10 +212,12 @@ class Job:
 
     @property
     def policy(self) -> str:
+        """Return the policy of its streams."""
         return self.part.name
 
     @property
     def folder(self) -> str:
+        """Return the run's folder, or one of its host's agent that holds what travels with the worker."""
         return self.place.folder
 
     @property
@@ -286,6 +225,7 @@ class Job:
         return self.place.keys
 
     def end(self, port: str) -> End:
+        """Return its end of the stream at a port: `end.stream`, `end.groups`. Raises ConfigError if there is none."""
         for name, end in self.ends:
             if name == port:
                 return end
@@ -297,10 +237,12 @@ class Job:
         return self.end("samples").leg if self.has("samples") else recorded_leg(self.part.folder)
 
     def has(self, port: str) -> bool:
+        """Return whether a port has a stream."""
         return any(name == port for name, _ in self.ends)
 
     @property
     def snapshots(self) -> Path:
+        """Return the folder of the policy's snapshots."""
         return Path(self.folder, "snapshots", self.part.folder)
 
     @property
@@ -324,10 +266,12 @@ class Job:
 
     @property
     def in_process(self) -> bool:
+        """Return whether the run is serial: all workers take turns in one process."""
         return not self.experiment.where.processes
 
     @property
     def poll_s(self) -> float:
+        """Return how long a step may wait for messages."""
         return 0.1 if self.experiment.where.waits else 0.0
 
     @property
@@ -387,11 +331,6 @@ def check_params(start: StartPoint, wanted: Mapping[str, ArraySpec], given: Mapp
         raise ConfigError(
             f"the params in {start.restore} do not fit: {changed}. --init-from needs the same network and spaces."
         )
-
-
-def whole(job: WorkerJob) -> Job:
-    """Return a job with what the functions of jsrl need of it besides what a worker sees."""
-    return cast(Job, job)
 
 
 def kind_of(worker: str) -> str:

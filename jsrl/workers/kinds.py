@@ -21,19 +21,19 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
 from jsrl.services.runs.message_limits import Speech
 from jsrl.transport.stream import StreamType
-from jsrl.workers.jobs import Job, WorkerJob, whole
+from jsrl.workers.jobs import Job
 
-OWN = {  # kinds of jsrl: name -> the folder of its `kind.py`, which is imported where a run has one
-    "actor": "actor",
-    "director": "director",
-    "evaluator": "evaluator",
-    "fused": "fused",
-    "inference": "inference",
-    "learner": "learner",
-    "rank": "rank",
-    "parameter-server": "relay",
-    "replay": "replay",
-    "video-recorder": "video_recorder",
+OWN = {  # kinds of jsrl: name -> location below jsrl.workers, which is imported where a run has one
+    "actor": "actor.kind:KIND",
+    "director": "director.kind:KIND",
+    "evaluator": "evaluator.kind:KIND",
+    "fused": "learner.kind:FUSED",
+    "inference": "inference.kind:KIND",
+    "learner": "learner.kind:KIND",
+    "rank": "learner.kind:RANK",
+    "parameter-server": "relay.kind:KIND",
+    "replay": "replay.kind:KIND",
+    "video-recorder": "video_recorder.kind:KIND",
 }
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
 TRACE_SPANS = 200_000  # in a trace, over all workers, of about 100 bytes; the newest are kept
@@ -276,12 +276,7 @@ class Kind(NamedTuple):
 @cache
 def own_kinds() -> tuple[Kind, ...]:
     """Return all kinds of jsrl itself."""
-    return tuple(_own_kind(name) for name in OWN)
-
-
-def _own_kind(name: str) -> Kind:
-    found: Kind = import_module(f"jsrl.workers.{OWN[name]}.kind").KIND
-    return found
+    return tuple(find_kind(name) for name in OWN)
 
 
 def named_kinds() -> tuple[Kind, ...]:
@@ -299,7 +294,8 @@ def find_kind(reference: str) -> Kind:
     if isinstance(reference, Described):
         return reference.kind
     if reference in OWN:
-        return _own_kind(reference)
+        own: Kind = import_target(f"jsrl.workers.{OWN[reference]}")
+        return own
     module, _, name = reference.partition(":")
     if not name:
         raise ConfigError(
@@ -395,11 +391,10 @@ def build_worker(job: Job, reporter: Any) -> Any:
     return worker
 
 
-def make_meter(worker_job: WorkerJob) -> Meter:
+def make_meter(job: Job) -> Meter:
     """Return the meter of a worker; it also keeps spans if the experiment asks for a trace."""
-    job, e = whole(worker_job), worker_job.experiment
     spans = max(MIN_SPANS, TRACE_SPANS // (job.run.workers + 1))
-    tracer = import_target(TRACER)(job.folder, job.name, job.incarnation, spans) if e.trace else None
+    tracer = import_target(TRACER)(job.folder, job.name, job.incarnation, spans) if job.experiment.trace else None
     return Meter(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)
 
 

@@ -27,8 +27,10 @@ from jsrl.references.importing import shown_target
 from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import Array, EnvSpec, version_updates
-from jsrl.workers.acting import Engine, GroupSlots
+from jsrl.workers.acting import Engine, GroupSlots, make_agent
 from jsrl.workers.base import EnvCall, Reporter, watched
+from jsrl.workers.ends import subscribe
+from jsrl.workers.jobs import Job
 
 STEP_S = 0.05
 PlayedEnv = TypeVar("PlayedEnv", bound="VectorEnv | VectorGame")
@@ -367,3 +369,39 @@ def lower_priority(niceness: int) -> None:
     os.nice(niceness)
     lower_session_priority(niceness)
     os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa's threads, without a graphics card
+
+
+def one_per_group(job: Job) -> list[Job]:
+    """Return the jobs of the policies that play all seats: the own one first, then one for each group of other seats."""
+    of_group: dict[str, Job] = {}
+    for one in job.by_policy:
+        of_group.setdefault(one.part.seat_group, one)
+    return list(of_group.values())
+
+
+def played_policies(job: Job) -> list[PlayedPolicy]:
+    return [
+        PlayedPolicy(
+            make_agent(one),
+            one.schemas.env,
+            functools.partial(subscribe, one),
+            one.experiment.seed + 1,
+            one.view,
+            one.policy,
+        )
+        for one in one_per_group(job)
+    ]
+
+
+def common_player_settings(job: Job) -> dict[str, Any]:
+    """Return the common fields of PlayerSettings for evaluator and video recorder."""
+    e = job.experiment
+    return {
+        "name": job.name,
+        "seed": e.seed,
+        "env_steps_per_batch": e.env_steps_per_batch,
+        "updates_per_batch": e.updates_per_batch,
+        "start_updates": job.start_point.updates,
+        "max_steps": e.evaluator.max_steps,
+        "max_s": e.deadlines.evaluation_s,
+    }

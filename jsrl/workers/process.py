@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -60,7 +59,7 @@ def work(
         from jsrl.services.runs.process import HostLease
         from jsrl.services.runs.state import RUNNING
         from jsrl.transport.shared.locks import share_lock
-        from jsrl.workers.kinds import build_worker, find_kind, value_of
+        from jsrl.workers.kinds import build_worker, find_kind
 
         with decoding():
             job = from_json(json.loads(job_path.read_text()))
@@ -76,10 +75,7 @@ def work(
             control.outlives_s = job.experiment.deadlines.snapshot_s
             control.holds_run = functools.partial(share_lock, Path(job.folder, RUNNING))
         with no_collections():
-            worker = build_worker(job, reporter)
-        if not value_of(kind.loads_jax, job):
-            return _ReportsJax(worker, reporter)
-        return worker
+            return build_worker(job, reporter)
 
     with FORKS:
         return run(build_from_file, control)
@@ -98,7 +94,7 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
         control.stage("ready")
         _loop(worker, control)
         if control.outlives_s:
-            outlive_parent()
+            signal_at_parents_end(0)  # it completes its last snapshot even if its controller is killed meanwhile
         control.send(Bye, facts=worker.close() or {})
         return 0
     except StreamClosed as error:
@@ -195,27 +191,3 @@ def leave_traces(path: Path) -> None:
         logging.getLogger("jsrl.workers").warning("SIGUSR1 will not be answered: %s", error)
         return
     faulthandler.register(signal.SIGUSR1, file=target, all_threads=True)
-
-
-class _ReportsJax:
-    """A worker that needs no jax; reports if the user's environment imported it (150 MB and 15 threads more)."""
-
-    def __init__(self, worker: Worker, reporter: Reporter) -> None:
-        self._worker, self._reporter = worker, reporter
-        self.step, self.report = worker.step, worker.report
-        self.command, self.close, self.name = worker.command, worker.close, worker.name
-        self.meter = worker.meter
-
-    def setup(self) -> None:
-        self._worker.setup()
-        if "jax" in sys.modules:
-            self._reporter.event(
-                "warning",
-                f"{self.name}: the environment imported jax, which costs each process about 150 MB and slows its start; "
-                "keep jax out of the modules that environments import.",
-            )
-
-
-def outlive_parent() -> None:
-    """Undo `die_with_parent` (Linux): a learner completes its last snapshot even if its controller is killed meanwhile."""
-    signal_at_parents_end(0)

@@ -18,9 +18,8 @@ from jsrl.transport.base import Block, Entry, Lease, SampleConsumer
 from jsrl.transport.stream import generation_at
 from jsrl.types import Trajectory, leaves
 from jsrl.workers.base import Refusals, Reporter
-from jsrl.workers.ends import begin_counting, bind_reader
-from jsrl.workers.following import SampleWriter
-from jsrl.workers.jobs import WorkerJob, whole
+from jsrl.workers.ends import SampleWriter, begin_counting, bind_reader
+from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Port, make_meter
 
 
@@ -41,7 +40,7 @@ class TrajectoryTransform:
         Activity("wait_block", "wait", "share of time waiting for room in the next stream", "near 0", "room"),
     )
 
-    def __init__(self, job: WorkerJob, reporter: Reporter) -> None:
+    def __init__(self, job: Job, reporter: Reporter) -> None:
         self.job, self.name, self.reporter = job, job.name, reporter
         self.meter = make_meter(job)
         self._phases = self.meter.phases
@@ -141,7 +140,7 @@ class TrajectoryTransform:
         generation = self._producer.read_generation()
         if generation != self._generation:
             self._generation = generation
-            whole(self.job).announce(generation_at(self.job.end("rows").stream.name, self.name), str(generation))
+            self.job.announce(generation_at(self.job.end("rows").stream.name, self.name), str(generation))
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return rates and shares, and how many trajectories were passed on."""

@@ -38,8 +38,7 @@ from jsrl.workers.jobs import StartPoint
 from jsrl.workers.learner.build_updater import checked, missed_ratio, unseen_rows
 from jsrl.workers.learner.updaters import reported
 from jsrl.workers.memory import kept_rows
-from jsrl.workers.play import Player, PlayerSettings
-from jsrl.workers.players import common_player_settings
+from jsrl.workers.play import Player, PlayerSettings, common_player_settings
 from tests.marks import nightly
 from tests.replay.learning import toy_agent
 from tests.replay.streams import World

@@ -350,8 +350,8 @@ FAULTS = (
     ),
     Fault(
         "a session begins in the middle of the episodes of the one before",
-        "            group.reset()\n            self._rows.begin_again(",
-        "            self._rows.begin_again(",
+        "            group.reset()\n            self._lineup.begin_again(",
+        "            self._lineup.begin_again(",
         (ACTOR,),
     ),
     Fault(

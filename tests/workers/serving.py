@@ -8,8 +8,7 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import NullReporter, Refusals
-from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
-from jsrl.workers.inference.worker import InferenceWorker
+from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker, ServedPolicy
 
 Connect = Callable[[], tuple[InferenceServer, ParamsSubscriber]]
 

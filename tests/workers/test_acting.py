@@ -14,8 +14,7 @@ from jsrl.errors import StreamTimeout, UnknownPolicy
 from jsrl.networks.model import NetworkConfig
 from jsrl.transport.base import Request
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
-from jsrl.workers.acting import Engine
-from jsrl.workers.inline import InlineInference
+from jsrl.workers.acting import Engine, InlineInference
 from tests.marks import slow
 
 ENV = EnvSpec(ArraySpec((3,), "float32"), Discrete(5))

@@ -103,7 +103,7 @@ class Admission(RuleBasedStateMachine):
 
     @rule()
     def learn(self) -> None:
-        batch = self.batcher.fill(0.0)
+        batch = self.batcher.next(0.0)
         if batch is not None:
             self.train(batch)
 
@@ -118,7 +118,7 @@ class Admission(RuleBasedStateMachine):
             self.updates += 1
         assert max(batch.lags) == lag - self.reuse + 1
         self.trained += GROUPS
-        self.batcher.recycle(batch)
+        self.batcher.used(batch, None)  # type: ignore[arg-type]
         self.publish()
 
     @rule()

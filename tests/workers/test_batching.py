@@ -16,7 +16,6 @@ from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.attached.prefetched import Prefetched
 from jsrl.workers.learner.batching import Batcher, BatchPlan, versions_trained_on
-from jsrl.workers.learner.sources import FromStream
 
 T, SIZE = 3, 4
 ENV = EnvSpec({"image": ArraySpec((2, 3), "uint8"), "line": ArraySpec((2,), "float32")}, Discrete(3))
@@ -51,10 +50,10 @@ class Stream:
             "group_size": SIZE,
             "columns": groups * SIZE,
             "num_rows": T,
+            "env_steps": T * groups * SIZE,
         }
         self.plan = BatchPlan(**{**values, **plan})
         self.batcher = Batcher(self.consumer, SPEC, self.plan)
-        self.source = FromStream(self.batcher, T * self.plan.columns)
 
     def put(self, group: int, seed: int, version: int = 0, producer: int = 0) -> Trajectory:
         trajectory = filled(seed, version)
@@ -64,7 +63,7 @@ class Stream:
     def fill(self, tries: int = 8):
         """Pump until there is a batch, or nothing more arrives."""
         for _ in range(tries):
-            batch = self.batcher.fill(0.0)
+            batch = self.batcher.next(0.0)
             if batch is not None:
                 return batch
         return None
@@ -221,7 +220,7 @@ def test_no_free_buffer_takes_nothing_from_the_stream():
     assert stream.fill() is None
     assert stream.consumer.pending() == 1
     same(batches[0].trajectory, joined([given[0]]))  # unchanged by later trajectories
-    stream.batcher.recycle(batches[0])
+    stream.batcher.used(batches[0], UpdateOutput({}))
     third = stream.fill()
     assert third.trajectory is batches[0].trajectory
     same(third.trajectory, joined([given[2]]))
@@ -233,7 +232,7 @@ def test_blocks_are_released_once_copied():
     stream = Stream(groups=4, blocks=2, columns=16, max_lag=None)
     for group in range(4):
         stream.put(group, group)
-        stream.batcher.fill(0.0)
+        stream.batcher.next(0.0)
     assert stream.ledger.consumed == 4
 
 
@@ -251,7 +250,7 @@ def test_unused_trajectories_are_dropped_as_closed_and_the_ledger_balances():
 
 def test_prefetching_gives_the_same_batches_in_the_same_order():
     stream = Stream(groups=2, max_lag=None)
-    source = Prefetched(stream.source, Phases())
+    source = Prefetched(stream.batcher, Phases())
     source.begin()
     try:
         for round_number in range(6):
@@ -267,7 +266,7 @@ def test_prefetching_gives_the_same_batches_in_the_same_order():
 
 def test_prefetching_stops_at_the_number_of_buffers():
     stream = Stream(groups=1, max_lag=None, buffers=3)
-    source = Prefetched(stream.source, Phases())
+    source = Prefetched(stream.batcher, Phases())
     source.begin()
     given = [stream.put(0, seed) for seed in range(8)]
     try:
@@ -282,7 +281,7 @@ def test_prefetching_stops_at_the_number_of_buffers():
 
 def test_an_error_of_the_prefetching_thread_is_raised_where_batches_are_taken():
     stream = Stream(groups=1)
-    source = Prefetched(stream.source, Phases())
+    source = Prefetched(stream.batcher, Phases())
     source.begin()
     stream.consumer.close()  # the thread's next get ends in StreamClosed
     deadline = time.monotonic() + 5.0

@@ -30,8 +30,7 @@ from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.attached.prefetched import Prefetched
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
-from jsrl.workers.learner.outlet import OpenOutlet
-from jsrl.workers.learner.sources import FromStream
+from jsrl.workers.learner.outlet import Outlet
 from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from tests.marks import nightly, slow
@@ -146,27 +145,27 @@ class EarlyRelease(OwnUpdate):
 
     def give_back(self, batcher: Batcher) -> None:
         """Replace the `batcher` method that is called after an update."""
-        self._recycle, batcher.recycle = batcher.recycle, lambda batch: None
+        self._used, batcher.used = batcher.used, lambda batch, output: batcher.plan.env_steps
 
     def __call__(self, state, batch, number):
         result = super().__call__(state, batch, number)
-        self._recycle(Batch(batch, [], 0))
+        self._used(Batch(batch, [], 0), None)
         return result
 
 
 def evidence(feed: Feed, folder, *, buffers: int, reuse: int = 1, aligned: bool = True, early: bool = False):
     """Run a learner with prefetching over a feed; return the (smallest, largest) number in each update."""
-    plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, buffers=buffers, reuse=reuse)
+    plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, buffers=buffers, reuse=reuse, env_steps=T * B)
     batcher = (AlignedBatcher if aligned else Batcher)(feed.consumer, SPEC, plan)
     updater = (EarlyRelease if early else OwnUpdate)(AGENT, jax.local_devices()[:1], jax.random.key(0), donate=False)
     if early:
         updater.give_back(batcher)
-    source = Prefetched(FromStream(batcher, T * B), Phases())
+    source = Prefetched(batcher, Phases())
     published, store = Published(), SnapshotStore(folder / "state")
     updates = 400 if early else 8  # on a busy machine, few updates are still computing when their buffer is refilled
     settings = LearnerSettings(updates // reuse * T * B, calls_per_batch=reuse, poll_s=5.0)
     begin = lambda: updater.make(jax.random.key(0))  # noqa: E731
-    outlet = OpenOutlet(lambda: published, store, NullReporter(), Meter("learner"))
+    outlet = Outlet(lambda: published, store, NullReporter(), Meter("learner"))
     learner = Learner(updater, begin, lambda: source, outlet, settings, NullReporter())
     learner.setup()
     feed.start()
@@ -194,7 +193,7 @@ def test_early_released_buffer_changes(feed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("buffers", "reuse"), [(1, 1), nightly(3, 1), (3, 2)])
 def test_learner_releases_a_buffer_only_after_its_updates(feed, tmp_path, buffers, reuse):
-    seen = evidence(feed, tmp_path, buffers=buffers, reuse=reuse)
+    seen = evidence(feed, tmp_path, buffers=buffers, reuse=reuse, env_steps=T * B)
     assert seen == [(float(n // reuse), float(n // reuse)) for n in range(8)]
 
 
@@ -236,7 +235,7 @@ def test_block_is_released_only_after_its_copy(transport, order, tmp_path):
         producer.put(constant(number + 1), group, 1.0)
     batches = []
     for _ in range(8):
-        batch = batcher.fill(0.0)
+        batch = batcher.next(0.0)
         if batch is not None:
             batches.append(batch)
     found = sorted(float(x) for batch in batches for x in np.unique(batch.trajectory.observation))

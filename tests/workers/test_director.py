@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from jsrl.services.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
 from jsrl.workers.attached.directed import DirectorGate
-from jsrl.workers.attached.selfplay import DirectedRows, PlayedSeats
+from jsrl.workers.attached.selfplay import DirectedLineup, PlayedSeats
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director.leases import Leases, leases_of, result_of
 from jsrl.workers.director.state_file import StateFile
@@ -75,7 +76,7 @@ class Fleet:
 
     def _actor(self, incarnation: int):
         wire = MessageQueue()
-        assignments = DirectedRows([PlayedSeats(0, (0, 1))], incarnation=incarnation, reporter=wire, in_order=False)
+        assignments = DirectedLineup([PlayedSeats(0, (0, 1))], incarnation=incarnation, reporter=wire, in_order=False)
         assignments.join(group_of(0, SPEC, SLOTS), 0)
         self.over = getattr(self, "over", {}) | {id(assignments): list(range(SLOTS))}
         return assignments, wire, incarnation
@@ -111,7 +112,7 @@ class Fleet:
             self.versions[Player("main", facts["name"])] = version
         self.tickets.handle(CommandDone(facts["ticket"], version), self.now)
 
-    def _play(self, name: str, assignments: DirectedRows, rng: np.random.Generator) -> None:
+    def _play(self, name: str, assignments: DirectedLineup, rng: np.random.Generator) -> None:
         if not assignments.ready(group_of(0)):
             return
         assignments.opened(0, self.over[id(assignments)])
@@ -185,7 +186,7 @@ def test_win_rates_are_fair_while_actors_die() -> None:
 
 
 def test_assignments_follow_sides_and_only_learning_seats_train() -> None:
-    assignments = DirectedRows([PlayedSeats(1, (0, 1))], reporter=NullReporter(), in_order=False)
+    assignments = DirectedLineup([PlayedSeats(1, (0, 1))], reporter=NullReporter(), in_order=False)
     (cast,) = assignments.join(group_of(4, SPEC, 2), 0)
     assert not assignments.ready(group_of(4))
     leases = [
@@ -235,7 +236,7 @@ def test_an_assignment_to_an_unknown_policy_is_refused() -> None:
 def test_actor_takes_each_assignment_once_and_tells_each_director_how_many_arrived() -> None:
     """A message may come twice, after a later one, or from an earlier director; what was lost before it comes again."""
     wire = MessageQueue()
-    assignments = DirectedRows([PlayedSeats(0, (0, 1))], reporter=wire, in_order=False)
+    assignments = DirectedLineup([PlayedSeats(0, (0, 1))], reporter=wire, in_order=False)
     assignments.join(group_of(0, SPEC, 4), 0)
     leases = [
         [GameLease(number, session, [(0, -1), (0, -1)], [True, True]) for number in range(9)] for session in (4, 5)
@@ -272,7 +273,7 @@ def test_a_game_whose_outcome_is_lost_is_discarded() -> None:
 
 
 def test_waiting_recurrent_seats_keep_acting() -> None:
-    assignments = DirectedRows([PlayedSeats(0, (0, 1), True)], reporter=NullReporter(), in_order=False)
+    assignments = DirectedLineup([PlayedSeats(0, (0, 1), True)], reporter=NullReporter(), in_order=False)
     (cast,) = assignments.join(group_of(0, SPEC, 1), 0)
     assignments.take([GameLease(0, 0, [(0, 5), (0, LATEST_VERSION)], [False, True])], 0, 1)
     assignments.opened(0, [0])
@@ -281,7 +282,7 @@ def test_waiting_recurrent_seats_keep_acting() -> None:
 
 def test_dead_seats_get_a_value_and_waiting_ones_nothing() -> None:
     """With `values` acting, the value function learns from the values that come with the rows of dead seats (acts 2)."""
-    assignments = DirectedRows([PlayedSeats(0, (0, 1))], reporter=NullReporter(), in_order=False)
+    assignments = DirectedLineup([PlayedSeats(0, (0, 1))], reporter=NullReporter(), in_order=False)
     (players,) = assignments.join(group_of(0, SPEC, 2), 0)
     asked = players.versions(np.array([[0, 1], [2, 0]], np.uint8))
     assert asked.tolist() == [[NOT_PLAYED, LATEST_VERSION], [LATEST_VERSION, NOT_PLAYED]]
@@ -381,8 +382,9 @@ def test_director_that_restarts_goes_on_from_its_file(tmp_path: Path) -> None:
 
     def begin(session: int) -> DirectorWorker:
         worker = DirectorWorker(
-            "director", LatestSelfPlay(("main",), num_sides=2), 7, {"main": store},
-            StateFile(tmp_path / "director", None, pytest.fail), sent, Meter("director"), session=session, poll_s=0.0,
+            "director", LatestSelfPlay(("main",), num_sides=2),
+            functools.partial(Tickets, seed=7, policies=("main",), session=session), {"main": store},
+            StateFile(tmp_path / "director", None, pytest.fail), sent, Meter("director"), poll_s=0.0,
         )  # fmt: skip
         worker.setup()
         return worker

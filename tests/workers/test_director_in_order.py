@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import zlib
 from pathlib import Path
@@ -18,8 +19,8 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command, GameLease
 from jsrl.services.snapshots.players import PlayerStore
 from jsrl.types import make_version
-from jsrl.workers.attached.selfplay import DirectedRows, PlayedSeats
-from jsrl.workers.director.in_order import Merge, OrderSettings
+from jsrl.workers.attached.selfplay import DirectedLineup, PlayedSeats
+from jsrl.workers.director.in_order import Merge, OrderSettings, TicketsInOrder
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker
 from tests.workers.test_director import SPEC, MessageQueue, group_of
@@ -57,12 +58,12 @@ class RandomOrderRun:
         order = OrderSettings(groups=GROUPS, learners=int(self.scored), rows=ROWS, begun=0, updates=1)
         states = StateFile(folder / "director", None, pytest.fail)
         self.worker = DirectorWorker(
-            "director", director, 7, {"main": self.store}, states, self.wire, Meter("director"), session=0, poll_s=0.0,
-            order=order,
+            "director", director, functools.partial(TicketsInOrder, seed=7, policies=("main",), session=0, order=order),
+            {"main": self.store}, states, self.wire, Meter("director"), poll_s=0.0,
         )  # fmt: skip
         self.worker.setup()
         self.actors = [
-            DirectedRows([PlayedSeats(0, (0, 1))], reporter=MessageQueue(), in_order=True) for _ in range(GROUPS)
+            DirectedLineup([PlayedSeats(0, (0, 1))], reporter=MessageQueue(), in_order=True) for _ in range(GROUPS)
         ]
         self.steps, self.over = [0] * GROUPS, [list(range(SLOTS))] * GROUPS
         for group, assignments in enumerate(self.actors):

@@ -26,9 +26,8 @@ from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.learner.batching import Batcher, BatchPlan
 from jsrl.workers.learner.checks import CountsItself, FiniteCheck
 from jsrl.workers.learner.kind import RESERVED
-from jsrl.workers.learner.outlet import OpenOutlet
+from jsrl.workers.learner.outlet import Outlet
 from jsrl.workers.learner.seams import Gate, Skip
-from jsrl.workers.learner.sources import FromStream
 from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.play import PlayedPolicy
@@ -435,14 +434,27 @@ class LearnerRig:
     ) -> None:
         self.consumer = bind_samples(f"local:learner-{next(numbers)}", SPEC, blocks_per_producer=8)
         self.producer = connect_samples(self.consumer.address, SPEC, ProducerId("actor-0", 0), 1, 1.0)
-        plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, reuse=reuse, start_updates=start, generation=generation)
-        steps = total // reuse * T * B
+        steps, plan = (
+            total // reuse * T * B,
+            BatchPlan(
+                "fifo",
+                (0,),
+                B,
+                B,
+                T,
+                env_steps=T * B,
+                max_lag=None,
+                reuse=reuse,
+                start_updates=start,
+                generation=generation,
+            ),
+        )
         settings = LearnerSettings(steps, generation, start_updates=start, calls_per_batch=reuse, poll_s=0.0)
         self.published, self.heard, self.folder = Published(), EventRecorder(), folder
-        source = FromStream(Batcher(self.consumer, SPEC, plan), T * B)
+        source = Batcher(self.consumer, SPEC, plan)
         updater = OwnUpdate(AGENT._replace(update=change), jax.local_devices()[:1], jax.random.key(0), donate=False)
         store = SnapshotStore(folder / "state")
-        outlet = OpenOutlet(lambda: self.published, store, self.heard, Meter("learner"))
+        outlet = Outlet(lambda: self.published, store, self.heard, Meter("learner"))
         gates = [FiniteCheck(updater, folder), CountsItself(1)]
         begin = lambda: updater.make(jax.random.key(0))  # noqa: E731
         self.learner = Learner(updater, begin, lambda: source, outlet, settings, self.heard, gates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from pathlib import Path
@@ -30,8 +29,7 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version, versi
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import NullReporter, Refusals
 from jsrl.workers.frozen import FrozenParams
-from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
-from jsrl.workers.inference.worker import InferenceWorker
+from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker, ServedPolicy
 from tests.marks import marked
 from tests.workers.serving import make_server
 
@@ -201,55 +199,6 @@ def test_memory_is_bounded_by_evicting_the_least_recently_used() -> None:
     assert frozen.size_bytes == 400
 
 
-def play(frozen: FrozenParams, owner: str, versions: list[int], *starts: int) -> None:
-    """Act for the rows of an owner, of which some start an episode."""
-    frozen.pin(owner, np.array(versions), np.isin(np.arange(len(versions)), starts))
-    assert frozen.take(owner, {v for v in versions if v >= 0}) and frozen.size_bytes <= 300
-
-
-def make_small() -> tuple[FrozenParams, ManualLoads]:
-    """Return room for three players."""
-    loads = ManualLoads()
-    for _ in range(99):
-        loads.gate.release()
-    return FrozenParams(loads, lambda values: values[0], max_bytes=300, background=False), loads
-
-
-def test_players_of_open_episodes_are_evicted_last() -> None:
-    frozen, loads = make_small()
-    play(frozen, "a", [1, LATEST_VERSION], 0, 1)
-    for version in (2, 3, 4, 5):  # episodes of one row
-        play(frozen, "b", [version], 0)
-    play(frozen, "a", [NOT_PLAYED, LATEST_VERSION])  # its seat waits, within the episode
-    play(frozen, "b", [6], 0)
-    play(frozen, "b", [7], 0)
-    play(frozen, "a", [1, LATEST_VERSION])
-    assert loads.asked == [1, 2, 3, 4, 5, 6, 7] and frozen.evicted_in_play == 0
-    play(frozen, "a", [LATEST_VERSION, NOT_PLAYED], 0, 1)  # the next episode
-    for version in (8, 9, 10, 1):
-        play(frozen, "b", [version], 0)
-    assert loads.asked[7:] == [8, 9, 10, 1] and frozen.evicted_in_play == 0
-
-
-def test_owner_that_is_gone_pins_nothing() -> None:
-    frozen, loads = make_small()
-    play(frozen, "a", [1, 2], 0, 1)
-    frozen.forget("a")
-    for version in (3, 4, 3, 4, 5, 3, 4):
-        play(frozen, "b", [version], 0)
-    assert loads.asked == [1, 2, 3, 4, 5] and frozen.evicted_in_play == 0
-
-
-def test_bound_holds_if_open_episodes_play_more_than_fits() -> None:
-    frozen, loads = make_small()
-    for _ in range(3):
-        for owner, versions in (("a", [1, 2]), ("b", [3]), ("c", [4, 4])):
-            play(frozen, owner, versions)
-            assert [int(frozen.get(v)[0]) for v in versions] == versions
-    assert frozen.evicted_in_play == len(loads.asked) - 3 > 0
-    assert frozen.figures()["frozen_evicted_in_play"] == frozen.evicted_in_play
-
-
 class ScriptedServer:
     """The server end of a stream with clients that a test scripts."""
 
@@ -266,43 +215,6 @@ class ScriptedServer:
         return found
 
     def reply(self, request: ClientRequest, reply: Reply) -> None: ...
-
-
-def test_server_pins_the_players_of_connected_actors() -> None:
-    """An actor that is replaced pins the players of its new episodes only."""
-    kind, stream, loads = ("none", None), ScriptedServer(), list[int]()
-    agent, env = AGENTS[kind]
-
-    def load(version: int) -> list[np.ndarray]:
-        loads.append(version)
-        return params_of(agent, version)
-
-    room = 3 * sum(leaf.nbytes for leaf in params_of(agent, 0))
-    frozen = functools.partial(FrozenParams, load, max_bytes=room, background=False)
-    engine = Engine(agent, env, num_slots=2 * SIZE, sizes=[SIZE], seed=3, frozen=frozen)
-    engine.set_params(NEWEST, params_of(agent, NEWEST))
-    assert engine.frozen is not None
-    settings, refusals = InferenceSettings(SIZE, False, 0.0), Refusals("inference-0", NullReporter())
-    ends = (stream, NoParams())
-    server = ServedPolicy("inference-0", engine, settings, lambda: ends, refusals, Meter("inference"))  # type: ignore[arg-type,return-value]
-    server.connect()
-
-    def ask(actor: int, group: int, version: int, gone: int | None = None) -> None:
-        request = make_request(kind, group, 0, np.full(SIZE, version))._replace(is_first=np.ones(SIZE, bool))
-        stream.arrived.append(ClientRequest(ProducerId("actor", actor), group, request))
-        stream.gone += [] if gone is None else [ProducerId("actor", gone)]
-        assert server.serve(0.0) == SIZE
-
-    ask(0, 0, 1)
-    for version in (2, 3, 4, 5):
-        ask(0, 1, version)
-    ask(0, 0, 1)
-    assert loads == [1, 2, 3, 4, 5]
-    ask(1, 0, 6, gone=0)  # in place of actor 0: nobody plays 1 any more
-    for version in (7, 8, 6, 8):
-        ask(1, 1, version)
-    assert loads == [1, 2, 3, 4, 5, 6, 7, 8] and 1 not in engine.frozen._kept
-    assert engine.frozen.evicted_in_play == 0
 
 
 def scripted(kind: tuple[str, int | None], stream: ScriptedServer) -> ServedPolicy:

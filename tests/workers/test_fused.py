@@ -37,9 +37,9 @@ from jsrl.graph.plan import make_plan
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.tools.report.limits import RunSetup, find_bottleneck
 from jsrl.workers.base import NullReporter
-from jsrl.workers.fused.kind import KIND as FUSED
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import build_worker
+from jsrl.workers.learner.kind import FUSED
 from tests.envs.jax_rows import assert_rows_agree
 from tests.fake_devices import fake_devices
 from tests.marks import marked

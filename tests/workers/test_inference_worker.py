@@ -20,7 +20,7 @@ from jsrl.transport.base import InferenceClient, InferenceSpec, ProducerId, Repl
 from jsrl.transport.table import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.acting import Engine
-from jsrl.workers.inference.served import InferenceSettings
+from jsrl.workers.inference.worker import InferenceSettings
 from tests.workers.serving import make_server
 
 ENV = EnvSpec(ArraySpec((3,), "float32"), Discrete(5))

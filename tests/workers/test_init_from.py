@@ -186,9 +186,10 @@ def test_a_run_is_not_deleted_before_the_new_ones_environment_was_made(tmp_path:
 
 
 def test_parameter_server_leaves_the_tags_to_the_learner(tmp_path: Path) -> None:
-    job = Job("parameter-server", "parameter-server", 0, Experiment(AgentReference("m:f")), None, (), JobPlace("", ""))  # type: ignore[arg-type]
-    store = SnapshotStore(tmp_path / "params")
-    server: Any = ParameterServer(job, store, NullReporter())
+    place = JobPlace(str(tmp_path), "")
+    job = Job("parameter-server", "parameter-server", 0, Experiment(AgentReference("m:f")), None, (), place)  # type: ignore[arg-type]
+    server: Any = ParameterServer(job, NullReporter())
+    store = SnapshotStore(job.snapshots / "params")
     server._latest, server._structure = (7, [np.zeros(1)]), jax.tree.structure(0)
     server.command(Command("snapshot", {}))
     assert store.versions() == [7] and not store.tags()

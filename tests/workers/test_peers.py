@@ -20,10 +20,9 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.values import Registration
 from jsrl.transport.table import bind_inference, bind_samples
-from jsrl.workers import following, peers
+from jsrl.workers import ends, peers
 from jsrl.workers.actor.streams import ActorStreams
-from jsrl.workers.asking import InferenceRequests, Servers
-from jsrl.workers.following import SampleWriter
+from jsrl.workers.ends import InferenceRequests, SampleWriter, Servers
 from jsrl.workers.peers import (
     CLOSED_S,
     ELSEWHERE_S,
@@ -168,7 +167,7 @@ def test_actor_of_a_lost_remote_server_fails_over_or_asks_again(tmp_path, monkey
         tried.append(address)
         raise StreamTimeout("no answer")
 
-    monkeypatch.setattr("jsrl.workers.asking.connect_inference", silent)
+    monkeypatch.setattr("jsrl.workers.ends.connect_inference", silent)
     streams._servers, streams._client = Servers(job, "inference", {0: 1}), Broken()
     assert streams.connect(0.0, LOST) is None and tried == ["tcp://far"]  # there is no other
     assert ELSEWHERE_S > 3 * LOST_S - 1
@@ -327,7 +326,7 @@ def test_actor_of_a_peer_that_dies_before_it_answers_finds_the_next_one(tmp_path
         else:
             writer = SampleWriter(job, "samples", job.schemas.trajectory)
             writer.open()
-            assert writer._writer._readers[0].peer.known.incarnation == 1
+            assert writer._readers[0].peer.known.incarnation == 1
         writer.close()
     consumer.close()
 
@@ -383,13 +382,13 @@ class ClosedEnd:
 
 def test_time_without_a_peer_is_no_time_of_refusals(tmp_path, monkeypatch) -> None:
     """The next one may refuse at first, long after the one before was lost."""
-    monkeypatch.setattr(following, "CLOSED_S", 0.0)
+    monkeypatch.setattr(ends, "CLOSED_S", 0.0)
     job = served_job(tmp_path)
     known, present = job.names.register("samples.learner", "shm:a"), [True]
     monkeypatch.setattr(Peer, "find", lambda *_: known if present[0] else None)
     writer = SampleWriter(job, "samples", job.schemas.trajectory)
-    writer._writer._readers = [Connector(Peer(job.names, "samples.learner", known), lambda *_: None)]
-    writer._writer._ends, writer.is_lost = [ClosedEnd()], True
+    writer._readers = [Connector(Peer(job.names, "samples.learner", known), lambda *_: None)]
+    writer._ends, writer.is_lost = [ClosedEnd()], True
     for present[0] in (True, False, True):
         assert writer.reserve(0.0) is None
     with pytest.raises(StreamClosed, match="the reader closed"):

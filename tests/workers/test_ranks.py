@@ -289,9 +289,9 @@ def test_rank_of_a_resumed_run_counts_the_updates_of_its_learner(tmp_path: Path,
     plan = make_plan(e, str(tmp_path), tmp_path)
     began = RankStart(1, 2, "", generation=3, updates=20, trained=40, saved_generation=2, env_steps=5_120)
     monkeypatch.setattr(ranks, "Follower", lambda job: SimpleNamespace(join=lambda devices: began))
-    part = ranks.part_of(plan.job("rank-1"), NullReporter())
+    job, _, lifecycle = ranks.part_of(plan.job("rank-1"), NullReporter())
     learner = dataclasses.replace(plan.job("learner"), start_point=StartPoint(3, 20, env_steps=5_120))
-    assert part.job.total_updates == learner.total_updates == 60 and not part.lifecycle.leads
+    assert job.total_updates == learner.total_updates == 60 and not lifecycle.leads
 
 
 def test_a_turn_may_take_ten_times_the_median_update() -> None:

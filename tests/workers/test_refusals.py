@@ -88,13 +88,13 @@ def test_hello_with_another_schema_leaves_batches_unchanged(transport: str, tmp_
     thread = threading.Thread(target=stranger)
     thread.start()
     while thread.is_alive():
-        assert batcher.fill(0.05) is None
-    assert batcher.fill(0.2) is None and refusals.count == 1
+        assert batcher.next(0.05) is None
+    assert batcher.next(0.2) is None and refusals.count == 1
     good = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, 20.0)
     good.put(zeros(SCHEMA), 0, 20.0)
     batch = None
     while batch is None:
-        batch = batcher.fill(1.0)
+        batch = batcher.next(1.0)
     assert np.array_equal(batch.trajectory.reward[0], zeros(SCHEMA).reward)
     good.close()
     consumer.close()

@@ -155,8 +155,8 @@ def test_batches_start_at_min_size_and_priorities_reach_their_window(world):
     assert w.learner.pending() == 2  # one batch of each, once 24 env steps had arrived
     plan = BatchPlan(order="fifo", groups=(0,), group_size=M, columns=2 * M, num_rows=1, max_lag=None, judge=of_any_age)
     batcher = Batcher(w.learner, WINDOWS, plan)
-    assert batcher.fill(0.0) is None
-    batch = batcher.fill(0.0)
+    assert batcher.next(0.0) is None
+    batch = batcher.next(0.0)
     assert batch is not None
     np.testing.assert_array_equal(batch.trajectory.observation[0, 0, :, 0], [0.0] * M + [1.0] * M)
     np.testing.assert_array_equal(batch.trajectory.sampling, np.ones((1, 2 * M)))
@@ -186,7 +186,7 @@ def test_feedback_of_several_batches_and_a_full_connection(world):
     for _ in range(5):
         w.learner.feedback(ids[:M], {"priorities": np.ones(M)})
     plan = BatchPlan(order="fifo", groups=(0,), group_size=M, columns=M, num_rows=1, max_lag=None, judge=of_any_age)
-    source = FromReplay(Batcher(w.learner, WINDOWS, plan), w.learner, M)
+    source = FromReplay(w.learner, WINDOWS, plan, M)
     assert source.counts() == {"refused": 0, "priorities_lost": M}  # four blocks are in transit; the fifth had no room
 
 
@@ -215,7 +215,8 @@ def test_free_running_insertions_wait_until_the_learner_has_taken_a_batch(world)
 def test_learner_counts_env_steps_of_before_until_all_replay_workers_have_reported(world):
     """A resumed run may be stopped again before replay is filled; its snapshot must not say 0."""
     w = world()
-    source = FromReplay(None, w.learner, M, begun=500)  # type: ignore[arg-type]
+    plan = BatchPlan(order="fifo", groups=(0,), group_size=M, columns=M, num_rows=1)
+    source = FromReplay(w.learner, WINDOWS, plan, M, begun=500)
     assert source.env_steps(9) == 500
     for index, inserted in ((0, 400), (1, 200)):
         w.learner._inserted[index] = inserted

@@ -208,13 +208,13 @@ class World:
         rows.trajectory = (self.version if rows.trajectory is None else rows.trajectory) + 1
 
     def learn(self) -> None:
-        if len(self.batches) <= self.prefetched and (batch := self.batcher.fill(0.0)) is not None:
+        if len(self.batches) <= self.prefetched and (batch := self.batcher.next(0.0)) is not None:
             self.batches.append(batch)
             self.lags += batch.lags
 
     def train(self) -> None:
         if self.batches:
-            self.batcher.recycle(self.batches.popleft())
+            self.batcher.used(self.batches.popleft(), None)
             self.version += 1
 
     def tell(self) -> None:

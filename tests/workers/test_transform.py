@@ -22,8 +22,7 @@ from jsrl.transport.stream import replay_batch_spec
 from jsrl.transport.table import connect_samples
 from jsrl.types import ArraySpec
 from jsrl.workers.base import Reporter
-from jsrl.workers.ends import begin_counting, bind_reader
-from jsrl.workers.following import Writer
+from jsrl.workers.ends import Writer, begin_counting, bind_reader
 from jsrl.workers.kinds import build_worker
 from jsrl.workers.replay.worker import ReplayWorker
 from jsrl.workers.transform import TrajectoryTransform

@@ -9,9 +9,10 @@ windows, and each learns from its part of them. So D devices do the same as one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,69 +48,38 @@ class _Carry(NamedTuple):
     failure: Failure
 
 
-class OnDevice(NamedTuple):
-    """An agent with replay, and functions that split its state.
-
-    agent: the combination. shape: of the ring.
-    pack: state -> its snapshot. unpack: (packed, () -> a fresh state of the combination) -> state.
-    failed: state -> (the agent's own state before the failed update, its windows, its number in its call).
-    """
-
-    agent: Agent
-    shape: RingShape
-    pack: Any
-    unpack: Any
-    failed: Any
-
-
-def on_device(
-    agent: Agent,
-    config: ReplayConfig,
-    spec: Trajectory,
-    *,
-    frames: int | None = None,
-    total_updates: int | None = None,
-) -> OnDevice:
-    """Combine an off-policy agent with a ring on the device.
-
-    After an update whose metrics are not finite the previous state is kept, and no further one is made.
-
-    Args:
-      agent: its `update` learns from windows [W+1, M, ...]. config: of the replay.
-      spec: schema [T+1, N, ...] of the combined update's trajectories.
-      frames: EnvSpec.frames of the environment. total_updates: of the agent in the whole run, for beta (None: fixed).
-
-    Raises:
-      ConfigError: the ring is too small, or the agent gives no priorities although they are needed.
-    """
-    shape = ring_shape(config, spec, frames)
-    most = (shape.capacity - 1) * shape.num_envs
-    if config.min_size > most:
-        raise ConfigError(
-            f"replay.min_size {config.min_size} is never reached: of replay.capacity {config.capacity} the ring holds at most "
-            f"{most} rows of {shape.num_envs} environments at once; lower min_size, or raise capacity."
-        )
-    combined = _Combined(agent, config, shape, spec, total_updates)
-
-    def pack(state: AgentState) -> AgentState:
-        return state if config.save else state._replace(extra=state.extra._replace(ring=()))
-
-    def unpack(packed: AgentState, make: Callable[[], AgentState]) -> AgentState:
-        return packed if config.save else packed._replace(extra=packed.extra._replace(ring=make().extra.ring))
-
-    whole = with_extra(agent, combined.begin, combined.update)
-    return OnDevice(whole, shape, pack, unpack, combined.before_failure)
-
-
 @dataclass(frozen=True)
-class _Combined:
-    """The functions of the combination; see `on_device` for the attributes."""
+class OnDevice:
+    """An off-policy agent combined with a ring on the device, by `on_device`; for the attributes see there.
 
-    agent: Agent
+    Attributes:
+      own: the agent whose `update` learns from windows.
+    """
+
+    own: Agent
     config: ReplayConfig
     shape: RingShape
     spec: Trajectory
     total_updates: int | None
+
+    @functools.cached_property
+    def agent(self) -> Agent:
+        """Return the combination."""
+        return with_extra(self.own, self.begin, self.update)
+
+    def pack(self, state: AgentState) -> AgentState:
+        """Return the snapshot of a state."""
+        return state if self.config.save else state._replace(extra=state.extra._replace(ring=()))
+
+    def unpack(self, packed: AgentState, make: Callable[[], AgentState]) -> AgentState:
+        """Return the state of a snapshot; `make`: returns a fresh state of the combination."""
+        return packed if self.config.save else packed._replace(extra=packed.extra._replace(ring=make().extra.ring))
+
+    def failed(self, state: AgentState) -> tuple[AgentState, Trajectory, Array]:
+        """Return (the agent's own state before the failed update, its windows, its number in its call)."""
+        extra: ReplayExtra = state.extra
+        windows = self._windows(extra.ring, extra.failure.ids, extra.failure.weights)
+        return state._replace(extra=extra.agent), windows, extra.failure.number
 
     @property
     def calls(self) -> int:
@@ -155,7 +125,7 @@ class _Combined:
         ids, chances = draw(self.shape, ring, draw_key, self.config.batch_size)
         weights = weights_of(chances, self._beta(made + number))
         windows = self._windows(ring, _share(ids, axis_name), _share(weights, axis_name))
-        state, output = self.agent.update(now.state, windows, update_key, axis_name=axis_name)
+        state, output = self.own.update(now.state, windows, update_key, axis_name=axis_name)
         failure = now.failure
         good = _finite(output.metrics) & (failure.number < 0)
         state = _choose(good, state, now.state)
@@ -173,11 +143,35 @@ class _Combined:
     def _windows(self, ring: Ring, ids: Array, weights: Array) -> Trajectory:
         return read(self.shape, ring, ids)._replace(sampling=weights if self.config.prioritised else ())
 
-    def before_failure(self, state: AgentState) -> tuple[AgentState, Trajectory, Array]:
-        """Return (the agent's own state before the failed update, its windows, its number in its call)."""
-        extra: ReplayExtra = state.extra
-        windows = self._windows(extra.ring, extra.failure.ids, extra.failure.weights)
-        return state._replace(extra=extra.agent), windows, extra.failure.number
+
+def on_device(
+    agent: Agent,
+    config: ReplayConfig,
+    spec: Trajectory,
+    *,
+    frames: int | None = None,
+    total_updates: int | None = None,
+) -> OnDevice:
+    """Combine an off-policy agent with a ring on the device.
+
+    After an update whose metrics are not finite the previous state is kept, and no further one is made.
+
+    Args:
+      agent: its `update` learns from windows [W+1, M, ...]. config: of the replay.
+      spec: schema [T+1, N, ...] of the combined update's trajectories.
+      frames: EnvSpec.frames of the environment. total_updates: of the agent in the whole run, for beta (None: fixed).
+
+    Raises:
+      ConfigError: the ring is too small.
+    """
+    shape = ring_shape(config, spec, frames)
+    most = (shape.capacity - 1) * shape.num_envs
+    if config.min_size > most:
+        raise ConfigError(
+            f"replay.min_size {config.min_size} is never reached: of replay.capacity {config.capacity} the ring holds at most "
+            f"{most} rows of {shape.num_envs} environments at once; lower min_size, or raise capacity."
+        )
+    return OnDevice(agent, config, shape, spec, total_updates)
 
 
 def _none() -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,8 +10,9 @@ from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.references.importing import import_target, shown_target
 from jsrl.services.metrics.metrics import Meter
+from jsrl.workers.actor.kind import loads_jax
+from jsrl.workers.actor.lineup import Tap
 from jsrl.workers.actor.policies import ActingPolicy
-from jsrl.workers.actor.rows import Tap
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.attached.journaled import journaled
@@ -20,7 +22,7 @@ from jsrl.workers.kinds import make_meter
 
 # attached only where they are wanted
 RECORDING = "jsrl.workers.attached.recording:recording_writer"
-DIRECTED_ROWS = "jsrl.workers.attached.selfplay:directed_rows"
+DIRECTED_LINEUP = "jsrl.workers.attached.selfplay:directed_lineup"
 TRAINED_SHARE = "jsrl.workers.attached.selfplay:TrainedShare"
 
 
@@ -44,8 +46,8 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     if e.record is not None:
         taps[0].append(import_target(RECORDING)(job, meter, reporter))
     policies = [_policy(part, meter, of_policy) for part, of_policy in zip(parts, taps, strict=True)]
-    rows = None if e.director is None else import_target(DIRECTED_ROWS)(job, reporter)
-    return Actor(job.name, settings, environments, policies, reporter, meter, rows)
+    lineup = None if e.director is None else import_target(DIRECTED_LINEUP)(job, reporter)
+    return Actor(job.name, settings, environments, policies, reporter, meter, lineup)
 
 
 def _policy(job: Job, meter: Meter, taps: Sequence[Tap]) -> ActingPolicy:
@@ -72,4 +74,11 @@ def make_group(job: Job, group: int, reporter: Reporter, meter: Meter) -> Vector
         reporter.event("warning", f"group {group}: {text}")
 
     env = make(e.env, e.group_size, job.incarnation_seed, group=group, groups=job.seat_groups or None, warn=warn)
+    if "jax" in sys.modules and not (job.in_process or loads_jax(job)):
+        reporter.event(
+            "warning",
+            "the environment imported jax, which costs each process about 150 MB and slows its start; "
+            "keep jax out of the modules that environments import.",
+            once="jax",
+        )
     return journaled(job, group, env, reporter)

@@ -13,8 +13,8 @@ from jsrl.envs.faults import foreign
 from jsrl.envs.seats import SeatView
 from jsrl.errors import JsrlError
 from jsrl.services.metrics.metrics import Meter
+from jsrl.workers.actor.lineup import Players
 from jsrl.workers.actor.policies import Progress
-from jsrl.workers.actor.rows import Players
 from jsrl.workers.base import EnvCall, Reporter, watched
 
 

@@ -94,11 +94,7 @@ METRICS = (
     Metric("env_faults", "faulty environments that were rebuilt so far (env.on_fault)", "count", "0", "total"),
     Metric("recorded", "trajectories copied for the recording so far", "count", "rises, where one is made", "total"),
     Metric(
-        "recording_dropped",
-        "trajectories not recorded: disk too slow, full, or at its limit",
-        "count",
-        "0",
-        "total",
+        "recording_dropped", "trajectories not recorded: disk too slow, full, or at its limit", "count", "0", "total"
     ),
 )
 

@@ -14,7 +14,7 @@ from jsrl.envs.seats import SeatView, finite_actions, part_of
 from jsrl.errors import StreamTimeout
 from jsrl.transport.base import Block, Origin, ProducerId, Reply, Request
 from jsrl.types import Array, leaves, spread, version_generation, version_updates
-from jsrl.workers.actor.rows import Players, Tap
+from jsrl.workers.actor.lineup import Players, Tap
 from jsrl.workers.actor.streams import Ends, Streams
 
 

@@ -10,16 +10,14 @@ from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import Block, InferenceClient
-from jsrl.workers.following import Writer
+from jsrl.workers.ends import Servers, Writer
 from jsrl.workers.jobs import Job
 from jsrl.workers.peers import POLL_S
 
 if TYPE_CHECKING:
-    from jsrl.workers.asking import Servers
-    from jsrl.workers.inline import OwnEngine
+    from jsrl.workers.acting import InlineInference
 
-SERVERS = "jsrl.workers.asking:Servers"  # imported only where servers act
-ENGINE = "jsrl.workers.inline:OwnEngine"  # imported only where an actor acts itself, which needs jax
+INLINE = "jsrl.workers.acting:own_inference"  # imported only where an actor acts itself, which needs jax
 
 
 class Producer(Protocol):
@@ -87,21 +85,16 @@ class Streams:
 
 
 class ActorStreams(Streams):
-    """The streams of an actor of a run.
-
-    Args:
-      job: the actor's. meter: of its phases, if it acts itself.
-    """
+    """The streams of an actor of a run."""
 
     def __init__(self, job: Job, meter: Meter) -> None:
         self._job, self._meter = job, meter
         self._writer = Writer(job, "samples", job.schemas.trajectory)
         self._servers: Servers | None = None  # None: the actor acts itself
-        self._engine: OwnEngine | None = None  # None: servers act
+        self._inline: InlineInference | None = None  # None: servers act
         self._client: InferenceClient | None = None
-        self._learner: tuple[int, int] | None = (
-            None  # readers' replacements so far and generation, as of the last connection
-        )
+        # replacements of readers so far and generation, as of the last connection
+        self._learner: tuple[int, int] | None = None
         self._poll_at_s = 0.0
 
     @property
@@ -112,9 +105,9 @@ class ActorStreams(Streams):
         job = self._job
         self._writer.open()
         if not job.has("inference"):
-            self._engine = import_target(ENGINE)(job, group_sizes, self._meter.phases)
-            return self._ends(None)
-        self._servers = import_target(SERVERS)(job, "inference", group_sizes)
+            inline = self._inline = import_target(INLINE)(job, group_sizes, self._meter.phases)
+            return self._ends(inline)
+        self._servers = Servers(job, "inference", group_sizes)
         return self._ends(self._servers.first())
 
     def connect(self, timeout_s: float, lost: StreamClosed) -> Ends | None:
@@ -123,19 +116,19 @@ class ActorStreams(Streams):
         self._leave_server()
         if not self._writer.connect(timeout_s):
             return None
-        if self._servers is None:
-            return self._ends(None)
-        server = self._servers.connect(timeout_s)
-        return None if server is None else self._ends(server)
+        client = self._inline if self._servers is None else self._servers.connect(timeout_s)
+        return None if client is None else self._ends(client)
 
-    def _ends(self, server: InferenceClient | None) -> Ends:
+    def _ends(self, client: InferenceClient) -> Ends:
         known, self._learner = self._learner, (self._writer.renewed, self._writer.read_generation())
-        self._client = server if self._engine is None else self._engine.client()
-        assert self._client is not None
-        return Ends(self._client, self._writer, self._learner[1], known not in (None, self._learner))
+        self._client = client
+        return Ends(client, self._writer, self._learner[1], known not in (None, self._learner))
 
     def _leave_server(self) -> None:
-        """Close the client, so that no earlier request is answered; note if it was cut off from a server on another host."""
+        """Drop earlier requests; note if the client was cut off from a server on another host."""
+        if self._inline is not None:
+            self._inline.drop()
+            return
         client, self._client = self._client, None
         if client is None:
             return
@@ -150,9 +143,7 @@ class ActorStreams(Streams):
         now_s = time.monotonic()
         if self._learner is not None and now_s >= self._poll_at_s:
             self._poll_at_s = now_s + POLL_S
-            if (
-                self._writer.read_generation() > self._learner[1]
-            ):  # set by the workers between this actor and the learner
+            if self._writer.read_generation() > self._learner[1]:  # as the workers between it and this actor say
                 raise StreamClosed("a restarted learner now trains on this actor's samples.")
 
     def check_home(self) -> None:
@@ -162,8 +153,6 @@ class ActorStreams(Streams):
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
-        if self._engine is not None:
-            self._engine.close()
         self._writer.close()
 
 

@@ -17,8 +17,8 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command
 from jsrl.transport.base import ProducerId
 from jsrl.workers.actor.environments import Environments, Tally
+from jsrl.workers.actor.lineup import Lineup
 from jsrl.workers.actor.policies import ActingPolicy, PolicyRows, Progress
-from jsrl.workers.actor.rows import Rows
 from jsrl.workers.actor.streams import Ends
 from jsrl.workers.base import Reporter
 
@@ -52,7 +52,7 @@ class Actor:
 
     Args:
       name: `actor-0`. environments: group number -> the function that makes its vector environment.
-      policies: that act in them: one, or several where the environments have seats. rows: who plays; None: the newest params.
+      policies: that act in them. lineup: who plays; None: the newest params.
 
     Attributes:
       groups: number -> its environments.
@@ -66,10 +66,10 @@ class Actor:
         policies: Sequence[ActingPolicy],
         reporter: Reporter,
         meter: Meter | None = None,
-        rows: Rows | None = None,
+        lineup: Lineup | None = None,
     ) -> None:
         self.name, self._settings, self._reporter = name, settings, reporter
-        self._policies, self._rows = list(policies), rows or Rows()
+        self._policies, self._lineup = list(policies), lineup or Lineup()
         self._environments = environments
         self.groups: dict[int, Environments] = {}
         self.meter = meter or Meter("actor")
@@ -86,7 +86,7 @@ class Actor:
             group = Environments(self.name, number, settings.environment, self._reporter)
             group.make(make_vector, settings.makes)
             group.progress = [Progress(policy, sequence=policy.started) for policy in self._policies]
-            group.players = self._rows.join(group, self._next_step(group))
+            group.players = self._lineup.join(group, self._next_step(group))
             self.groups[number] = group
         self._reporter.stage(settings.connects)
         sizes = {number: group.env.num_envs for number, group in self.groups.items()}
@@ -99,7 +99,7 @@ class Actor:
 
     def _begin(self) -> None:
         ends, self._ends = self._ends, []
-        session = Session(self.name, self._settings, self.groups, self._policies, ends, self._rows, self._tally)
+        session = Session(self.name, self._settings, self.groups, self._policies, ends, self._lineup, self._tally)
         self._session = session
         session.begin()
 
@@ -129,7 +129,7 @@ class Actor:
             self._ends.append(ends)
         for group in self.groups.values():
             group.reset()
-            self._rows.begin_again(group, self._next_step(group))
+            self._lineup.begin_again(group, self._next_step(group))
             for progress, ends in zip(group.progress, self._ends, strict=True):
                 if ends.new_learner:
                     progress.for_new_learner(ends.generation)
@@ -146,7 +146,7 @@ class Actor:
         A group that waits for the params of a later batch requests its actions again, with those of its batch now.
         """
         if command.name != "stand_in":
-            self._rows.command(command)
+            self._lineup.command(command)
             return
         facts = command.facts
         for place, policy in enumerate(self._policies):
@@ -207,10 +207,10 @@ class Session:
         groups: Mapping[int, Environments],
         policies: Sequence[ActingPolicy],
         ends: Sequence[Ends],
-        rows: Rows,
+        lineup: Lineup,
         tally: Tally,
     ) -> None:
-        self._settings, self._policies, self._ends, self._rows, self._tally = settings, policies, ends, rows, tally
+        self._settings, self._policies, self._ends, self._lineup, self._tally = settings, policies, ends, lineup, tally
         self._maker, self._phases = ProducerId(name, settings.incarnation), tally.meter.phases
         self._open = {number: OpenTrajectory(group, self._rows_of(group)) for number, group in groups.items()}
         # Groups that are not ready -> how to go on with them once they are.
@@ -226,7 +226,7 @@ class Session:
             self._start(trajectory)
 
     def _start(self, trajectory: OpenTrajectory) -> None:
-        if not self._rows.begin(trajectory.group):
+        if not self._lineup.begin(trajectory.group):
             self._wait(trajectory, self._start)
             return
         for rows in trajectory.rows:
@@ -239,30 +239,30 @@ class Session:
 
     def step(self) -> int:
         """Give one group its actions and step it; return the env steps made (0: no actions arrived in time)."""
-        if not self._rows.poll():
+        if not self._lineup.poll():
             self._phases.enter("wait_games")
             self._check_peers()
             time.sleep(min(SHORT_WAIT_S, self._settings.poll_s))
             return 0
-        for number in [number for number in self._waiting if self._rows.ready(self._open[number].group)]:
+        for number in [number for number in self._waiting if self._lineup.ready(self._open[number].group)]:
             self._waiting.pop(number)(self._open[number])
         stalled = sorted((one for one in self._open.values() if not one.missing), key=lambda one: one.made)
         for trajectory in stalled:
             timeout_s = 0.0 if len(stalled) < len(self._open) else self._settings.poll_s
-            if self._rows.ready(trajectory.group) and self._make_room(trajectory, timeout_s):
+            if self._lineup.ready(trajectory.group) and self._make_room(trajectory, timeout_s):
                 return self._advance(trajectory)
         if stalled and len(stalled) == len(self._open):
             self._check_peers()
             return 0
         self._phases.enter("wait_inference")
         answered = self._receive()
-        if answered is None or answered.missing or not self._rows.ready(answered.group):
+        if answered is None or answered.missing or not self._lineup.ready(answered.group):
             return 0
         return self._advance(answered) if self._make_room(answered, 0.0) else 0
 
     def _receive(self) -> OpenTrajectory | None:
         """Take the next actions of a policy that still owes some; return their trajectory."""
-        poll_s = min(self._settings.poll_s, SHORT_WAIT_S) if self._rows.waits else self._settings.poll_s
+        poll_s = min(self._settings.poll_s, SHORT_WAIT_S) if self._lineup.waits else self._settings.poll_s
         place = 0
         if len(self._policies) > 1:
             owing = [i for i in range(len(self._policies)) if any(t.rows[i].reply is None for t in self._open.values())]
@@ -322,18 +322,18 @@ class Session:
         """Write row t's actions, step the environments, write the outcome and the observations of row t+1."""
         group, t = trajectory.group, trajectory.row
         chosen = [(rows.policy.view, rows.write_decision(t)) for rows in trajectory.rows]
-        action = self._rows.actions(group, chosen)
-        self._rows.before_step(group)
+        action = self._lineup.actions(group, chosen)
+        self._lineup.before_step(group)
         self._phases.enter("env")
         group.step(action)
         self._phases.enter("transport")
         self._tally.stepped(group.env.num_envs, group.latest.episodes)
         trajectory.row = t + 1
         is_last = trajectory.row == self._settings.num_rows
-        self._rows.after_step(group, group.progress[0].step(t + 1, self._settings.num_rows), is_last=is_last)
+        self._lineup.after_step(group, group.progress[0].step(t + 1, self._settings.num_rows), is_last=is_last)
         for rows in trajectory.rows:
             rows.write_outcome(t, group.latest)
-        if is_last and not self._rows.may_commit(group):
+        if is_last and not self._lineup.may_commit(group):
             self._wait(trajectory, self._complete)
         else:
             self._complete(trajectory)

@@ -7,15 +7,11 @@ import threading
 
 from jsrl.services.metrics.phases import Phases
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.sources import Source
+from jsrl.workers.learner.seams import Source
 
 
 class Prefetched:
-    """A Source around another one.
-
-    Args:
-      source: of the batches. phases: of the thread.
-    """
+    """A Source around another one; `phases`: of the thread."""
 
     def __init__(self, source: Source, phases: Phases) -> None:
         self._source, self._phases = source, phases

@@ -15,7 +15,7 @@ import socket as sockets
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,10 +26,13 @@ from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
 from jsrl.experiment.settings import DeadlineConfig
 from jsrl.parallel import join_processes, leave_processes
+from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.values import Registration
+from jsrl.transport.base import Ledger
 from jsrl.transport.network.sockets import allowed_ports, none_free
 from jsrl.transport.stream import name_at
 from jsrl.transport.table import bind_ranks, connect_ranks
+from jsrl.types import Tree
 from jsrl.workers.attached.agreement import (
     Action,
     Do,
@@ -46,10 +49,10 @@ from jsrl.workers.attached.agreement import (
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, StartPoint
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.build import LearnerStart, Part, begin_counting, count_on
+from jsrl.workers.learner.build import LearnerStart, begin_counting, count_on
 from jsrl.workers.learner.checks import non_finite
-from jsrl.workers.learner.seams import Gate, LearnerState, Lifecycle, Refused
-from jsrl.workers.learner.sources import Source
+from jsrl.workers.learner.outlet import Outlet
+from jsrl.workers.learner.seams import Gate, LearnerState, Lifecycle, Refused, Snapshot, Source
 
 RANKS = "ranks"  # the port
 _MEASURED, _TIMES = 5, 10  # updates before their median counts, and the limit of a turn in medians
@@ -78,11 +81,7 @@ class TurnLimit:
 
 
 class RankLink:
-    """A rank's connection to the others: carries messages to and from an agreement, and executes its actions.
-
-    Args:
-      stream: one end of the stream. agreement: of this end.
-    """
+    """A rank's connection to the others: carries messages to and from an agreement, and executes its actions."""
 
     def __init__(self, job: Job, stream: Any, agreement: LeaderAgreement | FollowerAgreement) -> None:
         self.limit = TurnLimit(job.experiment.deadlines)
@@ -157,11 +156,7 @@ class Leader(RankLink):
         job.announce(name_at(end.stream.name, job.name), stream.address)
 
     def gather(self, local_devices: int) -> None:
-        """Wait for the other ranks, and join all processes into one group.
-
-        Raises:
-          StreamTimeout: a rank did not join in time.
-        """
+        """Wait for the other ranks, and join all processes into one group. Raises StreamTimeout."""
         self._request()
         self._meet(0, self._begins, local_devices)
 
@@ -181,11 +176,7 @@ class Leader(RankLink):
 
 
 class Follower(RankLink):
-    """Any other rank.
-
-    Args:
-      job: of the rank; it looks for the learner of its own incarnation.
-    """
+    """Any other rank; it looks for the learner of its own incarnation."""
 
     _agreement: FollowerAgreement
 
@@ -287,11 +278,7 @@ def _is_free(family: int, host: str, port: int) -> bool:
 
 
 class SynchronizedSource:
-    """The batches of one rank of a learner, each lent once all ranks have one.
-
-    Args:
-      source: of the batches. group: of the ranks.
-    """
+    """The batches of one rank of a learner, each lent once all ranks have one."""
 
     def __init__(self, source: Source, group: RankLink) -> None:
         self._source, self._group = source, group
@@ -323,11 +310,7 @@ class SynchronizedSource:
 
 
 class RankLifecycle(Lifecycle):
-    """Ends with the other ranks: the promised update is made, rank 0 saves, all leave together.
-
-    Args:
-      group: of the ranks. leads: whether this is rank 0. reporter: knows the limit of a turn.
-    """
+    """Ends with the other ranks: the promised update is made, rank 0 saves, all leave together."""
 
     def __init__(self, group: RankLink, reporter: Reporter, *, leads: bool) -> None:
         self._group, self._reporter, self.leads = group, reporter, leads
@@ -357,6 +340,31 @@ class RankLifecycle(Lifecycle):
         self._group.leave()
 
 
+class NoOutlet(Outlet):
+    """The outlet of a rank: rank 0 publishes, saves and reports."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+
+    def open(self) -> None: ...
+
+    def event(self, name: str, **facts: Any) -> None: ...
+
+    def publish(self, version: int, params: Tree) -> None: ...
+
+    def learned(self, metrics: dict[str, float], replay: dict[str, float]) -> None: ...
+
+    def trained(self, rows: int) -> None: ...
+
+    def save(self, version: int, snapshot: Callable[[], Snapshot], tags: tuple[str, ...], *, wait: bool) -> None: ...
+
+    def report(self, ledger: Ledger, facts: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+        return self.meter.flush(), {}
+
+    def close(self, facts: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+
 class OnlyFinite(Gate):
     """Refuses non-finite updates, and keeps nothing: the batch is spread over several ranks."""
 
@@ -367,7 +375,7 @@ class OnlyFinite(Gate):
         return Refused(before.state, non_finite(before.updates, bad, metrics, kept))
 
 
-def part_of(job: Job, reporter: Reporter) -> Part:
+def part_of(job: Job, reporter: Reporter) -> tuple[Job, LearnerStart, RankLifecycle]:
     """Return a rank's part in its learner, once the processes of all ranks have joined; call it before using jax."""
     devices = own_devices(job.experiment)
     if job.end(RANKS).address:  # rank 0 binds
@@ -380,7 +388,7 @@ def part_of(job: Job, reporter: Reporter) -> Part:
             ),
         )
         leader.gather(devices)
-        return Part(job, start, RankLifecycle(leader, reporter, leads=True))
+        return job, start, RankLifecycle(leader, reporter, leads=True)
     follower = Follower(job)
     begins = follower.join(devices)
     saved = None
@@ -394,4 +402,4 @@ def part_of(job: Job, reporter: Reporter) -> Part:
     at = StartPoint(begins.generation, begins.updates, env_steps=begins.env_steps, unmade=begins.unmade)
     job = dataclasses.replace(job, start_point=at)
     start = LearnerStart(begins.generation, begins.trained, count_on(job, saved)[1])
-    return Part(job, start, RankLifecycle(follower, reporter, leads=False))
+    return job, start, RankLifecycle(follower, reporter, leads=False)

@@ -19,9 +19,9 @@ from jsrl.transport.ledger.leg_page import LOCAL, LegPage, new_session
 from jsrl.transport.ledger.legs import leg_folder
 from jsrl.types import Trajectory, named_leaves, with_columns, zeros
 from jsrl.workers.jobs import Job
-from jsrl.workers.learner.batching import BatchPlan, of_another_policy
-from jsrl.workers.learner.build import Join, LearnerStart
-from jsrl.workers.learner.sources import FromStream, Source
+from jsrl.workers.learner.batching import Batcher, BatchPlan, of_another_policy
+from jsrl.workers.learner.build import LearnerStart
+from jsrl.workers.learner.seams import Source
 
 POOL_BYTES = 256 * 2**20
 PRODUCER = ProducerId("recording", 0)
@@ -186,10 +186,6 @@ class RecordedConsumer:
         self._pool, self._loaded = [], ()
 
 
-def recorded_consumer(folder: str, spec: Trajectory, **options: Any) -> RecordedConsumer:
-    return RecordedConsumer(open_recording(Path(folder)), spec, **options)
-
-
 def wanted_leaves(recording: Recording, spec: Trajectory) -> list[str]:
     """Return which leaves to read for trajectories like `spec`: all but the core, which belongs to the recorded policy."""
     recorded = {leaf.name: leaf for leaf in recording.manifest.leaves}
@@ -211,10 +207,12 @@ def wanted_leaves(recording: Recording, spec: Trajectory) -> list[str]:
     return names
 
 
-def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
+def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, options: dict[str, Any]) -> Source:
     e = job.experiment
     spec = with_columns(job.schemas.trajectory, plan.columns)
     plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
     leg = leg_folder(Path(job.folder), job.input_leg)
-    consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, leg=leg)
-    return FromStream(join(consumer, spec, plan), e.rows_per_update)
+    consumer = RecordedConsumer(
+        open_recording(Path(str(e.recording))), spec, seed=e.seed, start=start.trained, ledger=start.ledger, leg=leg
+    )
+    return Batcher(consumer, spec, plan, **options)

@@ -21,7 +21,7 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.recordings.recordings import write_chunk
 from jsrl.transport.base import Entry
 from jsrl.types import Trajectory, leaves, named_leaves, zeros
-from jsrl.workers.actor.rows import Tap
+from jsrl.workers.actor.lineup import Tap
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 

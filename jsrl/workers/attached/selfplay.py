@@ -24,7 +24,7 @@ from jsrl.services.runs.control_bodies import Command, GameLease, Games, GroupSt
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ACTING, ONLY_SCORED, WAITING, Array, GameSpec, Trajectory, leaves, spread
 from jsrl.workers.actor.environments import Environments
-from jsrl.workers.actor.rows import Players, Rows, Tap
+from jsrl.workers.actor.lineup import Lineup, Players, Tap
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 
@@ -83,8 +83,8 @@ class PlayedSeats(NamedTuple):
     group: str = NO_SEATS
 
 
-class DirectedRows(Rows):
-    """Rows whose players a director assigns; it gets the outcomes.
+class DirectedLineup(Lineup):
+    """The lineup that a director assigns; it gets the outcomes.
 
     Args:
       policies: that play. incarnation: of the actor. reporter: sends messages to the director.
@@ -373,7 +373,7 @@ class TrainedShare(Tap):
         self._meter.mean("trained_rows_share", float(np.mean(trajectory.acts[:-1] == ACTING)))
 
 
-def directed_rows(job: Job, reporter: Reporter) -> DirectedRows:
+def directed_lineup(job: Job, reporter: Reporter) -> DirectedLineup:
     e = job.experiment
     policies = [
         PlayedSeats(
@@ -384,7 +384,7 @@ def directed_rows(job: Job, reporter: Reporter) -> DirectedRows:
         )
         for one in job.by_policy
     ]
-    return DirectedRows(
+    return DirectedLineup(
         policies,
         incarnation=job.incarnation,
         reporter=reporter,

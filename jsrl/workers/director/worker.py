@@ -1,4 +1,4 @@
-"""The director's worker: connects the decisions of its Tickets to actors, learners and the run folder."""
+"""The director's worker: connects the decisions of its Tickets to actors, learners and the run folder. Imports no jax."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from jsrl.directors.messages import LATEST, Assignment, Player
+from jsrl.directors.messages import LATEST, Player
 from jsrl.directors.ratings import rate
 from jsrl.errors import SnapshotError
+from jsrl.experiment.policies import wants_scores
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command, CommandDone, ForwardedCommand, Games, Saving, Scores, Stopped
 from jsrl.services.runs.standings import LEARNS, StandingsTable
-from jsrl.services.snapshots.players import PlayerStore
+from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.base import LATEST_VERSION
 from jsrl.workers.base import Reporter
 from jsrl.workers.director.in_order import OrderSettings, TicketsInOrder
-from jsrl.workers.director.state_file import StateFile
+from jsrl.workers.director.state_file import FOLDER, StateFile
 from jsrl.workers.director.tickets import Action, Closing, FromActor, Frozen, Message, Tickets, Write
+from jsrl.workers.jobs import STARTS_PER_GENERATION, Job
+from jsrl.workers.kinds import make_meter
 
 WAIT_S = 0.002  # between checks for messages
 MOST = 100  # rated players besides the latest ones: the newest
@@ -86,31 +89,23 @@ class DirectorWorker:
     """A worker that connects a director, which is pure, to a run: Tickets get its messages, and it executes their actions.
 
     Args:
-      director, seed, session, exact, check: see Tickets.
-      players: policy -> its frozen players; in the order of their numbers.
-      states: of the director, written with snapshots.
-      poll_s: how long a step may wait. order: of messages, in deterministic runs.
+      make: (director, versions of the players, saved state) -> Tickets.
+      players: policy -> its frozen players. states: of the director, written with snapshots. poll_s: how long a step may wait.
     """
 
     def __init__(
         self,
         name: str,
         director: Any,
-        seed: int,
+        make: Callable[..., Tickets],
         players: Mapping[str, PlayerStore],
         states: StateFile,
         reporter: Reporter,
         meter: Meter,
-        *,
-        session: int,
-        exact: bool = False,
         poll_s: float = 0.1,
-        check: Callable[[Assignment], None] = lambda one: None,
-        order: OrderSettings | None = None,
     ) -> None:
-        self.name, self._director, self._players, self._states = name, director, dict(players), states
-        make = Tickets if order is None else functools.partial(TicketsInOrder, order=order)
-        self._make = functools.partial(make, director, seed, tuple(players), session=session, exact=exact, check=check)
+        self.name, self._director, self._make = name, director, make
+        self._players, self._states = dict(players), states
         self._reporter, self.meter, self._meter = reporter, meter, meter
         self._phases, self._poll_s = meter.phases, poll_s
         self._inbox: deque[Command] = deque()
@@ -122,7 +117,7 @@ class DirectorWorker:
         versions = {Player(policy): LATEST_VERSION for policy in self._players}
         for policy, store in self._players.items():
             versions |= {Player(policy, name): version for name, version in store.names().items()}
-        self.tickets = self._make(versions, saved=self._states.read())
+        self.tickets = self._make(self._director, versions=versions, saved=self._states.read())
 
     def step(self) -> int:
         """Receive messages, execute commands, answer actors; return how much was done."""
@@ -202,3 +197,36 @@ def message_of(command: Command) -> Message | None:
         return FromActor(worker, incarnation, msgspec.convert(facts, Games))
     kind = {"done": CommandDone, "scores": Scores, "saving": Saving}.get(command.name)
     return None if kind is None else msgspec.convert(facts, kind)
+
+
+def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
+    e, start = job.experiment, job.start_point
+    first = job.run.policies[0]
+    players = {
+        policy: PlayerStore(Path(job.folder, PLAYERS_FOLDER, "" if policy == first else policy))
+        for policy in job.run.policies
+    }
+    resumes = start.restore is not None and not start.params_only and not job.incarnation
+    warn = functools.partial(reporter.event, "warning", once="director")
+    states = StateFile(Path(job.folder, FOLDER), start.updates if resumes else None, warn)
+    assert job.run.sides is not None
+    make = functools.partial(
+        functools.partial(TicketsInOrder, order=_order(job)) if e.is_deterministic else Tickets,
+        seed=e.seed,
+        policies=job.run.policies,
+        session=job.incarnation + STARTS_PER_GENERATION * start.generation,
+        exact=resumes and start.journal_generation is not None,
+        check=job.run.sides.check,
+    )
+    return DirectorWorker(job.name, e.director, make, players, states, reporter, make_meter(job), job.poll_s)
+
+
+def _order(job: Job) -> OrderSettings:
+    e = job.experiment
+    return OrderSettings(
+        groups=e.groups,
+        learners=len(job.run.policies) if wants_scores(e.director) else 0,
+        rows=e.rollout_length,
+        begun=job.start_point.updates // e.updates_per_batch,
+        updates=e.updates_per_batch,
+    )

@@ -63,10 +63,7 @@ METRICS = (
     Metric("final_length_mean", "mean length of those episodes", "steps", "depends"),
     Metric("final_episodes", "episodes of the final evaluation", "count", "as configured", "sum"),
     Metric(
-        "final_version_updates",
-        "updates that the finally evaluated params have seen",
-        "updates",
-        "the best or last",
+        "final_version_updates", "updates that the finally evaluated params have seen", "updates", "the best or last"
     ),
 )
 

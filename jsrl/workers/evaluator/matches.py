@@ -23,8 +23,7 @@ from jsrl.types import Array, Tree, version_updates
 from jsrl.workers.acting import Engine, GroupSlots, make_agent
 from jsrl.workers.frozen import players_of
 from jsrl.workers.jobs import Job
-from jsrl.workers.play import Seated
-from jsrl.workers.players import one_per_group
+from jsrl.workers.play import Seated, one_per_group
 
 # Returns the contestant for matches in so many slots; None: it does not exist yet.
 Opponent = Callable[[int], Contestant | None]

@@ -22,11 +22,10 @@ from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import FINAL, Command
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
-from jsrl.workers.base import Reporter
+from jsrl.workers.base import Reporter, snapshot_store
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
-from jsrl.workers.players import common_player_settings, played_policies, snapshot_store
+from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings, common_player_settings, played_policies
 
 if TYPE_CHECKING:
     from jsrl.workers.evaluator.matches import Opponent

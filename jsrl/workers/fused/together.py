@@ -20,8 +20,7 @@ from jsrl.parallel import OnEach
 from jsrl.types import Array, Tree
 from jsrl.workers.base import Reporter, Worker
 from jsrl.workers.fused.program import Envs, Made, Program
-from jsrl.workers.fused.updater import FusedState, FusedUpdate, Pace
-from jsrl.workers.fused.worker import build_fused
+from jsrl.workers.fused.worker import FusedState, FusedUpdate, Pace, build_fused
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import build_worker
 from jsrl.workers.learner.batching import Batch

@@ -8,13 +8,7 @@ from jsrl.workers.kinds import Headline, Kind, Port, Resources, Shown, Travel
 
 ACTIVITIES = (
     Activity("act", "infer", "share of time acting", "below 0.9 (else: another server)"),
-    Activity(
-        "wait",
-        "wait",
-        "share of time without requests",
-        "0.1-0.7",
-        waits_for="requests",
-    ),
+    Activity("wait", "wait", "share of time without requests", "0.1-0.7", waits_for="requests"),
     Activity(
         "wait_params",
         "wait",
@@ -33,12 +27,11 @@ METRICS = (
     Metric("refused", "rejected connections", "count", "0", "total"),
     Metric("frozen_players", "frozen players kept in memory", "count", "those that are played now", "max"),
     Metric("frozen_mib", "memory of the frozen players kept", "MiB", "below inference.frozen_mb", "max"),
-    Metric("frozen_loads", "frozen players loaded so far", "count", "near the number of players", "total"),
     Metric(
-        "frozen_evicted_in_play",
-        "frozen players evicted so far while an episode played them",
+        "frozen_loads",
+        "frozen players loaded so far",
         "count",
-        "0 (else: raise inference.frozen_mb or lower director.live)",
+        "near the number of players (else: raise inference.frozen_mb or lower director.live)",
         "total",
     ),
     Metric("params_updates", "updates that the oldest params in use have seen", "updates", "near updates", "min"),

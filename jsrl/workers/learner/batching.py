@@ -1,4 +1,4 @@
-"""Joining trajectories into batches: one copy, from a stream's block to a staging buffer in device form.
+"""The usual source of batches: joins the trajectories of a stream, one copy, from a block to a staging buffer in device form.
 
 Staging buffers [D, T+1, B/D, ...] rotate; a buffer is written again only after the update that read it is ready, because JAX
 on CPU aliases NumPy memory. Blocks are released as soon as they are copied.
@@ -10,14 +10,18 @@ import queue
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jsrl.errors import StreamTimeout
 from jsrl.services.metrics.phases import Phases
-from jsrl.transport.base import Lease, SampleConsumer
+from jsrl.transport.base import Lease, Ledger, SampleConsumer
 from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, spread, version_generation, version_updates
 from jsrl.workers.base import Refusals
+
+if TYPE_CHECKING:
+    from jsrl.agents.base import UpdateOutput  # which loads jax
 
 
 def versions_trained_on(trajectory: Trajectory) -> np.ndarray:
@@ -62,7 +66,7 @@ class BatchPlan:
 
     Attributes:
       order: by_group | fifo. groups: that the learner reads, in the order of their columns (by_group).
-      group_size, columns: see Experiment. num_rows: T. devices: D.
+      group_size, columns: see Experiment. num_rows: T. devices: D. env_steps: that a batch counts for.
       max_lag: most updates by which a row may be old when its batch is first used, None for any. reuse: updates per batch.
       start_updates, generation: at the start of this process. judge: (plan, versions of the trained rows, updates made before
         the batch's first update) -> (reason to drop the trajectory, or empty; its lag).
@@ -74,6 +78,7 @@ class BatchPlan:
     columns: int
     num_rows: int
     devices: int = 1
+    env_steps: int = 0
     max_lag: int | None = 0
     reuse: int = 1
     start_updates: int = 0
@@ -106,7 +111,7 @@ class _Staging:
 
 
 class Batcher:
-    """Fills batches from a consumer's leases. `fill` is called from one thread at a time."""
+    """A Source that fills its batches from a consumer's leases."""
 
     def __init__(
         self,
@@ -150,17 +155,31 @@ class Batcher:
         return map_trajectory(rows, columns, spec)
 
     def example(self) -> Trajectory:
-        """Return a batch of zeros in device form, to compile the update with."""
         return self._allocate(self._spec)
 
-    def recycle(self, batch: Batch) -> None:
-        """Give a batch's buffer back, once every update that reads it is ready."""
+    def begin(self) -> None:
+        """Do nothing: batches are joined in `next`."""
+
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
         self._free.put(batch.trajectory)
+        return self.plan.env_steps
+
+    def env_steps(self, updates: int) -> int:
+        return updates // self.plan.reuse * self.plan.env_steps
+
+    def pending(self) -> int:
+        return self.consumer.pending()
+
+    def counts(self) -> dict[str, int]:
+        return {"refused": self.refusals.count}
+
+    def ledger(self) -> Ledger:
+        return self.consumer.ledger
 
     def stand_in(self, absent: Collection[int]) -> None:
         """Let other groups fill the columns of those that nobody steps now, from the batch that is being filled on.
 
-        May be called from another thread than `fill`.
+        May be called from another thread than `next`.
         """
         if self.plan.order == "by_group":  # else batches wait for no group
             self._absent = absent
@@ -181,7 +200,7 @@ class Batcher:
         if each:
             self._ask(self.plan.start_updates // self.plan.reuse + self._number, each)
 
-    def fill(self, timeout_s: float) -> Batch | None:
+    def next(self, timeout_s: float) -> Batch | None:
         """Take trajectories from the stream; return a batch when one is full, None when nothing came within `timeout_s`."""
         self.phases.enter("wait_batch")
         batch = self._fill(timeout_s)
@@ -262,6 +281,7 @@ class Batcher:
         return batch
 
     def close(self) -> None:
-        """Drop the trajectories that no batch took."""
+        """Drop the trajectories that no batch took, and close the stream."""
         while self._waiting:
             self.consumer.release(self._waiting.popleft(), "closed")
+        self.consumer.close()

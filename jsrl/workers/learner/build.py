@@ -19,29 +19,27 @@ from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.transport.ledger.legs import ledger_path, leg_folder
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.stream import generation_at
-from jsrl.types import Trajectory, Tree, named_leaves, spec_of
+from jsrl.types import Tree, named_leaves, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
-from jsrl.workers.base import Refusals, Reporter
+from jsrl.workers.base import Refusals, Reporter, snapshot_store
 from jsrl.workers.ends import bind_publisher, bind_reader
 from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, by_lag, of_another_policy
 from jsrl.workers.learner.build_updater import make_updater, missed_ratio, trained_agent, unseen_rows
 from jsrl.workers.learner.checks import CountsItself, FiniteCheck
-from jsrl.workers.learner.outlet import OpenOutlet
-from jsrl.workers.learner.seams import Gate, Lifecycle, Outlet
-from jsrl.workers.learner.sources import FromStream, Source
+from jsrl.workers.learner.outlet import Outlet
+from jsrl.workers.learner.seams import Gate, Lifecycle, Source
 from jsrl.workers.learner.worker import Learner, LearnerSettings
-from jsrl.workers.players import snapshot_store
 
 # imported only where a learner has ranks, a director (or keeps its first params), reads a recording, or has replay
 PREFETCHED = "jsrl.workers.attached.prefetched:Prefetched"
 PART = "jsrl.workers.attached.ranks:part_of"
+NO_OUTLET = "jsrl.workers.attached.ranks:NoOutlet"
 ONLY_FINITE = "jsrl.workers.attached.ranks:OnlyFinite"
 DIRECTED = "jsrl.workers.attached.directed:director_gate"
 RECORDED = "jsrl.workers.attached.recorded:from_recording"
 REPLAYED = "jsrl.workers.learner.replayed:from_replay"
-Join = Callable[[SampleConsumer, Trajectory, BatchPlan], Batcher]
 
 
 class LearnerStart(NamedTuple):
@@ -59,14 +57,6 @@ class LearnerStart(NamedTuple):
     meta: Mapping[str, Any] = MappingProxyType({})
 
 
-class Part(NamedTuple):
-    """The part of a process in a learner: all of it, or that of one rank."""
-
-    job: Job
-    start: LearnerStart
-    lifecycle: Lifecycle
-
-
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job, or one of its ranks."""
     if job.has("ranks"):
@@ -76,10 +66,12 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     e, meter, key = job.experiment, make_meter(job), stream_key(job.experiment.seed, INIT_STREAM)
     agent = trained_agent(with_total(job), job.schemas.env, job.part.hyperparameters)
     updater, devices = make_updater(agent, job)
-    outlet, gates = Outlet(meter), [CountsItself(e.updates_per_call)]  # type: Outlet, list[Gate]
+    gates: list[Gate] = [CountsItself(e.updates_per_call)]
     if lifecycle.leads:
         outlet = open_outlet(job, meter, reporter)
         gates = [*gates_of(job, start, updater, reporter), *gates]
+    else:
+        outlet = import_target(NO_OUTLET)(meter)
 
     def begin() -> Any:
         fresh = functools.partial(updater.fresh, key)
@@ -98,7 +90,7 @@ def open_outlet(job: Job, meter: Meter, reporter: Reporter) -> Outlet:
     for warning in filter(None, (missed_ratio(job.experiment), unseen_rows(job))):
         reporter.event("warning", warning)
     store = snapshot_store(job, reporter, keep_last=max(3, job.experiment.snapshots.keep))
-    return OpenOutlet(functools.partial(bind_publisher, job, "params"), store, reporter, meter)
+    return Outlet(functools.partial(bind_publisher, job, "params"), store, reporter, meter)
 
 
 def settings_of(job: Job, start: LearnerStart) -> LearnerSettings:
@@ -165,12 +157,13 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
         number, pairs = job.policy_number, list(each.items())
         reporter.event("stand_in", policy=number, generation=start.generation, batch=batch, each=pairs)
 
-    join = functools.partial(Batcher, phases=phases, refusals=Refusals(job.name, reporter), ask=ask)
-    source = source_of(job)(job, batch_plan(job, devices, start.generation), start, join)
+    options = {"phases": phases, "refusals": Refusals(job.name, reporter), "ask": ask}
+    source = source_of(job)(job, batch_plan(job, devices, start.generation), start, options)
     return import_target(PREFETCHED)(source, phases) if prefetch else source
 
 
-def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source]:
+def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, dict[str, Any]], Source]:
+    """Return what makes the source of a job, with options of Batcher."""
     if job.experiment.recording is not None:
         return import_target(RECORDED)
     return from_actors if job.experiment.buffer is None else import_target(REPLAYED)
@@ -185,6 +178,7 @@ def batch_plan(job: Job, devices: int, generation: int) -> BatchPlan:
         columns=e.batch_columns // e.learner.num_ranks,
         num_rows=e.rollout_length,
         devices=devices,
+        env_steps=e.rows_per_update,
         max_lag=e.max_policy_lag if e.buffer is None else None,
         reuse=e.updates_per_batch,
         start_updates=job.start_point.updates,
@@ -198,9 +192,9 @@ def of_own_policy(job: Job) -> bool:
     return not job.has("samples") or job.end("samples").stream.policy == job.policy
 
 
-def from_actors(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
+def from_actors(job: Job, plan: BatchPlan, start: LearnerStart, options: dict[str, Any]) -> Source:
     spec = job.schemas.trajectory
-    return FromStream(join(bind(job, spec, start), spec, plan), job.experiment.rows_per_update)
+    return Batcher(bind(job, spec, start), spec, plan, **options)
 
 
 def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:

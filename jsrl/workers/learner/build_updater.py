@@ -136,11 +136,7 @@ def unseen_rows(job: Job) -> str:
 
 
 def devices_for(e: Experiment) -> list[jax.Device]:
-    """Return the devices of this process that an experiment's learner uses.
-
-    Raises:
-      ConfigError: it has too few.
-    """
+    """Return the devices of this process that an experiment's learner uses. Raises ConfigError if it has too few."""
     if e.learner.split != "none":
         return learner_devices(2, 2, "leave learner.split out")
     return learner_devices(e.learner_devices, split_over_devices(e))

@@ -52,11 +52,7 @@ def non_finite(updates: int, bad: list[str], metrics: dict[str, float], kept: st
 
 
 class CountsItself(Gate):
-    """Checks, at the first update, that an update counts itself: schedules and exploration follow this count.
-
-    Args:
-      updates_per_call: of the updater.
-    """
+    """Checks, at the first update, that an update counts itself: schedules and exploration follow this count."""
 
     def __init__(self, updates_per_call: int) -> None:
         self._per_call, self._checked = updates_per_call, False

@@ -1,4 +1,4 @@
-"""Learners: facts that the launcher needs without loading the worker."""
+"""Learners, their further ranks, and fused workers: facts that the launcher needs without loading the worker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.services.metrics.catalogue import Metric
 from jsrl.services.metrics.phases import Activity
+from jsrl.workers.base import end_hint
 from jsrl.workers.kinds import Headline, Kind, Lifecycle, Port, Resources, Shown, Travel
 from jsrl.workers.memory import learner_keeps
 
@@ -28,14 +29,15 @@ JOINING = (
     Activity("prefetch_wait_learner", "wait", "share of the joining thread's time with a batch ready", "depends"),
     Activity("prefetch_other", "other", "share of the joining thread's time in none of these", "near 0"),
 )
+UPDATE = Activity("update", "train", "share of time in updates", "above 0.7")
+PUBLISH = Activity("publish", "publish", "share of time publishing params", "below 0.05")
+SNAPSHOT = Activity("snapshot", "publish", "share of time copying the state for a snapshot", "near 0")
 ACTIVITIES = (
-    Activity(
-        "wait_batch", "wait", "share of time waiting for a batch", "below 0.2 (else: more actors)", waits_for="batch"
-    ),
+    Activity("wait_batch", "wait", "share of time waiting for a batch", "below 0.2 (else: more actors)", "batch"),
     WAIT_OTHERS,
-    Activity("update", "train", "share of time in updates", "above 0.7"),
-    Activity("publish", "publish", "share of time publishing params", "below 0.05"),
-    Activity("snapshot", "publish", "share of time copying the state for a snapshot", "near 0"),
+    UPDATE,
+    PUBLISH,
+    SNAPSHOT,
     *JOINING,
 )
 
@@ -180,6 +182,60 @@ KIND = Kind(
         prefixes=("snapshots", "ledger", "replay"),
     ),
     travel=Travel(needs_folder, keeps_files),
+)
+
+RANK = Kind(  # a process of a learner besides the first
+    name="rank",
+    plural="ranks",
+    build="jsrl.workers.learner.build:build_learner",
+    ports=(Port("ranks", "ranks", "asks"), Port("samples", "samples", "reads", schemas=("trajectory",))),
+    sends=("stand_in",),
+    resources=RESOURCES,
+    lifecycle=Lifecycle(saves=True),  # it waits for the learner's last snapshot
+    shown=Shown(
+        (
+            Activity(
+                "wait_batch",
+                "wait",
+                "share of time waiting for a batch, here or on another rank",
+                "below 0.2 (else: more actors)",
+                "batch",
+            ),
+            WAIT_OTHERS,
+            UPDATE,
+            *JOINING,
+        ),
+        (*READING, Metric("updates_per_s", "updates", "1/s", "as the learner's")),
+        Headline("updates_per_s", "updates/s", "queue_depth"),
+    ),
+    travel=Travel(needs_folder=""),
+)
+
+FUSED = Kind(  # a learner whose batches are played in the program that learns from them
+    name="fused",
+    plural="fused workers",
+    build="jsrl.workers.fused.worker:build_fused",
+    ports=(Port("params", "params", "writes"),),
+    sends=("finished", "saved", "saving", "done"),
+    check=check_settings,
+    resources=RESOURCES,
+    lifecycle=Lifecycle("snapshot", saves=True, must_finish=True),
+    shown=Shown(
+        (
+            WAIT_OTHERS,
+            Activity(
+                "update", "train", "share of time in the compiled program: environments, acting, updates", "above 0.9"
+            ),
+            PUBLISH,
+            SNAPSHOT,
+        ),
+        (*MEASURED, *SAID),
+        Headline("updates_per_s", "updates/s", others=("publish",)),
+        prefixes=("actor", "snapshots", "ledger", "replay"),
+        death_hint=end_hint,
+        named="learner",
+    ),
+    travel=Travel("", keeps_files),
 )
 
 # names that metrics of an agent cannot have

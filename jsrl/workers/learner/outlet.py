@@ -14,10 +14,10 @@ from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, ParamsPublisher
 from jsrl.types import Tree
 from jsrl.workers.base import Reporter
-from jsrl.workers.learner.seams import Outlet, Snapshot
+from jsrl.workers.learner.seams import Snapshot
 
 
-class OpenOutlet(Outlet):
+class Outlet:
     """Publishes, saves and reports what a learner makes.
 
     Args:
@@ -27,8 +27,7 @@ class OpenOutlet(Outlet):
     def __init__(
         self, bind: Callable[[], ParamsPublisher], store: SnapshotStore, reporter: Reporter, meter: Meter
     ) -> None:
-        super().__init__(meter)
-        self._bind, self._store, self._reporter = bind, store, reporter
+        self.meter, self._bind, self._store, self._reporter = meter, bind, store, reporter
         self._phases = meter.phases
         self._replay_metrics: dict[str, float] = {}
         self._trained_s = 0.0
@@ -46,14 +45,17 @@ class OpenOutlet(Outlet):
         self._phases.enter("other")
 
     def learned(self, metrics: dict[str, float], replay: dict[str, float]) -> None:
+        """Note the metrics of an update, and those of the replay with their full names."""
         self.meter.means(metrics)
         self._replay_metrics, self._trained_s = replay, time.monotonic()
 
     def trained(self, rows: int) -> None:
+        """Note how many rows a batch was trained on."""
         if rows:
             self.meter.rate("rows", rows)
 
     def save(self, version: int, snapshot: Callable[[], Snapshot], tags: tuple[str, ...], *, wait: bool) -> None:
+        """Write a snapshot; training continues without it if the disk fails."""
         self._phases.enter("snapshot")
         self._reporter.event("saving", version=version)
         state, meta = snapshot()

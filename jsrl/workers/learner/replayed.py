@@ -18,12 +18,12 @@ from jsrl.replay.host.rows import read_ids
 from jsrl.replay.shared import PRIORITIES, windows_spec
 from jsrl.transport.base import Lease, Ledger, ProducerId, SampleConsumer, SampleProducer
 from jsrl.transport.stream import name_at, priorities_spec, replay_batch_spec
-from jsrl.types import Array
+from jsrl.types import Array, Trajectory
 from jsrl.workers.ends import connect_writer
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan, of_any_age
-from jsrl.workers.learner.build import Join, LearnerStart, bind
-from jsrl.workers.learner.sources import FromStream, Source
+from jsrl.workers.learner.build import LearnerStart, bind
+from jsrl.workers.learner.seams import Source
 from jsrl.workers.peers import CONNECT_S, MAX_CONNECT_S
 
 FEEDBACK_TIMEOUT_S = 2.0
@@ -127,15 +127,17 @@ class ReplayConsumer:
         self._batches.close()
 
 
-class IntoRing(FromStream):
+class IntoRing(Batcher):
     """Batches that the update adds to a ring of rows on its devices; it trains on windows drawn from there.
 
     Args:
-      windows: that one call of the update trains on. For the others see FromStream.
+      windows: that one call of the update trains on. For the others see Batcher.
     """
 
-    def __init__(self, batcher: Batcher, env_steps: int, windows: int) -> None:
-        super().__init__(batcher, env_steps)
+    def __init__(
+        self, consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan, windows: int, **options: Any
+    ) -> None:
+        super().__init__(consumer, spec, plan, **options)
         self._windows = windows
 
     def stand_in(self, absent: Collection[int]) -> None:
@@ -143,7 +145,7 @@ class IntoRing(FromStream):
 
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         """Take a batch back; return the windows trained on: none until the ring holds `min_size` rows."""
-        self._batcher.recycle(batch)
+        super().used(batch, output)
         return self._windows if output.metrics else 0
 
 
@@ -154,34 +156,36 @@ class FromReplay(IntoRing):
       begun: env steps inserted before this start. Replay workers report theirs with their first batches.
     """
 
-    def __init__(self, batcher: Batcher, replay: ReplayConsumer, windows: int, begun: int = 0) -> None:
-        super().__init__(batcher, 0, windows)
-        self._replay, self._begun = replay, begun
+    consumer: ReplayConsumer
+
+    def __init__(self, *args: Any, begun: int = 0, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._begun = begun
 
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         """Take a batch back and send its priorities, if the agent has any; return its windows."""
         if output.priorities is not None:
-            self._replay.feedback(np.concatenate(batch.ids), {PRIORITIES: join_devices(output.priorities)})
+            self.consumer.feedback(np.concatenate(batch.ids), {PRIORITIES: join_devices(output.priorities)})
         return super().used(batch, output)
 
     def env_steps(self, updates: int) -> int:
-        return max(self._begun, self._replay.env_steps)
+        return max(self._begun, self.consumer.env_steps)
 
     def counts(self) -> dict[str, int]:
-        return super().counts() | {"priorities_lost": self._replay.lost_feedback}
+        return super().counts() | {"priorities_lost": self.consumer.lost_feedback}
 
 
-def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
+def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, options: dict[str, Any]) -> Source:
     """Return the source of rows for the ring, or of the windows that replay workers draw: a batch for each compiled call."""
     e, spec = job.experiment, job.schemas.trajectory
     assert e.buffer is not None
     size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
     if not job.has("priorities"):
-        return IntoRing(join(bind(job, spec, start), spec, plan), e.rows_per_update, windows)
+        return IntoRing(bind(job, spec, start), spec, plan, windows, **options)
     spec = windows_spec(e.buffer, spec)
     plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
     drawn = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
-    return FromReplay(join(drawn, spec, plan), drawn, windows, job.start_point.env_steps)
+    return FromReplay(drawn, spec, plan, windows, begun=job.start_point.env_steps, **options)
 
 
 def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
@@ -193,6 +197,6 @@ def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
         reader = next(peer.worker for peer in end.peers if index in peer.groups)
         found = job.names.lookup(name_at(end.stream.name, reader), CONNECT_S)  # bound before its first batch was drawn
         connect_s = CONNECT_S if found.host else MAX_CONNECT_S
-        return connect_writer(job, "priorities", priorities_spec(number), found.address, connect_s)
+        return connect_writer(job, "priorities", priorities_spec(number), 0, found, connect_s)
 
     return ReplayConsumer(batches, priorities, number, wait=not job.in_process)

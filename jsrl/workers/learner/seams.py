@@ -1,17 +1,15 @@
-"""Where features attach to a learner: gates around its updates, what leaves it, and how it ends. These do nothing."""
+"""Where features attach to a learner: the source of its batches, gates around its updates, and how it ends."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, Protocol
 
 from jsrl.agents.base import UpdateOutput
-from jsrl.services.metrics.metrics import Meter
 from jsrl.transport.base import Ledger
-from jsrl.types import Tree
+from jsrl.types import Trajectory, Tree
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.sources import Source
 
 Snapshot = tuple[Tree, dict[str, Any]]  # the whole state, and its metadata
 
@@ -63,37 +61,42 @@ class Gate:
         return {}
 
 
-class Outlet:
-    """What leaves a learner: nothing but the numbers of its meter."""
+class Source(Protocol):
+    """Batches for a learner. `next` is called from one thread at a time."""
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
+    def example(self) -> Trajectory:
+        """Return a batch of zeros in device form, to compile the update with."""
 
-    def open(self) -> None:
-        """Bind the params."""
+    def begin(self) -> None:
+        """Start preparing batches: the learner is ready."""
 
-    def event(self, name: str, **facts: Any) -> None:
-        """Report an event to the controller."""
+    def next(self, timeout_s: float) -> Batch | None:
+        """Return the next batch, or None if none is full within `timeout_s`."""
 
-    def publish(self, version: int, params: Tree) -> None:
-        """Publish params, as numpy arrays."""
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
+        """Take a batch back after the last update that reads it; return how many rows it was trained on.
 
-    def learned(self, metrics: dict[str, float], replay: dict[str, float]) -> None:
-        """Note the metrics of an update, and those of the replay with their full names."""
+        Args:
+          batch: from `next`. output: of its last update; metrics as floats, empty where no update was made.
+        """
 
-    def trained(self, rows: int) -> None:
-        """Note how many rows a batch was trained on."""
+    def stand_in(self, absent: Collection[int]) -> None:
+        """Let other groups make the rows of those that nobody steps now, if batches are joined by groups."""
 
-    def save(self, version: int, snapshot: Callable[[], Snapshot], tags: tuple[str, ...], *, wait: bool) -> None:
-        """Write a snapshot; training continues without it if the disk fails."""
+    def env_steps(self, updates: int) -> int:
+        """Return the env steps trained on after `updates` updates (with replay workers: those inserted)."""
 
-    def report(self, ledger: Ledger, facts: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return (metrics since the last report, facts)."""
-        return self.meter.flush(), {}
+    def pending(self) -> int:
+        """Return how many trajectories wait for the learner."""
 
-    def close(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Close; return the last facts."""
-        return {}
+    def counts(self) -> dict[str, int]:
+        """Return the counts of faults, by metric."""
+
+    def ledger(self) -> Ledger:
+        """Return the fate of every trajectory."""
+
+    def close(self) -> None:
+        """Drop waiting trajectories and close the stream."""
 
 
 class Lifecycle:

@@ -15,8 +15,8 @@ from jsrl.services.runs.control_bodies import Command
 from jsrl.types import make_version
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.seams import Gate, LearnerState, Lifecycle, Outlet, Skip, Snapshot
-from jsrl.workers.learner.sources import Source
+from jsrl.workers.learner.outlet import Outlet
+from jsrl.workers.learner.seams import Gate, LearnerState, Lifecycle, Skip, Snapshot, Source
 from jsrl.workers.learner.updaters import Updater, reported
 
 
@@ -55,7 +55,7 @@ class Learner:
     Args:
       updater: makes the updates. begin: () -> the first state, on its devices.
       connect: () -> source of batches, called when the update is compiled.
-      outlet, gates, lifecycle: see jsrl.workers.learner.seams.
+      gates, lifecycle: see jsrl.workers.learner.seams.
 
     Attributes:
       number: of its version. It rises with every call of the update, also where replay only fills, so that actors go on.

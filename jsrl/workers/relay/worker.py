@@ -21,9 +21,10 @@ from jsrl.workers.kinds import make_meter
 class ParameterServer:
     """A worker between the learner's params stream (this host) and that of all other workers (ZeroMQ)."""
 
-    def __init__(self, job: Job, store: SnapshotStore, reporter: Reporter) -> None:
-        self.name = job.name
-        self._job, self._store, self._reporter = job, store, reporter
+    def __init__(self, job: Job, reporter: Reporter) -> None:
+        self.name, self._job, self._reporter = job.name, job, reporter
+        warn = functools.partial(reporter.event, "warning", once="snapshots")
+        self._store = SnapshotStore(job.snapshots / "params", on_warning=warn)
         self.meter = make_meter(job)
         self._phases = self.meter.phases
         self._latest: tuple[int, list[Any]] | None = None
@@ -77,8 +78,3 @@ class ParameterServer:
         self._subscriber.close()
         self._store.close()
         return {"relayed": self._relayed}
-
-
-def build_parameter_server(job: Job, reporter: Reporter) -> ParameterServer:
-    warn = functools.partial(reporter.event, "warning", once="snapshots")
-    return ParameterServer(job, SnapshotStore(job.snapshots / "params", on_warning=warn), reporter)

@@ -27,8 +27,7 @@ from jsrl.transport.ledger.legs import ledger_path
 from jsrl.transport.ledger.page import read_page
 from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Refusals, Reporter
-from jsrl.workers.ends import begin_counting, bind_reader
-from jsrl.workers.following import SampleWriter
+from jsrl.workers.ends import SampleWriter, begin_counting, bind_reader
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 

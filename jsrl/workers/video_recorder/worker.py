@@ -23,8 +23,7 @@ from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
-from jsrl.workers.players import common_player_settings, played_policies
+from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings, common_player_settings, played_policies
 
 HELD_S = 0.5  # how long the last picture of an episode is shown
 BEHIND = 2  # periods of training during one video, from which on the user is told

@@ -32,7 +32,7 @@ class Players:
         return acts
 
 
-class Rows:
+class Lineup:
     """Who plays in the groups of environments of an actor: the newest params, at any time, and rows are written as they are.
 
     Steps of a group are counted over the whole run, resumes included.

@@ -1,1 +1,0 @@
-"""Ranks: the processes of a learner besides the first."""
