@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jsrl.cli import command_line as cli
 from jsrl.cli.command_line import check_needs, last_texts, take_name
 from jsrl.cli.experiments import listing, load, summaries, use_working_directory
-from jsrl.cli.main import LOADING, show_error, shown, user_path
+from jsrl.cli.main import LOADING, show_error, shown
 from jsrl.errors import ConfigError, JsrlError, RecordingError, SpecMismatch, users_traceback
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
@@ -191,6 +191,8 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     sinks = sinks_of(options)
     tuned = tuned_if_asked(asked)
     if options.plan:
+        from jsrl.cli.plan import show_plan
+
         return show_plan(tuned, options)
     with launcher_of(options, tuned) as launcher:
         result = run(tuned, launcher=launcher, sinks=sinks, **run_options(options, hooks))
@@ -228,53 +230,6 @@ def in_one_program(asked: cli.CommandLine, experiment: Experiment) -> bool:
     """Return whether the runs of several seeds share a program: where it has the environments, and several run at once."""
     alone = "jobs" in asked.given and asked.run.jobs == 1
     return experiment.where.trains == "fused" and not alone and asked.run.graph is None
-
-
-def show_plan(experiment: Experiment, options: RunOptions) -> int:
-    """Print the plan of a run; draw it or assign it to hosts if the options say so."""
-    from jsrl.cli.plan_text import describe
-    from jsrl.cluster.facts import read_hosts
-    from jsrl.cluster.launcher import placed
-    from jsrl.cluster.layout import Layout, lay_out, layout_text
-    from jsrl.control.start_points import find_start_points
-    from jsrl.graph.drawing import draw
-    from jsrl.graph.graph_file import Edit, stored_graph
-    from jsrl.graph.launcher import ALONE, Hosts
-    from jsrl.graph.machine import accelerators
-    from jsrl.graph.needs import needs_of
-    from jsrl.graph.plan import Plan, decided, make_plan
-    from jsrl.services.runs.runs import RunFolder
-
-    plan_file, hosts_file = (user_path(one) if one else None for one in (options.plan_file, options.hosts_file))
-    experiment, chosen = decided(experiment)
-    if chosen:
-        print(chosen)
-    find_start_points(None, options.init_from, options.runs_dir)
-    graph: Edit | None = options.graph
-    if graph is None and options.resume is not None:  # a resume continues with the graph of the run
-        graph = stored_graph(RunFolder.open(options.resume, options.runs_dir))
-    if hosts_file is not None and not experiment.where.processes:
-        raise ConfigError("a serial run has one process on one host; choose another placement to lay workers on hosts.")
-    layouts: list[Layout] = []
-
-    def place(alone: Plan) -> Hosts:
-        if hosts_file is None:
-            return ALONE
-        needs = placed(needs_of(alone), options.keep_here, options.learner_on or "")
-        layouts.append(layout := lay_out(needs, read_hosts(hosts_file)))
-        return layout.hosts_of_workers
-
-    plan = make_plan(experiment, "(not run)", SHM / "jsrl", edit=graph, place=place)
-    print(describe(plan, accelerators(), *layouts))
-    if plan_file is not None:
-        try:
-            plan_file.write_text(draw(plan.graph))
-        except OSError as error:
-            raise ConfigError(f"the plan cannot be drawn to {plan_file}: {error.strerror}.") from error
-        print(f"picture: {plan_file}")
-    for layout in layouts:
-        print("", layout_text(layout), sep="\n")
-    return 0
 
 
 def sinks_of(options: RunOptions) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -102,20 +102,6 @@ class Payoff:
         cell = self._cells.get(_key(home, away, greedy)[0], {"assigned": 0, "finished": 0, "discarded": 0})
         counts = {name: cell[name] for name in ("assigned", "finished", "discarded")}
         return counts | {"open": counts["assigned"] - counts["finished"] - counts["discarded"]}
-
-    def contradictions(self, is_open: Collection[int]) -> Iterator[str]:
-        """Yield a sentence for each cell whose counts contradict each other, or wait for a game that is not open.
-
-        Args:
-          is_open: ids of the assignments without an outcome.
-        """
-        for pair, cell in self._cells.items():
-            playing = [game for game, ended, _ in cell["queue"] if not ended]
-            left = cell["assigned"] - cell["finished"] - cell["discarded"]
-            if len(playing) != left:
-                yield f"payoff of {pair}: {left} games have not ended by its counts, {len(playing)} by its queue"
-            if lost := len(set(playing).difference(is_open)):
-                yield f"payoff of {pair}: it waits for {lost} games that are not open"
 
     def forget(self, player: Player) -> None:
         """Drop all cells of a player; its open games are not counted."""

@@ -12,7 +12,7 @@ import pytest
 
 from jsrl.agents.bc import BCConfig
 from jsrl.agents.ppo import PPOConfig
-from jsrl.cli.plan_text import describe
+from jsrl.cli.plan import describe
 from jsrl.cli.record import record_policy
 from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig

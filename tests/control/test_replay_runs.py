@@ -17,7 +17,7 @@ from jsrl.agents.finite import PRIORITIES, non_finite_metrics
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.r2d2 import R2D2Config
 from jsrl.agents.sac import SACConfig
-from jsrl.cli.plan_text import describe
+from jsrl.cli.plan import describe
 from jsrl.cli.replay_update import replay_update
 from jsrl.control.run import run
 from jsrl.control.start_points import _check_totals

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from jsrl.cli.plan_text import describe
+from jsrl.cli.plan import describe
 from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, MissingExtra

@@ -24,7 +24,7 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.qmix import QMIXConfig
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig
 from jsrl.cli.command_line import parse
-from jsrl.cli.plan_text import describe
+from jsrl.cli.plan import describe
 from jsrl.control import memory_folder
 from jsrl.control.memory_folder import check_memory
 from jsrl.control.run import run

@@ -10,7 +10,7 @@ import pytest
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
-from jsrl.cli.plan_text import describe
+from jsrl.cli.plan import describe
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig, ReplayConfig

@@ -10,7 +10,7 @@ import pytest
 
 from jsrl.agents.bc import BCConfig
 from jsrl.agents.dqn import DQNConfig
-from jsrl.cli.plan_text import describe
+from jsrl.cli.plan import describe
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig, ReplayConfig

@@ -11,9 +11,9 @@ import pytest
 
 from jsrl.directors.league import League
 from jsrl.services.snapshots.players import PlayerStore
-from jsrl.workers.director.audit import read_games
 from jsrl.workers.director.state_file import StateFile
 from tests.directors.scripted import beaten, run
+from tests.workers.director_audit import read_games
 
 LEAGUE = League(
     main=("main",), main_exploiters=("hunter",), league_exploiters=(), min_env_steps=2_000, max_env_steps=4_000

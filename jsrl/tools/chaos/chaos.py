@@ -10,23 +10,22 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from jsrl.control.result import contradicted, ledger_lines
 from jsrl.errors import ConfigError
 from jsrl.fields import NonNegativeFinite, PositiveFinite, PositiveInt, UnitFloat, option, suggesting
 from jsrl.graph.graph_file import graph_of
-from jsrl.tools.chaos.card import InjectedFault, ScoreCard
 from jsrl.tools.chaos.outside import ObservedRun, ObservedWorker
 from jsrl.transport.ledger.legs import SAMPLES, read_legs
-from jsrl.workers.director.audit import Games, read_games
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import Kind, own_kinds
 
-__all__ = ["ChaosRun", "ChaosSettings", "InjectedFault", "ScoreCard", "run_command"]
-
 MEAN_REST_S, STEP_S = 0.5, 0.1
 METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
+HARMED_SHARE = 0.1  # by which share of the best score before the storm the best one during it may be lower
 FLOWING = 3  # trajectories of each sample stream that arrive after a replacement before the run counts as recovered
 
 
@@ -50,6 +49,102 @@ class ChaosSettings:
     # fmt: on
 
 
+@dataclass
+class InjectedFault:
+    """A fault injected into one worker: how (`kill`, `pause`, `hang`), and seconds until recovery (None: no recovery).
+
+    others: learners of other policies that were replaced too, after a fault of a learner.
+    """
+
+    worker: str
+    how: str
+    recovered_s: float | None = None
+    others: tuple[str, ...] = ()
+
+
+@dataclass
+class ScoreCard:
+    """The result of a storm over a run.
+
+    Attributes:
+      calm_per_s, storm_per_s: trajectories produced per second before and during the storm. result: the run's own.
+      left: processes that remained after the run. ended: why it ended before the storm did; empty: it did not.
+      scores: evaluations before and since the storm began.
+    """
+
+    faults: list[InjectedFault] = field(default_factory=list)
+    calm_per_s: float = 0.0
+    storm_per_s: float = 0.0
+    result: dict[str, Any] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    ended: str = ""
+    scores: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+
+    @property
+    def passed(self) -> bool:
+        """Return whether the run recovered from every fault, nothing else was harmed, and nothing remained."""
+        recovered = all(fault.recovered_s is not None and not fault.others for fault in self.faults)
+        return bool(self.faults) and recovered and self.learns and self.accounted and not self.left and not self.ended
+
+    @property
+    def learns(self) -> bool:
+        """Return whether scores since the storm began reach those before it (also True without scores)."""
+        before, since = self.scores
+        return not (before and since) or max(since) >= max(before) - HARMED_SHARE * abs(max(before))
+
+    @property
+    def accounted(self) -> bool:
+        """Return whether the run's ledgers balance: the producers' and consumers' counts match, except for unknown ones."""
+        return not contradicted(self.result)
+
+    def text(self) -> str:
+        lines = [f"score card: {'passed' if self.passed else 'FAILED'}", *self._fault_lines()]
+        share = self.storm_per_s / self.calm_per_s if self.calm_per_s else 0.0
+        lines.append(
+            f"  throughput: {self.calm_per_s:.1f} trajectories/s before, {self.storm_per_s:.1f} during the storm ({share:.0%})"
+        )
+        ledgers = ledger_lines(self.result.get("ledger") or {}, self.result.get("legs") or {})
+        lines += [f"  {line}" for line in ledgers or ["ledger: none was left"]]
+        lines += self._learning_lines()
+        if self.ended:
+            lines.append(f"  the run ended before the storm: {self.ended}")
+        if self.left:
+            lines.append(f"  left behind: {', '.join(self.left)}")
+        return "\n".join(lines)
+
+    def _fault_lines(self) -> list[str]:
+        groups: dict[str, list[InjectedFault]] = {}
+        for fault in self.faults:
+            groups.setdefault(f"{fault.how} {kind_of(fault.worker)}", []).append(fault)
+        width = max([18, *map(len, groups)])
+        lines = [f"  {'fault':<{width}} count  recovered  p50 s  p95 s"]
+        for name, faults in [*sorted(groups.items()), ("all", self.faults)]:
+            times = sorted(fault.recovered_s for fault in faults if fault.recovered_s is not None)
+            p50, p95 = (f"{quantile(times, q):.1f}" if times else "-" for q in (0.5, 0.95))
+            lines.append(f"  {name:<{width}} {len(faults):>5}  {len(times):>9}  {p50:>5}  {p95:>5}")
+        for fault in self.faults:
+            if fault.others:
+                lines.append(f"    {fault.how} {fault.worker}: {', '.join(fault.others)} had to be replaced too")
+        return lines
+
+    def _learning_lines(self) -> list[str]:
+        before, since = self.scores
+        lines = []
+        if before or since:
+            first, second = (f"{max(s):.1f} ({len(s)})" if s else "none" for s in (before, since))
+            harmed = "" if self.learns else ": HARMED"
+            lines.append(f"  learning: best score {first} before, {second} since the storm began{harmed}")
+        score = self.result.get("final") or self.result.get("evaluation") or {}
+        if "return_mean" in score:
+            lines.append(f"  return: {score['return_mean']:.1f} after {self.result.get('env_steps', 0):,} env steps")
+        return lines
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return the value that this share of sorted values does not exceed."""
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
 class ChaosRun:
     """A run in its own processes, and the faults injected into it.
 
@@ -69,7 +164,7 @@ class ChaosRun:
         self.card = ScoreCard()
         self._popen = subprocess.Popen(command)
         self._seen = ObservedRun(self._popen.pid)
-        self._calm_lines, self._calm_games = 0, None  # type: int, Games | None
+        self._calm_lines = 0
 
     def run(self) -> ScoreCard:
         """Wait for calm and storm, stop the run cleanly; return the score card."""
@@ -81,8 +176,6 @@ class ChaosRun:
         with contextlib.suppress(OSError, ValueError, StopIteration):
             self.card.result = json.loads((self._folder() / "result.json").read_text())
         self.card.scores = self._scores()
-        if (end := self._games()) is not None:
-            self.card.games = self._calm_games or Games(), end
         self.card.left = self._seen.left()
         return self.card
 
@@ -96,7 +189,7 @@ class ChaosRun:
 
     def _measure(self) -> None:
         self.card.calm_per_s = self._rate_of_rest(self._settings.calm_s)
-        self._calm_lines, self._calm_games = self._lines(), self._games()
+        self._calm_lines = self._lines()
         self._storm()
         if self._popen.poll() is not None:
             self.card.ended = f"exit status {self._popen.poll()}"
@@ -129,7 +222,7 @@ class ChaosRun:
         fewest = min(hits[name] for name in workers)
         name = self._rng.choice(sorted(name for name in workers if hits[name] == fewest))
         others, victim, begun_s = self._other_learners(name), workers[name], time.monotonic()
-        fault = InjectedFault(name, self._next_kind(), held_games=self._holds_games(name))
+        fault = InjectedFault(name, self._next_kind())
         self.card.faults.append(fault)
         inject(victim, fault)
         try:
@@ -155,13 +248,6 @@ class ChaosRun:
     def _is_learner(self, worker: str) -> bool:
         kind = self._kind(worker)
         return kind is not None and kind.trains
-
-    def _holds_games(self, worker: str) -> bool:
-        """Return whether a worker plays episodes, or counts them as a director."""
-        kind = self._kind(worker)
-        if kind is None:
-            return False
-        return kind.plays or "games" in kind.receives
 
     def _kind(self, worker: str) -> Kind | None:
         """Return the kind of a worker of the run; None: it is not known."""
@@ -200,11 +286,6 @@ class ChaosRun:
             return {name: ledger.produced for name, ledger in read_legs(self._folder()).items()}
         except StopIteration:
             return {}
-
-    def _games(self) -> Games | None:
-        with contextlib.suppress(StopIteration):
-            return read_games(self._folder())
-        return None
 
     def _lines(self) -> int:
         with contextlib.suppress(OSError, StopIteration):

@@ -27,7 +27,7 @@ from jsrl.services.runs.standings import StandingsTable
 from jsrl.services.runs.state import is_whole
 from jsrl.tools.report.curves import FIRST, algorithm, learning, machine, own_workers, shares_of_time
 from jsrl.tools.report.page import Html, Table, badge, folded, header, section, shell
-from jsrl.tools.report.run_report import RunReport, WorkerTime, make_report
+from jsrl.tools.report.run_report import FILES, RunReport, WorkerTime, make_report
 from jsrl.tools.report.text import (
     MOST_PLAYERS,
     document,
@@ -235,8 +235,9 @@ def _options(report: RunReport) -> str:
 
 
 def _files(report: RunReport) -> str:
-    links = "".join(f'<li><a href="{quote(name)}">{escape(name)}</a></li>' for name in report.files)
-    hint = "<p>Open trace.json in ui.perfetto.dev.</p>" if "trace.json" in report.files else ""
+    files = [name for name in FILES if (report.folder / name).exists()]
+    links = "".join(f'<li><a href="{quote(name)}">{escape(name)}</a></li>' for name in files)
+    hint = "<p>Open trace.json in ui.perfetto.dev.</p>" if "trace.json" in files else ""
     return f'<ul class="files">{links}</ul>{hint}' if links else ""
 
 

@@ -74,21 +74,19 @@ class RunReport:
     """Content of a report.
 
     Attributes:
-      ended: the reason, or the state of a run without a result. error: of a failed run; its first line says what happened.
-      policies: the run's; the first one is called "". steady: means of metrics over the lines between the first and the last
-        (since the last resume), by name.
+      ended: the reason, or the state of a run without a result.
+      steady: means of metrics over the lines between the first and the last (since the last resume), by name.
       rates: name -> per second. columns: the metrics of every line. ledger, legs: as in result.json.
       bottlenecks: what limits each policy's training; in serial runs the same for all. signs: of each policy that learned
         nothing, or lost it again: a text.
       standings: of the players, if a director assigns them.
       environment: command, commit, versions, hardware. options: the experiment's, by name.
-      videos: path of each, relative to the folder -> its facts. files: paths relative to the folder.
+      videos: path of each, relative to the folder -> its facts.
     """
 
     folder: Path
     name: str
     ended: str
-    error: str
     result: dict[str, Any]
     columns: dict[str, np.ndarray]
     steady: dict[str, float]
@@ -103,7 +101,11 @@ class RunReport:
     warnings: list[str] = field(default_factory=list)
     standings: StandingsTable | None = None
     videos: dict[str, str] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
+
+    @property
+    def error(self) -> str:
+        """Return the error of a failed run, whose first line says what happened."""
+        return str(self.result.get("error", ""))
 
     @property
     def policies(self) -> list[str]:
@@ -191,7 +193,6 @@ def make_report(folder: RunFolder) -> RunReport:
         folder=folder.path,
         name=folder.name,
         ended=how_it_ended(folder.path),
-        error=str(result.get("error", "")),
         result=result,
         columns=columns,
         steady=means,
@@ -206,7 +207,6 @@ def make_report(folder: RunFolder) -> RunReport:
         warnings=_warnings(folder.logs / "controller.log"),
         standings=standings,
         videos=_videos(folder.path),
-        files=[name for name in FILES if (folder.path / name).exists()],
     )
 
 
@@ -245,10 +245,8 @@ def with_shared_workers(own: Mapping[str, float], first: Mapping[str, float]) ->
 
 def how_it_ended(path: Path) -> str:
     """Return why the run in a folder ended, or its state if there is no result."""
-    return str(read_result(path).get("ended") or _unfinished(path))
-
-
-def _unfinished(path: Path) -> str:
+    if ended := read_result(path).get("ended"):
+        return str(ended)
     state = read_state(path)
     if state.name == "silent":
         return f"no news from {state.process.host if state.process else 'its host'}"
@@ -461,23 +459,16 @@ def _works(experiment: Experiment, **changes: Any) -> bool:
 
 def flat_options(value: Any, name: str = "") -> dict[str, Any]:
     """Return an experiment's JSON form as option name -> value."""
+    parts: dict[str, Any] = {}
     if isinstance(value, dict) and "$type" in value and isinstance(value.get("fields"), dict):
-        options: dict[str, Any] = {}
-        for key, inner in value["fields"].items():
-            options |= flat_options(inner, f"{name}.{key.replace('_', '-')}".lstrip("."))
-        return options
+        parts = {key.replace("_", "-"): inner for key, inner in value["fields"].items()}
+    elif isinstance(value, dict) and all(isinstance(inner, dict) and "$type" in inner for inner in value.values()):
+        parts = value  # such as policies, by name
+    if parts:
+        within = (flat_options(inner, f"{name}.{key}".lstrip(".")) for key, inner in parts.items())
+        return {option: leaf for options in within for option, leaf in options.items()}
     if isinstance(value, dict) and set(value) == {"$tuple"}:
         return {name: ",".join(map(str, value["$tuple"]))}
-    if (
-        isinstance(value, dict)
-        and value
-        and all(isinstance(inner, dict) and "$type" in inner for inner in value.values())
-    ):
-        return {
-            option: leaf
-            for key, inner in value.items()
-            for option, leaf in flat_options(inner, f"{name}.{key}").items()
-        }
     return {name: value if isinstance(value, str | int | float | None) else json.dumps(value)}
 
 

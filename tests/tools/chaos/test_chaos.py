@@ -20,10 +20,10 @@ from jsrl.errors import ConfigError
 from jsrl.linux import memory_folder
 from jsrl.tools.chaos.chaos import ChaosRun, ChaosSettings, InjectedFault, ScoreCard, run_command
 from jsrl.tools.chaos.outside import HungProcess
-from jsrl.workers.director.audit import Games
 from jsrl.workers.kinds import find_kind, own_kinds
 from tests.marks import nightly
 from tests.system.launched import DRIVE, FOREVER
+from tests.workers.director_audit import Games, read_games
 
 STRANGER = [sys.executable, str(Path(__file__).parents[3] / "benchmarks" / "strangers.py"), "--per-s", "400"]
 
@@ -64,26 +64,10 @@ def test_report_card_passes_only_if_recovered_balanced_and_cleaned_up() -> None:
     assert scored.passed and "480.0 (1) before, 470.0 (2)" in scored.text()
 
 
-def test_report_card_passes_only_if_games_are_consistent() -> None:
-    faults = [InjectedFault(worker, "kill", 1.0, held_games=True) for worker in ("actor-0", "director")]
-    before, end = Games(100, 90, 0, 10), Games(260, 200, 30, 30, players=4)
-
-    def card(end: Games, faults: list[InjectedFault] = faults) -> ScoreCard:
-        return ScoreCard(faults, 10.0, 8.0, {"ledger": LEDGER}, games=(before, end))
-
-    good = card(end)
-    assert good.passed
-    assert "assigned 260 = finished 200 + discarded 30 + open 30; 4 frozen players" in good.text()
-    assert "since the storm began: 110 finished, 30 discarded" in good.text()
-    of_inference = [InjectedFault("inference-0", "kill", 1.0)]
-    assert card(Games(260, 230, 0, 30), of_inference).passed  # it holds no games
-    for bad, why in (
-        (card(Games(260, 230, 0, 30)), "actor-0, director held games when hit, but no game was discarded"),
-        (card(Games(130, 90, 30, 10)), "no game was finished since the storm began"),
-        (card(Games(260, 200, 30, 30, faults=("payoff of a b: it is wrong",))), "payoff of a b: it is wrong"),
-        (card(end, [InjectedFault("learner", "kill", 1.0, ("learner-b",))]), "learner-b had to be replaced too"),
-    ):
-        assert not bad.passed and why in bad.text(), bad.text()
+def test_report_card_names_learners_that_had_to_be_replaced_too() -> None:
+    faults = [InjectedFault("learner", "kill", 1.0, ("learner-b",))]
+    card = ScoreCard(faults, 10.0, 8.0, {"ledger": LEDGER})
+    assert not card.passed and "learner-b had to be replaced too" in card.text()
 
 
 @pytest.mark.parametrize(
@@ -131,16 +115,28 @@ def test_short_chaos_run(tmp_path: Path) -> None:
     assert {fault.worker for fault in card.faults} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
 
 
+class DirectedRun(ChaosRun):
+    """A run with a director. games: before the storm."""
+
+    def _storm(self) -> None:
+        self.games = read_games(self._folder()) or Games()
+        super()._storm()
+
+
 @pytest.mark.nightly
 def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
     """Each worker is killed once; the other learner survives, and games, payoffs and frozen players stay consistent."""
     command = over_drive(["dueling", "--deadlines.silence-s", "5"], tmp_path, "storm")
     kinds = ("actor", "director", "learner")
     settings = ChaosSettings(storm_s=60.0, calm_s=1.0, every_s=0.5, kinds=kinds, pauses=0.0, storm_seed=1, faults=4)
-    card = ChaosRun(command, tmp_path, "storm", settings).run()
+    run = DirectedRun(command, tmp_path, "storm", settings)
+    card = run.run()
     assert card.passed, card.text()
     assert sorted(fault.worker for fault in card.faults) == ["actor-0", "director", "learner", "learner-hunter"]
     assert set(card.result["legs"]) == {"samples-hunter.learner-hunter"}
+    end = read_games(next(tmp_path.glob("*/storm")))
+    assert end is not None and end.faults == () and end.finished > run.games.finished
+    assert end.discarded > run.games.discarded  # those of the actor, and of the director that was killed
 
 
 class FloodedRun(ChaosRun):

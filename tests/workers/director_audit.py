@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.directors.payoff import Payoff
 from jsrl.errors import SnapshotError
 from jsrl.services.runs.files import read_json
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
@@ -29,10 +28,6 @@ class Games:
     open: int = 0
     players: int = 0
     faults: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        ended = f"finished {self.finished:,} + discarded {self.discarded:,}"
-        return f"assigned {self.assigned:,} = {ended} + open {self.open:,}; {self.players} frozen players"
 
 
 def read_games(run: Path) -> Games | None:
@@ -61,7 +56,13 @@ def _count_faults(counts: dict[str, int]) -> Iterator[str]:
 def _open_faults(state: dict[str, Any], leases: list[Any]) -> Iterator[str]:
     """Compare the open games with the payoff table and with what actors hold."""
     is_open = set(map(int, state["open"]))
-    yield from Payoff(state.get("payoff", {})).contradictions(is_open)
+    for pair, cell in state.get("payoff", {}).items():
+        playing = [game for game, ended, _ in cell["queue"] if not ended]
+        left = cell["assigned"] - cell["finished"] - cell["discarded"]
+        if len(playing) != left:
+            yield f"payoff of {pair}: {left} games have not ended by its counts, {len(playing)} by its queue"
+        if lost := len(set(playing).difference(is_open)):
+            yield f"payoff of {pair}: it waits for {lost} games that are not open"
     if lost := [lease["id"] for _, _, lease in leases if lease["id"] not in is_open]:
         yield f"actors hold {len(lost)} games that are not open"
 

@@ -1,24 +1,69 @@
-"""A plan as text: workers with processes, devices and memory, and streams with their content."""
+"""`jsrl run NAME --plan`: workers with processes, devices and memory, and streams with their content; nothing is run."""
 
 from __future__ import annotations
 
-from jsrl.cluster.layout import Layout
-from jsrl.errors import counted
+from jsrl.cli.main import user_path
+from jsrl.cluster.facts import read_hosts
+from jsrl.cluster.launcher import placed
+from jsrl.cluster.layout import Layout, lay_out, layout_text
+from jsrl.control.start_points import find_start_points
+from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
+from jsrl.experiment.options import RunOptions
 from jsrl.graph.addresses import stays_here
 from jsrl.graph.devices import process_environment
+from jsrl.graph.drawing import draw
 from jsrl.graph.graph import Link, WorkerNode
-from jsrl.graph.machine import within_gpu_memory
-from jsrl.graph.plan import ACTOR_MB, Plan, memory_mb
+from jsrl.graph.graph_file import Edit, stored_graph
+from jsrl.graph.launcher import ALONE, Hosts
+from jsrl.graph.machine import accelerators, within_gpu_memory
+from jsrl.graph.needs import needs_of
+from jsrl.graph.plan import ACTOR_MB, Plan, decided, make_plan, memory_mb
 from jsrl.graph.policies import PolicyPart
 from jsrl.graph.recording_plan import recording_lines
+from jsrl.linux import SHM
 from jsrl.references.importing import shown_target
+from jsrl.services.runs.runs import RunFolder
 from jsrl.transport.stream import Stream
 from jsrl.types import leaves
 from jsrl.workers.jobs import Job, Schemas
 from jsrl.workers.memory import batch_bytes, row_bytes
 
 BETWEEN_HOSTS = "zeromq (tcp, encrypted)"
+
+
+def show_plan(experiment: Experiment, options: RunOptions) -> int:
+    """Print the plan of a run; draw it or assign it to hosts if the options say so."""
+    plan_file, hosts_file = (user_path(one) if one else None for one in (options.plan_file, options.hosts_file))
+    experiment, chosen = decided(experiment)
+    if chosen:
+        print(chosen)
+    find_start_points(None, options.init_from, options.runs_dir)
+    graph: Edit | None = options.graph
+    if graph is None and options.resume is not None:  # a resume continues with the graph of the run
+        graph = stored_graph(RunFolder.open(options.resume, options.runs_dir))
+    if hosts_file is not None and not experiment.where.processes:
+        raise ConfigError("a serial run has one process on one host; choose another placement to lay workers on hosts.")
+    layouts: list[Layout] = []
+
+    def place(alone: Plan) -> Hosts:
+        if hosts_file is None:
+            return ALONE
+        needs = placed(needs_of(alone), options.keep_here, options.learner_on or "")
+        layouts.append(layout := lay_out(needs, read_hosts(hosts_file)))
+        return layout.hosts_of_workers
+
+    plan = make_plan(experiment, "(not run)", SHM / "jsrl", edit=graph, place=place)
+    print(describe(plan, accelerators(), *layouts))
+    if plan_file is not None:
+        try:
+            plan_file.write_text(draw(plan.graph))
+        except OSError as error:
+            raise ConfigError(f"the plan cannot be drawn to {plan_file}: {error.strerror}.") from error
+        print(f"picture: {plan_file}")
+    for layout in layouts:
+        print("", layout_text(layout), sep="\n")
+    return 0
 
 
 def describe(plan: Plan, gpus: list[str], layout: Layout | None = None) -> str:
