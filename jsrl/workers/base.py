@@ -52,17 +52,13 @@ class Reporter(Protocol):
 class NullReporter:
     """A Reporter that discards every report."""
 
-    def stage(self, stage: str) -> None:
-        """Do nothing."""
+    def stage(self, stage: str) -> None: ...
 
-    def event(self, name: str, text: str = "", **facts: Any) -> None:
-        """Do nothing."""
+    def event(self, name: str, text: str = "", **facts: Any) -> None: ...
 
-    def entering(self, activity: object, steps: float | None = None) -> None:
-        """Do nothing."""
+    def entering(self, activity: object, steps: float | None = None) -> None: ...
 
-    def left(self) -> None:
-        """Do nothing."""
+    def left(self) -> None: ...
 
 
 class Worker(Protocol):

@@ -193,7 +193,7 @@ def test_early_released_buffer_changes(feed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("buffers", "reuse"), [(1, 1), nightly(3, 1), (3, 2)])
 def test_learner_releases_a_buffer_only_after_its_updates(feed, tmp_path, buffers, reuse):
-    seen = evidence(feed, tmp_path, buffers=buffers, reuse=reuse, env_steps=T * B)
+    seen = evidence(feed, tmp_path, buffers=buffers, reuse=reuse)
     assert seen == [(float(n // reuse), float(n // reuse)) for n in range(8)]
 
 

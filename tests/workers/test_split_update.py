@@ -105,7 +105,7 @@ schema = make_trajectory_spec(spec, (), (), num_rows=4, num_envs=8)
 parts = (agent.split.policy, agent.split.critic)
 sides = [on_device(agent._replace(update=part), replay, schema) for part in parts]
 split = SplitUpdate(sides[0].agent, tuple(s.agent.update for s in sides), jax.local_devices(), KEY, max_lead=lead,
-                    updates_per_call=3, donate=True, pack=sides[0].pack, unpack=sides[0].unpack)
+                    updates_per_call=3, ring=sides[0])
 state = split.make(jax.random.key(0))
 split.compile(state, whole(batch(0, 4, 8)))
 stale, losses = [], []
@@ -130,7 +130,7 @@ split.close()
 replay = dataclasses.replace(replay, updates_per_call=1)
 sides = [on_device(agent._replace(update=part), replay, schema) for part in parts]
 turns = SplitUpdate(sides[0].agent, tuple(s.agent.update for s in sides), jax.local_devices(), KEY, max_lead=0,
-                    donate=True, pack=sides[0].pack, unpack=sides[0].unpack)
+                    ring=sides[0])
 one = on_device(agent, replay, schema)
 update, alone = jax.jit(one.agent.update), one.agent.init(jax.random.key(0))
 state = turns.make(jax.random.key(0))

@@ -14,9 +14,9 @@ Source: Mei et al., 2023, "Spreeze: High-Throughput Parallel Reinforcement Learn
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,9 @@ from jsrl.types import Array, Trajectory, Tree
 from jsrl.workers.acting import UPDATE_STREAM, stream_key
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.build_updater import checked, replay_on_device
+
+if TYPE_CHECKING:
+    from jsrl.replay.device.agent import OnDevice
 
 POLICY, CRITIC = 0, 1
 NAMES = ("policy", "critic")
@@ -69,29 +72,22 @@ class SplitUpdate:
         *,
         max_lead: int,
         updates_per_call: int = 1,
-        donate: bool = False,
-        pack: Callable[[Any], Any] | None = None,
-        unpack: Callable[[Any, Callable[[], Any]], Any] | None = None,
+        ring: OnDevice | None = None,
     ) -> None:
         assert agent.split is not None
         self.agent, self._split, self._key = agent, agent.split, key
-        self._max_lead, self._per_call = max_lead, updates_per_call
-        self._pack, self._unpack = pack or (lambda state: state), unpack or (lambda packed, make: packed)
+        self._max_lead, self._per_call, self._ring = max_lead, updates_per_call, ring
         takes, publishes = _exchange(agent.split)
+        donated = () if ring is None else (0,)  # a ring keeps the state before a failure itself
         self._sides = [
-            Side(
-                NAMES[i],
-                devices[i],
-                jax.jit(_side(updates[i], takes[i], publishes[i]), donate_argnums=(0,) if donate else ()),
-            )
+            Side(NAMES[i], devices[i], jax.jit(_side(updates[i], takes[i], publishes[i]), donate_argnums=donated))
             for i in (POLICY, CRITIC)
         ]
-        self._publish = [jax.jit(_copying(publish)) for publish in publishes]
+        self._publish = [jax.jit(lambda state, p=publish: _copied(p(state))) for publish in publishes]
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._closed = False
         self._given = self._late = 0
-        self._has_ring = pack is not None
         self._threads: list[threading.Thread] = []
 
     # -- what a learner calls -----------------------------------------------------------------------------------------
@@ -103,7 +99,10 @@ class SplitUpdate:
             return self._sides[POLICY].published[0]
 
     def fresh(self, key: Array) -> AgentState:
-        return self._pack(self.agent.init(key))
+        return self._packed(self.agent.init(key))
+
+    def _packed(self, state: AgentState) -> AgentState:
+        return state if self._ring is None else self._ring.pack(state)
 
     def make(self, key: Array) -> Any:
         """Make the state on both devices, and start."""
@@ -120,7 +119,8 @@ class SplitUpdate:
         def fresh() -> Any:
             return jax.jit(self.agent.init)(jax.device_put(jax.random.key(0), side.device))
 
-        return self._unpack(jax.device_put(host, side.device), fresh)
+        packed = jax.device_put(host, side.device)
+        return packed if self._ring is None else self._ring.unpack(packed, fresh)
 
     def _begin(self, states: list[Any]) -> Any:
         for side, state, publish in zip(self._sides, states, self._publish, strict=True):
@@ -159,7 +159,7 @@ class SplitUpdate:
             for side in self._sides:
                 metrics |= side.newest
                 side.newest = {}
-        return self, (metrics | ({MADE: np.float32(self.late())} if self._has_ring else {}), self.params), None
+        return self, (metrics | ({MADE: np.float32(self.late())} if self._ring is not None else {}), self.params), None
 
     def late(self) -> int:
         """Return the updates of the critic that have ended since the last call of this."""
@@ -181,7 +181,7 @@ class SplitUpdate:
         joined = self._split.join(*jax.tree.map(np.array, (_own(policy), _own(critic))))
         if not isinstance(critic.extra, ReplayExtra):
             return joined
-        return self._pack(joined._replace(extra=critic.extra._replace(agent=joined.extra)))
+        return self._packed(joined._replace(extra=critic.extra._replace(agent=joined.extra)))
 
     def close(self) -> None:
         with self._changed:
@@ -281,10 +281,6 @@ def _own(state: AgentState) -> AgentState:
     return state._replace(extra=state.extra.agent) if isinstance(state.extra, ReplayExtra) else state
 
 
-def _copying(publish: Any) -> Any:
-    return lambda state: _copied(publish(state))
-
-
 def _copied(tree: Tree) -> Tree:
     return jax.tree.map(jnp.copy, tree)
 
@@ -313,7 +309,5 @@ def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpda
         stream_key(e.seed, UPDATE_STREAM),
         max_lead=e.split_lead,
         updates_per_call=e.updates_per_call,
-        donate=ring is not None,
-        pack=None if ring is None else ring.pack,
-        unpack=None if ring is None else ring.unpack,
+        ring=ring,
     )
