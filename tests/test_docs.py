@@ -38,7 +38,7 @@ from jsrl.extend import check_graph, make_graph
 from jsrl.fields import Option, options_of
 from jsrl.graph.plan import make_plan
 from jsrl.networks.model import NetworkConfig
-from jsrl.tools.tuning.study import SearchOptions
+from jsrl.tools.tuning.search import SearchOptions
 from jsrl.types import ArraySpec, Discrete, EnvSpec
 from jsrl.workers.kinds import catalogue
 

@@ -37,7 +37,7 @@ from jsrl.services.runs.files import write_json
 from jsrl.tools.tuning.child import Lines
 from jsrl.tools.tuning.page import best_first, page, trials_table
 from jsrl.tools.tuning.ranges import Range, parse_space
-from jsrl.tools.tuning.study import RUNS, Search, SearchOptions, Setup, held
+from jsrl.tools.tuning.search import RUNS, Search, SearchOptions, Setup, held
 
 MOST_TRIALS = 20  # in the table
 FILE, PAGE = "search.json", "search.html"  # in the folder of a search

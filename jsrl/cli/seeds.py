@@ -37,7 +37,7 @@ from jsrl.services.runs.state import (
     read_state,
 )
 from jsrl.tools.report.comparison_page import write_comparison
-from jsrl.tools.tuning.child import Child, child_command
+from jsrl.tools.tuning.child import Child, child_command, start_runs
 
 # Options that the command of each run sets itself, or that were used before.
 OWN = (
@@ -205,13 +205,10 @@ class Seeds:
             follow = "" if self._alone else f" (jsrl logs {in_command(group.folder(seed))} --follow shows it)"
             self._notify(f"seed {seed} {begins}: {RunFolder(group.folder(seed)).name}{follow}")
             runs.append(args)
-        folders, command = [group.folder(seed) for seed in seeds], child_command(*runs)
         name = "seeds.log" if self._together else f"seed{seeds[0]}.log"
         output = None if self._alone else group.path / "logs" / name
-        if self._together:
-            self._running |= zip(seeds, Child.together(command, folders, output), strict=True)
-        else:
-            self._running[seeds[0]] = Child(command, folders[0], output, self._at_once)
+        folders, at_once = [group.folder(seed) for seed in seeds], 1 if self._together else self._at_once
+        self._running |= zip(seeds, start_runs(child_command(*runs), folders, output, at_once), strict=True)
 
     def _ended(self, seed: int, child: Child) -> None:
         result = read_result(self._group.folder(seed))

@@ -22,59 +22,51 @@ AND = "--and"  # between the arguments of runs that share one process and compil
 SCORE, WIN_RATE = "evaluator/return_mean", "evaluator/win_rate"  # the latter if opponents are named
 
 
-class Child:
-    """A started run.
+def start_runs(
+    command: Sequence[str],
+    folders: Sequence[Path],
+    output: Path | None,
+    at_once: int = 1,
+    *,
+    variables: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+) -> list[Child]:
+    """Start a process in its own session, so that the caller handles Ctrl-C; return a child for each of its runs.
 
-    Attributes:
-      folder: of the run. pid: of its launching process. stopping: it was asked to end.
+    Args:
+      command: as arguments. folders: of the runs, which the command creates. output: file for its output; None: this
+        process's own. at_once: how many such processes share this machine. variables: of the environment, besides this
+        process's own. cwd: its working directory (None: this one).
     """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        folder: Path,
-        output: Path | None,
-        at_once: int = 1,
-        *,
-        variables: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-    ) -> None:
-        """Start a command in its own session, so that the search handles Ctrl-C.
-
-        Args:
-          command: as arguments. folder: of the run, which the command creates. output: file for its output; None: this
-            process's own. at_once: how many such runs share this machine. variables: of the environment, besides this
-            process's own. cwd: its working directory (None: this one).
-        """
-        self.folder, self._output = folder, output
-        self.stopping = False
-        self._metrics: IO[bytes] | None = None
-        self._rest = b""
-        with contextlib.ExitStack() as stack:
-            file = None if output is None else stack.enter_context(output.open("ab"))
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, RUNS_AT_ONCE: str(at_once), **(variables or {})},
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=None if file is None else subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.pid = self._process.pid
-
-    @classmethod
-    def together(cls, command: Sequence[str], folders: Sequence[Path], output: Path | None) -> list[Child]:
-        """Start a process that makes several runs, and return a child for each."""
+    if len(folders) > 1:
         for folder in folders:
             (folder / RESULT).unlink(missing_ok=True)  # of an earlier start
-        return cls(command, folders[0], output).runs(folders)
+    with contextlib.nullcontext() if output is None else output.open("ab") as file:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, RUNS_AT_ONCE: str(at_once), **(variables or {})},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=None if file is None else subprocess.STDOUT,
+            start_new_session=True,
+        )
+    if len(folders) == 1:
+        return [Child(process, folders[0], output)]
+    runs = list[Child]()
+    runs += [Member(process, folder, output, runs) for folder in folders]
+    return runs
 
-    def runs(self, folders: Sequence[Path]) -> list[Child]:
-        """Return a child for each run of the process."""
-        runs = list[Child]()
-        runs += [Member(self._process, folder, self._output, runs) for folder in folders]
-        return runs
+
+class Child:
+    """A run with a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, output: Path | None) -> None:
+        """See `start_runs`."""
+        self._process, self._folder, self._output = process, folder, output
+        self._is_stopping = False
+        self._metrics: IO[bytes] | None = None
+        self._rest = b""
 
     @property
     def ended(self) -> bool:
@@ -97,14 +89,14 @@ class Child:
 
         The last lines of its output only say where its logs are and how to continue.
         """
-        error = self._result().get("error") if self.status == 1 else None  # 2: refused, the result is older
+        error = read_result(self._folder).get("error") if self.status == 1 else None  # 2: refused, the result is older
         return str(error).partition("\n")[0] if error else self.last_line
 
     def new_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of metrics that were written since the last call."""
         if self._metrics is None:
             with contextlib.suppress(FileNotFoundError):
-                self._metrics = (self.folder / "metrics.jsonl").open("rb")
+                self._metrics = (self._folder / "metrics.jsonl").open("rb")
         if self._metrics is None:
             return
         *lines, self._rest = (self._rest + self._metrics.read()).split(b"\n")
@@ -121,22 +113,16 @@ class Child:
 
     def outcome(self) -> tuple[float | None, str]:
         """Return (score of the ended run, error); the final score if there is one, else the last one."""
-        status, result = self.status, self._result()
+        status, result = self.status, read_result(self._folder)
         facts = result.get("final") or result.get("evaluation") or {}
         if (status == 0 or (status == 1 and result.get("unsaved"))) and "return_mean" in facts:
             return float(facts.get("win_rate", facts["return_mean"])), ""
         return None, (self.why if status else "") or f"it ended with status {status} and has no score"
 
-    def _result(self) -> dict[str, Any]:
-        try:
-            return json.loads((self.folder / "result.json").read_text())
-        except (OSError, ValueError):
-            return {}
-
     def stop(self) -> None:
-        if not self.stopping and not self.ended:
+        if not self._is_stopping and not self.ended:
             self._process.send_signal(signal.SIGTERM)  # SIGINT is ignored in background jobs
-        self.stopping = True
+        self._is_stopping = True
 
     def end_now(self) -> None:
         """End it at once, without a snapshot, with a second signal."""
@@ -164,23 +150,23 @@ class Member(Child):
         self, process: subprocess.Popen[bytes], folder: Path, output: Path | None, runs: Sequence[Child]
     ) -> None:
         """`runs`: all of them."""
-        self.folder, self._output, self._process, self._runs = folder, output, process, runs
-        self.stopping, self._metrics, self._rest, self.pid = False, None, b"", process.pid
+        super().__init__(process, folder, output)
+        self._runs = runs
 
     @property
     def status(self) -> int | None:
-        ended, result = super().status, read_result(self.folder)
-        if not result or (ended is None and read_state(self.folder).is_running):  # its report is being written
+        ended, result = super().status, read_result(self._folder)
+        if not result or (ended is None and read_state(self._folder).is_running):  # its report is being written
             return ended
         return 1 if result.get("error") or result.get("unsaved") else 0 if is_intended(result["ended"]) else 130
 
     def stop(self) -> None:
-        process = read_identity(self.folder)
+        process = read_identity(self._folder)
         if process is None or self.ended:  # it has not begun
             super().stop()
         else:
-            ask_to_stop(self.folder, process)
-            self.stopping = True
+            ask_to_stop(self._folder, process)
+            self._is_stopping = True
 
     def close(self) -> None:
         if all(one.ended for one in self._runs) or not self.ended:

@@ -12,7 +12,7 @@ import numpy as np
 from jsrl.tools.report.charts import Axis, Series, chart
 from jsrl.tools.report.page import Table, header, section, shell
 from jsrl.tools.tuning.ranges import Range
-from jsrl.tools.tuning.study import finished
+from jsrl.tools.tuning.search import finished
 
 WORDS = {"COMPLETE": "", "PRUNED": "pruned", "FAIL": "failed"}
 

@@ -24,7 +24,7 @@ from jsrl.graph.graph_file import saved_experiment
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import to_json
 from jsrl.services.runs.runs import RunFolder
-from jsrl.tools.tuning.child import Child
+from jsrl.tools.tuning.child import Child, start_runs
 
 RUN_NAME = "trial"
 FOREVER_STEPS = 10**12
@@ -101,7 +101,8 @@ def start(experiment: Experiment, runs: Path) -> Child:
     spawn = spawn_environment((str(source),))
     command = [sys.executable, "-m", "jsrl.tools.tuning.trial", str(runs), str(os.getpid())]
     folder = runs / experiment.name / RUN_NAME
-    return Child(command, folder, runs / "output.txt", variables=spawn.variables, cwd=spawn.working_directory)
+    output = runs / "output.txt"
+    return start_runs(command, [folder], output, variables=spawn.variables, cwd=spawn.working_directory)[0]
 
 
 def _follow(child: Child, limits: Limits) -> Trial:

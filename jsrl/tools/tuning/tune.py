@@ -27,7 +27,7 @@ from jsrl.tools.tuning.trial import Limits, Trial, measure
 MINUTES = 3.0
 TRIALS_PER_BUDGET = 60  # part of the time for a trial's measurement; starting takes as long again, or longer
 NOISE = 0.1  # of a measurement: what is slower by less may still be the best
-FINAL_SHARE = 0.25  # of the time, in which the fastest settings are measured again
+FINAL_SHARE = 0.25  # of the time, in which the fastest settings are measured again, at least once
 FINALISTS, ROUNDS = 3, 3
 TIE = 0.02  # the default is kept unless something is faster by more than this share
 
@@ -158,7 +158,7 @@ class Tuner:
         self.default = setting_of(experiment)
         self.speeds: dict[Setting, list[float]] = {}
         self._lines, self._trial, self._clock, self._begin_s = Lines(show), trial, clock, clock()
-        self._until_s = (1 - FINAL_SHARE) * total_s
+        self._searches = True  # and leaves time for the finals
         self._usual_s = self._start_s = 0.0  # of a trial; deadline of its first update
 
     def run(self) -> Tuned:
@@ -173,7 +173,7 @@ class Tuner:
             self._start_s = max(30.0, 4 * first.start_s)
             with contextlib.suppress(TimeIsUp):
                 self._search()
-            self._until_s = self._total_s
+            self._searches = False
             with contextlib.suppress(TimeIsUp):
                 self._measure_fastest_again()
         except KeyboardInterrupt:
@@ -182,8 +182,7 @@ class Tuner:
             interrupted = True
         best = self._best()
         self._lines.notify(self._text(best))
-        options = self._options(best)
-        return Tuned(applied(self._experiment, options), options, self.speeds, interrupted)
+        return Tuned(self._experiment_with(best), self._options(best), self.speeds, interrupted)
 
     def _search(self) -> None:
         """Measure each placement as it is by default; then vary the other fields, in the fastest one first."""
@@ -213,17 +212,24 @@ class Tuner:
     def _values(self, setting: Setting, field: str) -> list[Any]:
         """Return the values of a field that a setting may have, in order, with its own."""
         where, own, cores = PLACEMENTS[setting.placement], getattr(setting, field), self._machine.cores
-        if field == "scale":
-            return [0.5, 1.0, 2.0, 4.0] if self._batch else [own]
-        if not (where.processes and where.has_actors):
-            return [own]
-        if field == "servers":
-            return sorted({1, 2, own}) if where.serves else [own]
-        if field == "threads":
-            few = sorted({1, max(1, cores // 2), *([own] if own else [])})
-            return [own] if self._machine.accelerators else [*few, None]
-        most = 2 * cores if field == "actors" else 8
-        return sorted({own, *(2**power for power in range(12) if 2**power <= most)})
+        doubled = [2**power for power in range(12)]
+        others: dict[str, list[Any]] = {
+            "actors": [number for number in doubled if number <= 2 * cores],
+            "ring": [1, 2, 4, 8],
+            "servers": [1, 2] if where.serves else [],
+            "threads": [] if self._machine.accelerators else [1, max(1, cores // 2), None],
+            "scale": [0.5, 1.0, 2.0, 4.0] if self._batch else [],
+        }
+        alone = field != "scale" and not (where.processes and where.has_actors)
+        values = sorted({own, *([] if alone else others[field])}, key=lambda value: (value is None, value))
+        return [value for value in values if value == own or self._can_be(setting, field, value)]
+
+    def _can_be(self, setting: Setting, field: str, value: Any) -> bool:
+        try:
+            self._experiment_with(dataclasses.replace(setting, **{field: value}))
+        except ConfigError:  # its groups cannot be divided so
+            return False
+        return True
 
     @property
     def _placements(self) -> list[PlacementName]:
@@ -237,26 +243,34 @@ class Tuner:
 
     def _measure_fastest_again(self) -> None:
         """Measure the fastest settings and the default again, in turns: the best of many noisy measurements is often luck."""
-        finalists = dict.fromkeys([*self._fastest()[:FINALISTS], self.default])
-        for _ in range(ROUNDS if len(finalists) > 1 else 0):
-            for setting in finalists:
+        finalists = [setting for setting in self._fastest() if setting != self.default][:FINALISTS]
+        for _ in range(ROUNDS if finalists else 0):
+            for setting in (*finalists, self.default):
                 self._measure(setting)
 
     def _best(self) -> Setting:
         """Return the setting with the highest median of the later measurements; the default, if that is about as fast."""
-        again = {s: self._median(s) for s, own in self.speeds.items() if len(own) > 1}
-        medians = again or {s: self._median(s) for s in self.speeds}
-        fastest = max(medians, key=lambda s: medians[s])
-        return self.default if self._median(self.default) >= (1 - TIE) * medians[fastest] else fastest
+        compared = [s for s, own in self.speeds.items() if len(own) > 1 or not self._has_finals]
+        fastest = max(compared, key=self._median)
+        return self.default if self._median(self.default) >= (1 - TIE) * self._median(fastest) else fastest
+
+    @property
+    def _has_finals(self) -> bool:
+        """Return whether a round of final measurements is complete: the default is the last one."""
+        return len(self.speeds[self.default]) > 1
+
+    def _counted(self, setting: Setting) -> list[float]:
+        """Return the measurements of a setting that count: the final ones, or that of the search."""
+        own = self.speeds[setting]
+        return own[1:] if len(own) > 1 and self._has_finals else own[:1]
 
     def _median(self, setting: Setting) -> float:
-        own = self.speeds[setting]
-        return statistics.median(own[1:] or own)
+        return statistics.median(self._counted(setting))
 
     # -- trials --------------------------------------------------------------------------------------------------------
 
     def _speed(self, setting: Setting) -> float:
-        """Return the first measured speed of a setting; 0: it is refused, or failed."""
+        """Return the first measured speed of a setting; 0: it failed."""
         if setting not in self.speeds:
             self._measure(setting)
         return self.speeds[setting][0]
@@ -267,25 +281,25 @@ class Tuner:
 
     def _measure(self, setting: Setting) -> None:
         begin_s = self._elapsed_s
-        if begin_s + self._usual_s > self._until_s:
+        later_s = max(FINAL_SHARE * self._total_s, (FINALISTS + 1) * self._usual_s) if self._searches else 0.0
+        if begin_s + self._usual_s > self._total_s - later_s:
             raise TimeIsUp
         self._try(setting, self._start_s)
         self._usual_s = self._elapsed_s - begin_s
 
     def _try(self, setting: Setting, start_s: float) -> Trial:
         """Measure a setting once, and show its speed; `start_s`: deadline of the first update."""
+        experiment = self._experiment_with(setting)
         self._lines.show(f"{self._elapsed_s:4.0f} s  {self._words(setting)}")
-        try:
-            experiment = applied(self._experiment, self._options(setting))
-        except ConfigError:  # its values exclude each other
-            trial = Trial()
-        else:
-            seconds = min(max(self._total_s / TRIALS_PER_BUDGET, 1.0), 4.0)
-            trial = self._trial(experiment, Limits(seconds, start_s=start_s, longest_s=max(4 * seconds, 8.0)))
-            found = f"failed: {trial.error[:90]}" if trial.error else f"{trial.env_steps_per_s:>9,.0f} env steps/s"
-            self._lines.notify(f"{self._elapsed_s:4.0f} s {found}  {self._words(setting)}")
+        seconds = min(max(self._total_s / TRIALS_PER_BUDGET, 1.0), 4.0)
+        trial = self._trial(experiment, Limits(seconds, start_s=start_s, longest_s=max(4 * seconds, 8.0)))
+        found = f"failed: {trial.error[:90]}" if trial.error else f"{trial.env_steps_per_s:>9,.0f} env steps/s"
+        self._lines.notify(f"{self._elapsed_s:4.0f} s {found}  {self._words(setting)}")
         self.speeds.setdefault(setting, []).append(trial.env_steps_per_s)
         return trial
+
+    def _experiment_with(self, setting: Setting) -> Experiment:
+        return applied(self._experiment, self._options(setting))
 
     def _options(self, setting: Setting) -> dict[str, Any]:
         return {} if setting == self.default else options_for(self._experiment, setting, self._given)
@@ -295,19 +309,17 @@ class Tuner:
         return f"the default ({default})" if setting == self.default else " ".join(spelled(self._options(setting)))
 
     def _text(self, best: Setting) -> str:
-        speed, own = self._median(best), self._median(self.default)
-        lines = [
-            f"{self._experiment.name}: {self._words(best)}: {speed / own:.2f}x the default, {speed:,.0f} env steps/s"
-        ]
+        name, speed, own = self._experiment.name, self._median(best), self._median(self.default)
         if best == self.default:
-            lines = [
-                f"{self._experiment.name}: keep {self._words(best)}, {speed:,.0f} env steps/s: nothing was faster by 2%"
-            ]
+            lines = [f"{name}: keep {self._words(best)}, {speed:,.0f} env steps/s: nothing was faster by 2%"]
+        else:
+            gain = f"{speed / own:.2f}x the default, " if own else ""  # it may fail in the finals
+            lines = [f"{name}: {self._words(best)}: {gain}{speed:,.0f} env steps/s"]
         if best.scale != 1.0:
             lines.append("  the number of environments and the batch changed, and what is learned with them")
         lines.append(f"  the fastest of {len(self.speeds)} settings (lowest and highest of the last measurements):")
         for setting in sorted(self.speeds, key=lambda s: (s != best, -self._median(s)))[:4]:
-            last = self.speeds[setting][1:] or self.speeds[setting]
+            last = self._counted(setting)
             between = f"({min(last):,.0f} - {max(last):,.0f})" if len(last) > 1 else "(once)"
             lines.append(f"  {self._median(setting):>10,.0f} {between}  {self._words(setting)}")
         return "\n".join(lines)

@@ -26,10 +26,10 @@ from jsrl.fields import options_of
 from jsrl.services.runs.files import file_lock
 from jsrl.services.runs.limits import RUNS_AT_ONCE
 from jsrl.tools.report.charts import Axis
-from jsrl.tools.tuning.child import Child
+from jsrl.tools.tuning.child import start_runs
 from jsrl.tools.tuning.page import page, trials_table
 from jsrl.tools.tuning.ranges import parse_range, parse_space
-from jsrl.tools.tuning.study import ASKING, Search, SearchOptions, Setup, finished, held
+from jsrl.tools.tuning.search import ASKING, Search, SearchOptions, Setup, finished, held
 
 pytestmark = pytest.mark.skipif(find_spec("optuna") is None, reason="without optuna")
 
@@ -41,8 +41,8 @@ def together(*runs: list[str]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    monkeypatch.setattr("jsrl.tools.tuning.study.POLL_S", 0.01)
-    monkeypatch.setattr("jsrl.tools.tuning.study.child_command", together)
+    monkeypatch.setattr("jsrl.tools.tuning.search.POLL_S", 0.01)
+    monkeypatch.setattr("jsrl.tools.tuning.search.child_command", together)
 
 
 # A fake run: its score rises over ten evaluations to 10 - (x - 3)^2, plus its seed.
@@ -210,7 +210,8 @@ def test_failed_run_gives_the_error_of_its_result_and_not_the_end_of_its_output(
     found = {}
     for status in (1, 2):
         output = tmp_path / f"output-{status}"
-        child = Child(["sh", "-c", f"echo '(to continue: jsrl run --resume x)'; exit {status}"], tmp_path, output)
+        command = ["sh", "-c", f"echo '(to continue: jsrl run --resume x)'; exit {status}"]
+        (child,) = start_runs(command, [tmp_path], output)
         child._process.wait(10)
         found[status] = child.why
         assert child.outcome() == (None, child.why)
@@ -222,12 +223,13 @@ def test_failed_run_gives_the_error_of_its_result_and_not_the_end_of_its_output(
     }
     (tmp_path / "result.json").write_text(json.dumps(scored))
     assert child.outcome() == (None, child.why)  # refused
-    (child := Child(["sh", "-c", "exit 1"], tmp_path, None))._process.wait(10)
+    (child,) = start_runs(["sh", "-c", "exit 1"], [tmp_path], None)
+    child._process.wait(10)
     assert child.outcome() == (3.0, "")
 
 
 def test_a_run_knows_how_many_run_at_once(tmp_path):
-    child = Child(["sh", "-c", f"echo ${RUNS_AT_ONCE}"], tmp_path, tmp_path / "output", 3)
+    (child,) = start_runs(["sh", "-c", f"echo ${RUNS_AT_ONCE}"], [tmp_path], tmp_path / "output", 3)
     child._process.wait(10)
     assert child.last_line == "3"
 

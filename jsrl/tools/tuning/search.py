@@ -15,7 +15,7 @@ from jsrl.extras import require_extra
 from jsrl.fields import PositiveInt, option, suggesting
 from jsrl.interrupts import interrupts
 from jsrl.services.runs.files import file_lock
-from jsrl.tools.tuning.child import Child, child_command
+from jsrl.tools.tuning.child import Child, child_command, start_runs
 from jsrl.tools.tuning.ranges import Range
 
 JOURNAL, RUNS, OUTPUT, LOCK, ASKING = "optuna.journal", "runs", "output", "running", "asking"  # in a search's folder
@@ -177,11 +177,8 @@ class Search:
         setup = self._setup
         folders = [setup.folder / RUNS / setup.experiment / name for _, name, _ in runs]
         output = setup.folder / OUTPUT / f"{runs[0][1]}.txt"
-        command = child_command(*(words for _, _, words in runs))
-        if setup.together:
-            children = Child.together(command, folders, output)
-        else:
-            children = [Child(command, folders[0], output, self._options.parallel)]
+        at_once = 1 if setup.together else self._options.parallel
+        children = start_runs(child_command(*(words for _, _, words in runs)), folders, output, at_once)
         for (trial, _, _), child in zip(runs, children, strict=True):
             trial.child, trial.part = child, -1
 
