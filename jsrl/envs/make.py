@@ -311,6 +311,10 @@ def _single(config: EnvConfig, factory: Callable[..., Any]) -> gymnasium.Env:
     env = factory(**config.kwargs)
     if not isinstance(env, gymnasium.Env) and hasattr(env, "possible_agents"):
         raise ConfigError(f"{config.id!r} is an environment of PettingZoo; name it pettingzoo:{config.id}")
+    if isinstance(getattr(env, "spec", None), EnvSpec | GameSpec) and not hasattr(env, "num_envs"):
+        raise ConfigError(
+            f"{config.id!r} made an environment in JAX (jsrl.extend.JaxEnv), {type(env).__name__}; add --env.backend jax"
+        )
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(
             f"{config.id!r} returned {type(env).__name__}; expected a gymnasium.Env (a vector environment's factory has a "
