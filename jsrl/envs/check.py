@@ -74,9 +74,9 @@ def check_env(
         raise ConfigError(f"check_env was given {env!r}; expected {wanted}, or a function (num_envs, seed) -> vector.")
     outside: list[str] = []  # of the bounds
     # ignore `on_fault`: report every fault
-    build: Factory = env
-    if isinstance(env, EnvConfig):
-        build = partial(make, replace(env, on_fault="auto"), note=outside.append)
+    build: Factory = (
+        partial(make, replace(env, on_fault="auto"), note=outside.append) if isinstance(env, EnvConfig) else env
+    )
     games = isinstance(env, EnvConfig) and env.is_atari and env.atari.episodic_life
 
     def walk() -> _Walk:
