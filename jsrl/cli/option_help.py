@@ -26,7 +26,7 @@ COMMON = (
               "replay.capacity", "replay.batch-size", "replay.updates-per-env-step")),
     (
         "algorithm",
-        ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.entropy-coef",
+        ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.minibatch-size", "agent.entropy-coef",
          "agent.network.torso", "agent.network.hidden", "agent.network.core"),
     ),
     ("where", ("placement", "num-actors", "num-inference-servers", "transport", "learner.num-devices", "deterministic",
@@ -49,13 +49,14 @@ CHAPTERS = {  # of the options without a part
 def short_help(default: Any, usage: str, names: dict[str, str]) -> str:
     """Return the help of about 40 lines: usage, experiments, and the common options."""
     options = offered_options(default, RunOptions())
+    void = {each.name if each.default is None else each.instead_of for each in options.values() if each.instead_of}
     lines = [usage, "", *textwrap.wrap("experiments: " + ", ".join(names), _width(), subsequent_indent="  ")]
     for title, members in COMMON:
         lines += ["", f"{title}:"]
         for name in members:
             if name == "env.kwargs.KEY":
                 lines.append(f"  --{name:<26} {'':<13} A keyword argument of the environment")
-            elif name in options:
+            elif name in options.keys() - void:
                 lines.append(_option_line(options[name]))
         if title == "algorithm" and default.policies:
             lines.append(

@@ -57,6 +57,7 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
         "ppo_cartpole --agent.num-minibatches 3 --num-envs 16 --agent.network.core lstm",
         "16 environments of a batch; use 2 or 4",
     ),
+    ("ppo --agent.num-minibatches 8 --agent.minibatch-size 64", "say the same in two ways; leave one of them out"),
     ("ppo_cartpole --agent.network.torso resnet", "did you mean 'impala_resnet'?"),
     ("ppo_cartpole --replay.kind host", "this experiment has no replay"),
     ("sac_pendulum --replay.capacity 10", "use at most replay.capacity, 10"),
