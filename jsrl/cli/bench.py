@@ -12,9 +12,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jsrl.cli import command_line as cli
-from jsrl.cli.experiments import load
 from jsrl.cli.option_help import asked_of, execute, help_of
+from jsrl.experiment.numbers import followed
 from jsrl.fields import PositiveFinite, PositiveInt, option, suggesting
 from jsrl.tools.report.page import Table
 from jsrl.tools.tuning.trial import Limits, Trial, measure
@@ -38,10 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bench(args: list[str]) -> int:
-    name, asked = asked_of(args, BenchCommand())
+    _, asked = asked_of(args, BenchCommand())
     every = (*PLACEMENTS, *(("fused",) if asked.experiment.env.in_jax else ()))
     wanted = (asked.experiment.placement,) if "placement" in asked.given else every
-    experiments = {one: cli.parse([*args, "--placement", one], load(name), BenchCommand()).experiment for one in wanted}
+    experiments = {one: followed(asked.experiment, {"placement": one}, asked.given)[0] for one in wanted}
     limits = Limits(seconds=asked.run.seconds, longest_s=4 * asked.run.seconds)
     speeds: dict[str, list[Trial]] = {placement: [] for placement in experiments}
     for repetition in range(asked.run.repetitions):

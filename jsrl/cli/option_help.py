@@ -12,9 +12,10 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jsrl.cli.command_line import CommandLine, parse, take_name
+from jsrl.cli.command_line import CommandLine, parse, take_name, without
 from jsrl.cli.experiments import files, load, use_working_directory
 from jsrl.cli.main import show_error
+from jsrl.cli.tuned import SWITCH, with_settings
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment.options import RunOptions
 from jsrl.fields import AUTO, Option, either, offered_options, options_of
@@ -164,11 +165,14 @@ def execute(
 
 
 def asked_of(args: list[str], options: Any) -> tuple[str, CommandLine]:
-    """Return the name of the experiment in a command line, and the rest parsed; `options`: the command's own."""
+    """Return the name of the experiment in a command line, and the rest parsed as `jsrl run` does; `options`: the command's own."""
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-    return name, parse(args, load(name), options)
+    default, settings = with_settings(name, args, load(name))
+    if settings:
+        print(settings)
+    return name, parse(without(args, (SWITCH,)), default, options)
 
 
 def help_of(usage: str, about: str | None, options: Any, names: Collection[str] | None = None) -> str:
