@@ -65,7 +65,7 @@ def placements(experiment: Experiment, with_apart: bool) -> dict[str, Experiment
 
 def rings(experiment: Experiment, sizes: Sequence[int]) -> dict[str, Experiment]:
     """Return the experiment with one served actor whose environments are in one group, in two, in four ..."""
-    one = {"placement": "served", "num-actors": 1, "max-policy-lag": None, "learner.order": "fifo"}
+    one = {"placement": "served", "num-actors": 1, "max-policy-lag": None}
     fitting = [size for size in sizes if experiment.num_envs % size == 0]
     return {f"ring {size}": applied(experiment, one | {"num-groups": size}) for size in fitting}
 

@@ -12,10 +12,8 @@ import dataclasses
 import json
 import shlex
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from jsrl.cli import command_line, play
 from jsrl.cli.experiments import use_working_directory
@@ -32,9 +30,8 @@ from jsrl.experiment import Experiment
 from jsrl.services.runs.runs import split_tag
 from jsrl.tools.contest import Arena, frozen_players, why_unfit
 from jsrl.tools.policy import Policy, act_together, load_players, stream_of
+from jsrl.tools.tuning.child import Lines
 from jsrl.workers.play import Score
-
-LIVE_S, LINES_S = 0.2, 30.0  # between two counts on a terminal, and elsewhere
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,16 +58,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return play.show(options)
         check_folder(options.json, "--json")
         facts = _tournament(options, counting) if options.tournament else _one(options, env_words, counting)
-        if options.json:
-            _write(options.json, facts)
     except JsrlError as error:
-        counting.close()
+        counting.show("")
         return show_error(error)
     except KeyboardInterrupt:
-        counting.close()
+        counting.show("")
         what = "games" if options.against or options.tournament else "episodes"
         print(f"interrupted ({counting.counted or 'no'} {what} were finished)", file=sys.stderr)
         return 130
+    try:
+        if options.json:
+            options.json.write_text(f"{json.dumps(facts, indent=2)}\n")
+    except OSError as error:
+        return show_error(error)
     return 0
 
 
@@ -156,7 +156,7 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
     if not played.advance():
         refuse_endless(env.spec.name, limit)
     env.close()
-    counting.close()
+    counting.show("")
     facts, actions = played.score.facts(), "sampled" if options.sampled else "greedy"
     print(f"{shlex.join([options.run, *env_words])}: {score(facts, actions)}, mean length {facts['length_mean']:.0f}")
     facts |= {"seed": options.seed, "num_envs": slots, "returns": played.score.returns}
@@ -174,7 +174,7 @@ class _Evaluation(Episodes):
         self.score = Score(policies[0].version, policies[0].view)
 
     def act(self, latest: Any) -> Any:
-        self._counting.show(self._options.run, len(self.score.returns), self._options.episodes)
+        self._counting.count(self._options.run, len(self.score.returns), self._options.episodes)
         return act_together(self._policies, latest, greedy=not self._options.sampled)
 
     def count(self, episode: Episode) -> None:
@@ -185,8 +185,8 @@ def _against(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
     arena = _arena([options.run, *options.against], options)
     found = []
     for opponent in range(1, len(arena.names)):
-        found.append(arena.play(0, opponent, options.episodes, counting.show))
-        counting.close()
+        found.append(arena.play(0, opponent, options.episodes, counting.count))
+        counting.show("")
         print(found[-1])
     _hint(any(match.repeats_itself for match in found), options)
     facts = {"greedy": not options.sampled, "matches": [match.facts() for match in found]}
@@ -213,8 +213,8 @@ def _tournament(options: argparse.Namespace, counting: Counting) -> dict[str, An
         if len(players) < len(every):
             print(f"{len(players)} of {len(every)} players meet; --most {len(every)} takes all of them")
     arena = _arena(players, options)
-    standings = arena.standings(options.episodes, progress=counting.show)
-    counting.close()
+    standings = arena.standings(options.episodes, progress=counting.count)
+    counting.show("")
     print(standings)
     _hint(standings.repeats_itself, options)
     return {"greedy": not options.sampled, **standings.facts()}
@@ -233,34 +233,12 @@ def _hint(repeats: bool, options: argparse.Namespace) -> None:
         )
 
 
-def _write(path: Path, facts: dict[str, Any]) -> None:
-    try:
-        path.write_text(f"{json.dumps(facts, indent=2)}\n")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}.") from error
+class Counting(Lines):
+    """The last line of a terminal, with what is finished. counted: the newest count, also without a terminal."""
 
+    counted = ""
 
-class Counting:
-    """Shows progress, after a short delay, so that short work shows nothing."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._live = stream, stream.isatty()
-        self._next_s = time.monotonic() + (LIVE_S if self._live else LINES_S)
-        self._shown = False
-        self.counted = ""  # the newest count
-
-    def show(self, what: str, number: int, of: int) -> None:
+    def count(self, what: str, number: int, of: int) -> None:
         """Show that `number` of `of` are finished."""
         self.counted = f"{what}: {number:,} of {of:,}"
-        if time.monotonic() < self._next_s:
-            return
-        self._next_s = time.monotonic() + (LIVE_S if self._live else LINES_S)
-        self._stream.write(f"\r\x1b[K{self.counted[:118]}" if self._live else f"{self.counted}\n")
-        self._stream.flush()
-        self._shown = True
-
-    def close(self) -> None:
-        if self._live and self._shown:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-        self._shown = False
+        self.show(self.counted)

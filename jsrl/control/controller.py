@@ -21,6 +21,7 @@ from jsrl.control.start_points import lost_text, replacement_job
 from jsrl.control.status_writer import Usage
 from jsrl.control.supervised import SupervisedWorker, death_notice, last_seen, loss_notice
 from jsrl.control.supervision import (
+    NOT_BEGUN,
     Died,
     Ended,
     Fail,
@@ -179,6 +180,7 @@ class Controller:
         )
         worker = self._workers[job.name] = SupervisedWorker(job, self._launcher.start(job, start))
         self._record.run.started(job.name, restarts, worker.handle.host)
+        self._record.stage(job.name, NOT_BEGUN)  # now: it may be ready before all are started
         self._tell(Started(job.name, job.incarnation, restarts, worker.handle.host))
         worker.life = self._supervision.lives[job.name]
 

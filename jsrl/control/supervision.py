@@ -386,7 +386,7 @@ class Supervision:
         self.lives[message.worker] = Life(
             message.worker, message.incarnation, message.restarts, message.host, now, now, now
         )
-        return [Show(NOT_BEGUN, stage_of=message.worker), *self._start_due(now)]
+        return self._start_due(now)
 
     def _is_answer(self, message: Started | NotStarted) -> bool:
         """Return whether a message answers to a start, which is then over."""

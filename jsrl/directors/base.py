@@ -13,6 +13,7 @@ import numpy as np
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import Assignment, Command, Outcome, Player, Score, parse_player
 from jsrl.errors import ConfigError
+from jsrl.fields import PositiveInt, option, suggesting
 
 State: TypeAlias = dict[str, Any]
 """A director's state: JSON values only."""
@@ -114,7 +115,6 @@ class Bookkeeping(ABC):
         sides: Sequence[int],
         *,
         task: Any = None,
-        greedy: bool = False,
         **kept: Any,
     ) -> Assignment:
         """Number an assignment and open it; `kept` is returned with its outcome."""
@@ -124,10 +124,9 @@ class Bookkeeping(ABC):
             "players": [str(player) for player in players],
             "learns": list(learns),
             "sides": list(sides),
-            "greedy": greedy,
             **kept,
         }
-        return Assignment(game, tuple(players), tuple(learns), tuple(sides), draws.seed(), task, greedy)
+        return Assignment(game, tuple(players), tuple(learns), tuple(sides), draws.seed(), task)
 
     def _checked(self, state: State) -> State:
         name = type(self).__name__
@@ -180,26 +179,18 @@ def check_policies(director: Any, policies: Sequence[str], at_least: int = 1, at
             raise ConfigError(f"{name} has a policy {policy!r}; names have no space and no @, and are not empty")
 
 
-def check_range(director: Any, low: float, high: float, **values: float) -> None:
-    for option, value in values.items():
-        if not low <= value <= high:
-            raise ConfigError(
-                f"{type(director).__name__} has {option}={value}; choose a number from {low:g} to {high:g}"
-            )
-
-
+@suggesting
 @dataclass(frozen=True)
 class SelfPlayTasks(Bookkeeping):
     """Base of curricula: all players use the newest params, on tasks that the director chooses."""
 
-    policies: tuple[str, ...] = ("main",)
-    """One: it plays all sides. Several: policy i plays side i."""
-    num_sides: int = 1
-    """Sides of the environment, if one policy plays all of them."""
+    # fmt: off
+    policies: tuple[str, ...] = option(("main",), "One: it plays all sides. Several: policy i plays side i.")
+    num_sides: PositiveInt = option(1, "Sides of the environment, if one policy plays all of them.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_policies(self, self.policies)
-        check_range(self, 1, 1_000, num_sides=self.num_sides)
 
     def _assign_task(self, state: State, draws: Draws, task: Any, *, learns: bool = True, **kept: Any) -> Assignment:
         names = self.policies if len(self.policies) > 1 else self.policies * self.num_sides

@@ -5,32 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jsrl.directors.base import Bookkeeping, SelfPlayTasks, State, check_policies, check_range
+from jsrl.directors.base import Bookkeeping, SelfPlayTasks, State, check_policies
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import LATEST, Assignment, parse_player
 from jsrl.errors import ConfigError
+from jsrl.fields import NonNegativeFloat, PositiveInt, option, suggesting
 
 
+@suggesting
 @dataclass(frozen=True)
 class Match:
     """One way to fill the sides of an environment."""
 
-    players: tuple[str, ...]
-    """`policy` (its latest version, which learns) or `policy@version` (frozen), one for each side."""
-    weight: float = 1.0
-    """How often it is drawn, relative to other matches."""
-    task: Any = None
-    """JSON value for the environment's reset; None: the environment's own."""
+    # fmt: off
+    players: tuple[str, ...] = option(help="`policy` (its latest version, which learns) or `policy@version` (frozen), "
+        "one for each side.")
+    weight: NonNegativeFloat = option(1.0, "How often it is drawn, relative to other matches.")
+    task: Any = option(None, "JSON value for the environment's reset; None: the environment's own.")
+    # fmt: on
 
 
+@suggesting
 @dataclass(frozen=True)
 class Fixed(Bookkeeping):
     """The same matches throughout: each assignment draws one by its weight. Latest versions learn, others do not."""
 
-    matches: tuple[Match, ...]
-    """The matches to draw from; a list of weighted tasks is one match for each task."""
-    permute_sides: bool = False
-    """Seat the players at random sides; for symmetric games."""
+    # fmt: off
+    matches: tuple[Match, ...] = option(help="The matches to draw from; a list of weighted tasks is one match for "
+        "each task.")
+    permute_sides: bool = option(False, "Seat the players at random sides; for symmetric games.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         sizes = {len(match.players) for match in self.matches}
@@ -38,8 +42,6 @@ class Fixed(Bookkeeping):
             raise ConfigError(
                 f"Fixed has matches of {sorted(sizes)} players; give at least one match, all with one player for each side"
             )
-        for match in self.matches:
-            check_range(self, 0.0, float("inf"), weight=match.weight)
         if not 0.0 < sum(match.weight for match in self.matches) < float("inf"):
             raise ConfigError("Fixed has matches whose weights are all 0, or infinite; give one a positive weight")
         check_policies(self, self.policies)
@@ -58,6 +60,7 @@ class Fixed(Bookkeeping):
         return self._assign(state, draws, players, learns, list(sides), task=match.task)
 
 
+@suggesting
 @dataclass(frozen=True)
 class LatestSelfPlay(SelfPlayTasks):
     """All players use the newest params, and learn.
@@ -65,8 +68,9 @@ class LatestSelfPlay(SelfPlayTasks):
     It need not converge: even exact best responses to the latest opponent cycle in Kuhn poker.
     """
 
-    num_sides: int = 2
-    """Sides of the environment, if one policy plays all of them."""
+    # fmt: off
+    num_sides: PositiveInt = option(2, "Sides of the environment, if one policy plays all of them.")
+    # fmt: on
 
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
         return self._assign_task(state, draws, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ from jsrl.directors.base import (
     Bookkeeping,
     State,
     check_policies,
-    check_range,
     learning_policies,
     players_of,
 )
@@ -21,8 +19,11 @@ from jsrl.directors.draws import Draws
 from jsrl.directors.messages import LATEST, Assignment, Command, Freeze, Outcome, Player, Reset
 from jsrl.directors.payoff import Payoff
 from jsrl.directors.pools import end_match, weigh
+from jsrl.errors import ConfigError
+from jsrl.fields import PositiveInt, UnitFloat, option, suggesting
 
 
+@suggesting
 @dataclass(frozen=True)
 class League(Bookkeeping):
     """A league of policies that all play the same symmetric game of two sides. Assignments go to them in turns.
@@ -41,35 +42,35 @@ class League(Bookkeeping):
     are not counted; while nothing is frozen, policies play the current main players.
     """
 
-    main: tuple[str, ...] = ("main",)
-    """Main players, the purpose of the league."""
-    main_exploiters: tuple[str, ...] = ("main_exploiter",)
-    """Policies that exploit the current main players."""
-    league_exploiters: tuple[str, ...] = ("league_exploiter_1", "league_exploiter_2")
-    """Policies that exploit the whole league."""
-    min_env_steps: int = 2_000_000
-    """Env steps of a policy's training games before it may be frozen (AlphaStar: 2e9)."""
-    max_env_steps: int = 4_000_000
-    """Env steps after which it is frozen in any case (AlphaStar: 4e9)."""
-    pfsp_share: float = 0.5
-    """Share of a main player's games against all frozen players."""
-    verification_share: float = 0.15
-    """Share of a main player's games against players that it may have forgotten how to beat."""
-    beaten: float = 0.7
-    """Win rate above which a target counts as beaten."""
-    league_exploiter_reset: float = 0.25
-    """Probability that a league exploiter starts again when it is frozen."""
-    decay: float = 0.99
-    """Weight of a game's result after each newer game of the same pair."""
+    # fmt: off
+    main: tuple[str, ...] = option(("main",), "Main players, the purpose of the league.")
+    main_exploiters: tuple[str, ...] = option(("main_exploiter",), "Policies that exploit the current main players.")
+    league_exploiters: tuple[str, ...] = option(("league_exploiter_1", "league_exploiter_2"), "Policies that exploit "
+        "the whole league.")
+    min_env_steps: PositiveInt = option(2_000_000, "Env steps of a policy's training games before it may be frozen "
+        "(AlphaStar: 2e9).")
+    max_env_steps: PositiveInt = option(4_000_000, "Env steps after which it is frozen in any case (AlphaStar: 4e9).")
+    pfsp_share: UnitFloat = option(0.5, "Share of a main player's games against all frozen players.")
+    verification_share: UnitFloat = option(0.15, "Share of a main player's games against players that it may have "
+        "forgotten how to beat.")
+    beaten: UnitFloat = option(0.7, "Win rate above which a target counts as beaten.")
+    league_exploiter_reset: UnitFloat = option(0.25, "Probability that a league exploiter starts again when it is "
+        "frozen.")
+    decay: UnitFloat = option(0.99, "Weight of a game's result after each newer game of the same pair.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_policies(self, self.main)
         check_policies(self, self.policies)
-        check_range(self, 0.0, 1.0, pfsp_share=self.pfsp_share, beaten=self.beaten, decay=self.decay)
-        check_range(self, 0.0, 1.0 - self.pfsp_share, verification_share=self.verification_share)
-        check_range(self, 0.0, 1.0, league_exploiter_reset=self.league_exploiter_reset)
-        check_range(self, 1, math.inf, min_env_steps=self.min_env_steps)
-        check_range(self, self.min_env_steps, math.inf, max_env_steps=self.max_env_steps)
+        if self.pfsp_share + self.verification_share > 1.0:
+            raise ConfigError(
+                f"League has pfsp_share={self.pfsp_share} and verification_share={self.verification_share}; these are shares "
+                "of the same games, so their sum must be at most 1"
+            )
+        if self.max_env_steps < self.min_env_steps:
+            raise ConfigError(
+                f"League has max_env_steps={self.max_env_steps}; it must be at least min_env_steps, {self.min_env_steps}"
+            )
 
     @property
     def policies(self) -> tuple[str, ...]:

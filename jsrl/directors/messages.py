@@ -43,7 +43,6 @@ class Assignment:
       sides: a permutation: `players[i]` plays side `sides[i]` of the environment.
       seed: for an episode that you play in your own loop. Actors of a run do not use it: their environments have seeds.
       task: JSON value for the environment's reset; None: the environment's own.
-      greedy: the players act greedily, for evaluation.
     """
 
     id: int
@@ -52,7 +51,6 @@ class Assignment:
     sides: tuple[int, ...]
     seed: int
     task: Any = None
-    greedy: bool = False
 
 
 @dataclass(frozen=True)

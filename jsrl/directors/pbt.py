@@ -5,29 +5,32 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+from jsrl import fields
 from jsrl.directors import in_order
-from jsrl.directors.base import Bookkeeping, State, check_policies, check_range, of_players, players_of
+from jsrl.directors.base import Bookkeeping, State, check_policies, of_players, players_of
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import Assignment, Command, Copy, Outcome, Player
 from jsrl.directors.pools import points_of
 from jsrl.errors import ConfigError
+from jsrl.fields import PositiveInt, UnitFloat, option, suggesting
+
+HalfFloat = Annotated[float, fields.Range(ge=0, le=0.5)]
 
 
+@suggesting
 @dataclass(frozen=True)
 class Range:
     """The range of a hyperparameter."""
 
-    low: float
-    """Least value."""
-    high: float
-    """Greatest value."""
-    log: bool = True
-    """Draw it uniformly in its logarithm; false: uniformly in its value."""
-    whole: bool = False
-    """It is an integer."""
+    # fmt: off
+    low: float = option(help="Least value.")
+    high: float = option(help="Greatest value.")
+    log: bool = option(True, "Draw it uniformly in its logarithm; false: uniformly in its value.")
+    whole: bool = option(False, "It is an integer.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low <= self.high < math.inf or (self.log and self.low <= 0.0):
@@ -48,6 +51,7 @@ class Range:
         return min(max(round(value), math.ceil(self.low)), math.floor(self.high)) if self.whole else value
 
 
+@suggesting
 @dataclass(frozen=True)
 class PBT(Bookkeeping):
     """Truncation selection: a member of the worst share copies one of the best share, and explores from there.
@@ -63,32 +67,24 @@ class PBT(Bookkeeping):
     each other.
     """
 
-    policies: tuple[str, ...]
-    """The members; at least 2."""
-    hyperparameters: dict[str, Range] = field(default_factory=dict)
-    """Hyperparameters that differ between members; first values are drawn from these ranges."""
-    opponents: Literal["none", "population"] = "none"
-    """none: each member plays alone. population: against another member, drawn uniformly; both learn."""
-    ready_env_steps: int = 1_000_000
-    """Env steps of a member's games between two comparisons (1e6 to 1e7 in the paper)."""
-    window: int = 20
-    """Games in a score. A member with fewer is not compared."""
-    worst_share: float = 0.2
-    """Share of members that copy."""
-    best_share: float = 0.2
-    """Share of members that are copied."""
-    resample: float = 0.25
-    """Probability that a hyperparameter is drawn again; otherwise it is multiplied by one of `factors`."""
-    factors: tuple[float, ...] = (0.8, 1.2)
-    """Factors of hyperparameters, all equally likely."""
+    # fmt: off
+    policies: tuple[str, ...] = option(help="The members; at least 2.")
+    hyperparameters: dict[str, Range] = option(help="Hyperparameters that differ between members; first values are "
+        "drawn from these ranges.", factory=dict)
+    opponents: Literal["none", "population"] = option("none", "none: each member plays alone. population: against "
+        "another member, drawn uniformly; both learn.")
+    ready_env_steps: PositiveInt = option(1_000_000, "Env steps of a member's games between two comparisons (1e6 to "
+        "1e7 in the paper).")
+    window: PositiveInt = option(20, "Games in a score. A member with fewer is not compared.")
+    worst_share: HalfFloat = option(0.2, "Share of members that copy.")
+    best_share: HalfFloat = option(0.2, "Share of members that are copied.")
+    resample: UnitFloat = option(0.25, "Probability that a hyperparameter is drawn again; otherwise it is multiplied "
+        "by one of `factors`.")
+    factors: tuple[float, ...] = option((0.8, 1.2), "Factors of hyperparameters, all equally likely.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_policies(self, self.policies, at_least=2)
-        check_range(self, 1, math.inf, ready_env_steps=self.ready_env_steps, window=self.window)
-        check_range(self, 0.0, 0.5, worst_share=self.worst_share, best_share=self.best_share)
-        check_range(self, 0.0, 1.0, resample=self.resample)
-        if self.opponents not in ("none", "population"):
-            raise ConfigError(f"PBT has opponents={self.opponents!r}; choose none or population")
         if not self.factors or min(self.factors) <= 0.0:
             raise ConfigError(f"PBT has factors={self.factors}; give at least one, all positive")
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from jsrl.directors.base import SelfPlayTasks, State, check_range
+from jsrl.directors.base import SelfPlayTasks, State
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import Assignment, Command, Outcome, Score
 from jsrl.errors import ConfigError
+from jsrl.fields import PositiveInt, Range, UnitFloat, option, suggesting
 
 LevelScore: TypeAlias = Literal["l1", "positive", "max_mc"]
 MOST_WAITING = 10_000
@@ -23,6 +24,7 @@ FORGET = 0.99
 """Factor of the longest delay at each score."""
 
 
+@suggesting
 @dataclass(frozen=True)
 class PLR(SelfPlayTasks):
     """Prioritised level replay: levels with high learning potential are played again.
@@ -45,32 +47,25 @@ class PLR(SelfPlayTasks):
 
     wants_scores: ClassVar[bool] = True
 
-    num_levels: int | None = None
-    """Levels are 0 to num_levels - 1; None: any number of 31 bits."""
-    replay_share: float = 0.5
-    """Share of assignments that play a level of the buffer again, once the buffer has enough levels."""
-    capacity: int = 4_000
-    """Levels in the buffer."""
-    min_fill: float = 0.5
-    """Share of the capacity (of num_levels, if that is smaller) that must be filled before levels are played again."""
-    beta: float = 0.3
-    """Temperature of ranks: small values play the highest scores only (0.1 for Procgen, 0.3 for mazes)."""
-    staleness: float = 0.1
-    """Weight of the levels that were not played for a long time."""
-    score: LevelScore = "l1"
-    """The score of a level, a mean over the rows of its newest game: `l1`, |advantage|; `positive`, max(advantage, 0), the
-    positive value loss; `max_mc`, the level's highest return so far (undiscounted) less the value function."""
-    train_on_new: bool = True
-    """Train on new levels as well; false: robust PLR, where new levels are only scored."""
+    # fmt: off
+    num_levels: PositiveInt | None = option(None, "Levels are 0 to num_levels - 1; None: any number of 31 bits.")
+    replay_share: UnitFloat = option(0.5, "Share of assignments that play a level of the buffer again, once the "
+        "buffer has enough levels.")
+    capacity: PositiveInt = option(4_000, "Levels in the buffer.")
+    min_fill: UnitFloat = option(0.5, "Share of the capacity (of num_levels, if that is smaller) that must be filled "
+        "before levels are played again.")
+    beta: Annotated[float, Range(ge=1e-3)] = option(0.3, "Temperature of ranks: small values play the highest scores "
+        "only (0.1 for Procgen, 0.3 for mazes).")
+    staleness: UnitFloat = option(0.1, "Weight of the levels that were not played for a long time.")
+    score: LevelScore = option("l1", "The score of a level, a mean over the rows of its newest game: `l1`, "
+        "|advantage|; `positive`, max(advantage, 0), the positive value loss; `max_mc`, the level's highest return so "
+        "far (undiscounted) less the value function.")
+    train_on_new: bool = option(True, "Train on new levels as well; false: robust PLR, where new levels are only "
+        "scored.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unit = {"replay_share": self.replay_share, "min_fill": self.min_fill, "staleness": self.staleness}
-        check_range(self, 0.0, 1.0, **unit)
-        check_range(self, 1, math.inf, capacity=self.capacity, num_levels=self.num_levels or 1)
-        check_range(self, 1e-3, math.inf, beta=self.beta)
-        if self.score not in get_args(LevelScore):
-            raise ConfigError(f"PLR has score={self.score!r}; expected one of {', '.join(get_args(LevelScore))}")
         if not self.train_on_new and self.replay_share == 0.0:
             raise ConfigError(
                 "PLR has train_on_new=False and replay_share=0: nothing would be trained on; change one of them"

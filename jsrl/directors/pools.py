@@ -14,7 +14,6 @@ from jsrl.directors.base import (
     Bookkeeping,
     State,
     check_policies,
-    check_range,
     learning_policies,
     of_players,
     players_of,
@@ -23,6 +22,7 @@ from jsrl.directors.draws import Draws
 from jsrl.directors.messages import LATEST, Assignment, Command, Freeze, Outcome, Player
 from jsrl.directors.payoff import Payoff
 from jsrl.errors import ConfigError
+from jsrl.fields import NonNegativeInt, PositiveInt, UnitFloat, option, suggesting
 
 Weighting = Literal["squared", "capped", "variance"]
 
@@ -39,10 +39,8 @@ def weigh(win_rates: Sequence[float], weighting: Weighting) -> list[float]:
         weights = [(1.0 - rate) ** 2 for rate in win_rates]
     elif weighting == "capped":
         weights = [min(0.5, 1.0 - rate) for rate in win_rates]
-    elif weighting == "variance":
-        weights = [rate * (1.0 - rate) for rate in win_rates]
     else:
-        raise ConfigError(f"unknown weighting {weighting!r}; choose squared, capped or variance")
+        weights = [rate * (1.0 - rate) for rate in win_rates]
     return weights if sum(weights) > 1e-12 else [1.0] * len(weights)
 
 
@@ -63,9 +61,10 @@ def end_match(payoff: Payoff, director: Any, record: State, outcome: Outcome) ->
     home, away = players_of(record)
     points = points_of(director, record, outcome)
     returns = of_players(record, outcome.returns) if outcome.returns and not outcome.discarded else (0.0, 0.0)
-    payoff.end(outcome.assignment, home, away, points, returns, greedy=record["greedy"])
+    payoff.end(outcome.assignment, home, away, points, returns)
 
 
+@suggesting
 @dataclass(frozen=True)
 class PoolDirector(Bookkeeping):
     """Base of directors whose policies play against frozen versions of their rivals.
@@ -75,27 +74,20 @@ class PoolDirector(Bookkeeping):
     An opponent that is a latest version learns as well.
     """
 
-    policies: tuple[str, ...] = ("main",)
-    """One policy, or one for each of the two sides."""
-    freeze_env_steps: int = 1_000_000
-    """Env steps of a policy's training games between two frozen versions."""
-    latest_share: float = 0.0
-    """Share of assignments against the latest version; 0.8 as in OpenAI Five."""
-    pool_size: int = 1_000
-    """Frozen versions of one policy to choose from: the newest ones."""
-    live: int = 0
-    """Frozen versions of one policy in play at a time, so that batches are divided among few; 0: all."""
-    renew_games: int = 100
-    """Games after which one of the versions in play is replaced."""
-    decay: float = 0.99
-    """Weight of a game's result after each newer game of the same pair."""
+    # fmt: off
+    policies: tuple[str, ...] = option(("main",), "One policy, or one for each of the two sides.")
+    freeze_env_steps: PositiveInt = option(1_000_000, "Env steps of a policy's training games between two frozen "
+        "versions.")
+    latest_share: UnitFloat = option(0.0, "Share of assignments against the latest version; 0.8 as in OpenAI Five.")
+    pool_size: PositiveInt = option(1_000, "Frozen versions of one policy to choose from: the newest ones.")
+    live: NonNegativeInt = option(0, "Frozen versions of one policy in play at a time, so that batches are divided "
+        "among few; 0: all.")
+    renew_games: PositiveInt = option(100, "Games after which one of the versions in play is replaced.")
+    decay: UnitFloat = option(0.99, "Weight of a game's result after each newer game of the same pair.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_policies(self, self.policies, at_most=2)
-        check_range(self, 0, math.inf, live=self.live)
-        check_range(self, 1, math.inf, renew_games=self.renew_games)
-        check_range(self, 0.0, 1.0, latest_share=self.latest_share, decay=self.decay)
-        check_range(self, 1, math.inf, freeze_env_steps=self.freeze_env_steps, pool_size=self.pool_size)
 
     @abstractmethod
     def _weights(self, payoff: Payoff, home: Player, pool: list[Player]) -> list[float]:
@@ -163,6 +155,7 @@ class PoolDirector(Bookkeeping):
         return Freeze(policy, name)
 
 
+@suggesting
 @dataclass(frozen=True)
 class DeltaUniform(PoolDirector):
     """Opponents are drawn uniformly from the newest (1 - delta) of the frozen versions.
@@ -174,18 +167,16 @@ class DeltaUniform(PoolDirector):
     Differs: the newest version is a frozen one, not the params in training; `latest_share` adds those.
     """
 
-    delta: float = 0.0
-    """Share of the oldest frozen versions that is left out."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(self, 0.0, 1.0, delta=self.delta)
+    # fmt: off
+    delta: UnitFloat = option(0.0, "Share of the oldest frozen versions that is left out.")
+    # fmt: on
 
     def _weights(self, payoff: Payoff, home: Player, pool: list[Player]) -> list[float]:
         newest = max(1, math.ceil((1.0 - self.delta) * len(pool) - 1e-9))
         return [0.0] * (len(pool) - newest) + [1.0] * newest
 
 
+@suggesting
 @dataclass(frozen=True)
 class PFSP(PoolDirector):
     """Prioritised fictitious self-play: opponents are drawn by the win rate against them.
@@ -193,12 +184,10 @@ class PFSP(PoolDirector):
     Source: Vinyals et al. (2019), Methods, "Prioritized fictitious self-play".
     """
 
-    weighting: Weighting = "squared"
-    """squared: (1 - w)^2. capped: min(0.5, 1 - w). variance: w (1 - w). w is the win rate."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        weigh((), self.weighting)
+    # fmt: off
+    weighting: Weighting = option("squared", "squared: (1 - w)^2. capped: min(0.5, 1 - w). variance: w (1 - w). w is "
+        "the win rate.")
+    # fmt: on
 
     def _weights(self, payoff: Payoff, home: Player, pool: list[Player]) -> list[float]:
         return weigh(payoff.win_rates(home, pool), self.weighting)

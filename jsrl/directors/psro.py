@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from jsrl.directors.base import Bookkeeping, State, check_policies, check_range, learning_policies, of_players
+from jsrl.directors.base import Bookkeeping, State, check_policies, learning_policies, of_players
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import INITIAL, Assignment, Command, Freeze, Outcome, Player, Reset, Stop, parse_player
 from jsrl.directors.payoff import Payoff
 from jsrl.directors.pools import end_match
 from jsrl.directors.solvers import SOLVERS
 from jsrl.errors import ConfigError
+from jsrl.fields import PositiveInt, Range, option, suggesting
 
 
+@suggesting
 @dataclass(frozen=True)
 class PSRO(Bookkeeping):
     """Policy-space response oracles: train against a mixture of the population, freeze, fill the payoff table, solve.
@@ -36,31 +37,24 @@ class PSRO(Bookkeeping):
     Source: Lanctot et al. (2017), algorithm 1.
     """
 
-    policies: tuple[str, ...] = ("main",)
-    """One policy (zero-sum games only), or one for each of the two sides."""
-    oracle_env_steps: int = 1_000_000
-    """Env steps of training games of each policy before it is frozen."""
-    games_per_cell: int = 1_000
-    """Games of each pair of frozen players: the standard error of a win rate is 0.5 / sqrt(games), 0.016 for 1,000."""
-    solver: Literal["uniform", "nash", "replicator", "alpha_rank"] = "nash"
-    """Meta-solver of the mixture. nash: zero-sum games only. uniform is often better while the population is small."""
-    value: Literal["return", "result"] = "return"
-    """Values of the payoff table: mean returns, or wins (1), draws (0) and losses (-1)."""
-    oracle: Literal["initial", "latest"] = "initial"
-    """First params of each best response."""
-    greedy: bool = False
-    """Frozen players act greedily in the games of the payoff table. A run refuses it: its actors sample."""
-    max_population: int | None = None
-    """Number of members at which the run stops, once the table is solved; None: no limit."""
+    # fmt: off
+    policies: tuple[str, ...] = option(("main",), "One policy (zero-sum games only), or one for each of the two "
+        "sides.")
+    oracle_env_steps: PositiveInt = option(1_000_000, "Env steps of training games of each policy before it is "
+        "frozen.")
+    games_per_cell: PositiveInt = option(1_000, "Games of each pair of frozen players: the standard error of a win "
+        "rate is 0.5 / sqrt(games), 0.016 for 1,000.")
+    solver: Literal["uniform", "nash", "replicator", "alpha_rank"] = option("nash", "Meta-solver of the mixture. "
+        "nash: zero-sum games only. uniform is often better while the population is small.")
+    value: Literal["return", "result"] = option("return", "Values of the payoff table: mean returns, or wins (1), "
+        "draws (0) and losses (-1).")
+    oracle: Literal["initial", "latest"] = option("initial", "First params of each best response.")
+    max_population: Annotated[int, Range(ge=2)] | None = option(None, "Number of members at which the run stops, once "
+        "the table is solved; None: no limit.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_policies(self, self.policies, at_most=2)
-        check_range(self, 1, math.inf, oracle_env_steps=self.oracle_env_steps, games_per_cell=self.games_per_cell)
-        check_range(self, 2, math.inf, max_population=self.max_population or 2)
-        allowed = {"solver": tuple(SOLVERS), "value": ("return", "result"), "oracle": ("initial", "latest")}
-        for option, values in allowed.items():
-            if getattr(self, option) not in values:
-                raise ConfigError(f"PSRO has {option}={getattr(self, option)!r}; choose one of {', '.join(values)}")
 
     def _start(self) -> State:
         members = {policy: {"versions": [INITIAL], "mixture": [1.0], "env_steps": 0} for policy in self.policies}
@@ -80,13 +74,13 @@ class PSRO(Bookkeeping):
 
     def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
         players = [player for policy in self.policies for player in self.population(state, policy)]
-        return players, *self.payoff(state).matrices(players, greedy=self.greedy)
+        return players, *self.payoff(state).matrices(players)
 
     # -- games ---------------------------------------------------------------------------------------------------------
 
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
         for home, away in (map(parse_player, pair) for pair in state["missing"]):
-            counts = self.payoff(state).counts(home, away, greedy=self.greedy)
+            counts = self.payoff(state).counts(home, away)
             if counts["finished"] + counts["open"] < self.games_per_cell:
                 return self._cell_game(state, draws, home, away, swapped=counts["assigned"] % 2 == 1)
         side = state["assigned"] % len(self.policies)
@@ -101,8 +95,8 @@ class PSRO(Bookkeeping):
         sides = [1, 0] if swapped and len(self.policies) == 1 else [0, 1]
         iteration = state["iteration"]
         players = (home, away)
-        game = self._assign(state, draws, players, (False, False), sides, greedy=self.greedy, iteration=iteration)
-        self.payoff(state).assign(game.id, home, away, greedy=self.greedy)
+        game = self._assign(state, draws, players, (False, False), sides, iteration=iteration)
+        self.payoff(state).assign(game.id, home, away)
         return game
 
     # -- outcomes ------------------------------------------------------------------------------------------------------
@@ -133,7 +127,7 @@ class PSRO(Bookkeeping):
             pairs = [(home, away) for number, away in enumerate(last) for home in first[:number]]
         else:
             pairs = [(home, away) for home in first for away in last]
-        counts = [self.payoff(state).counts(*pair, greedy=self.greedy) for pair in pairs]
+        counts = [self.payoff(state).counts(*pair) for pair in pairs]
         missing = [pair for pair, count in zip(pairs, counts, strict=True) if count["finished"] < self.games_per_cell]
         state["missing"] = [list(map(str, pair)) for pair in missing]
         state["phase"] = "fill"
@@ -141,7 +135,7 @@ class PSRO(Bookkeeping):
     def _is_filled(self, state: State) -> bool:
         """Return whether the table is complete; forget complete cells."""
         pairs = [tuple(map(parse_player, pair)) for pair in state["missing"]]
-        counts = [self.payoff(state).counts(home, away, greedy=self.greedy) for home, away in pairs]
+        counts = [self.payoff(state).counts(home, away) for home, away in pairs]
         left = [
             pair
             for pair, count in zip(state["missing"], counts, strict=True)
@@ -170,9 +164,9 @@ class PSRO(Bookkeeping):
         for i, home in enumerate(first):
             for j, away in enumerate(last):
                 if self.value == "return":
-                    tables[:, i, j] = payoff.mean_returns(home, away, greedy=self.greedy)
+                    tables[:, i, j] = payoff.mean_returns(home, away)
                 else:
-                    won = 2.0 * payoff.win_rate(home, away, greedy=self.greedy) - 1.0
+                    won = 2.0 * payoff.win_rate(home, away) - 1.0
                     tables[:, i, j] = won, -won
         total = np.abs(tables.sum(axis=0)).max()
         if len(self.policies) == 1 and total > 1e-6 * (1.0 + np.abs(tables).max()):

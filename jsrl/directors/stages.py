@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from jsrl.directors import in_order
-from jsrl.directors.base import SelfPlayTasks, State, check_range, of_players
+from jsrl.directors.base import SelfPlayTasks, State, of_players
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import Assignment, Command, Outcome, Stop
 from jsrl.errors import ConfigError
+from jsrl.fields import NonNegativeInt, PositiveInt, option, suggesting
 
 
+@suggesting
 @dataclass(frozen=True)
 class Stage:
     """One stage of a curriculum, and the conditions to pass it. Without a condition it never ends."""
 
-    name: str
-    """Name for messages and metrics."""
-    tasks: tuple[Any, ...]
-    """JSON values for the environment's reset, all equally likely."""
-    at_least: float | None = None
-    """Mean score over the newest `games` games, in the order of their assignment, at which it is passed."""
-    games: int = 100
-    """Games in that mean."""
-    max_env_steps: int | None = None
-    """Env steps after which it is passed in any case."""
+    # fmt: off
+    name: str = option(help="Name for messages and metrics.")
+    tasks: tuple[Any, ...] = option(help="JSON values for the environment's reset, all equally likely.")
+    at_least: float | None = option(None, "Mean score over the newest `games` games, in the order of their "
+        "assignment, at which it is passed.")
+    games: PositiveInt = option(100, "Games in that mean.")
+    max_env_steps: PositiveInt | None = option(None, "Env steps after which it is passed in any case.")
+    # fmt: on
 
     @property
     def passes(self) -> bool:
@@ -35,6 +34,7 @@ class Stage:
         return self.at_least is not None or self.max_env_steps is not None
 
 
+@suggesting
 @dataclass(frozen=True)
 class Stages(SelfPlayTasks):
     """A staged curriculum: the tasks of one stage, until its condition holds; then those of the next.
@@ -42,14 +42,13 @@ class Stages(SelfPlayTasks):
     Games assigned in an earlier stage do not count for the current one.
     """
 
-    stages: tuple[Stage, ...] = ()
-    """The stages in their order."""
-    score: Literal["return", "length"] = "return"
-    """The averaged value: the return of side `side`, or the length of the game in env steps."""
-    side: int = 0
-    """The side whose return counts."""
-    stop: bool = False
-    """End the run when the last stage is passed; false: continue with the last stage."""
+    # fmt: off
+    stages: tuple[Stage, ...] = option((), "The stages in their order.")
+    score: Literal["return", "length"] = option("return", "The averaged value: the return of side `side`, or the "
+        "length of the game in env steps.")
+    side: NonNegativeInt = option(0, "The side whose return counts.")
+    stop: bool = option(False, "End the run when the last stage is passed; false: continue with the last stage.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,10 +62,8 @@ class Stages(SelfPlayTasks):
                 )
             if not stage.passes and (number + 1 < len(self.stages) or self.stop):
                 raise ConfigError(f"stage {stage.name!r} has no condition; give it at_least or max_env_steps")
-            check_range(self, 1, math.inf, games=stage.games, max_env_steps=stage.max_env_steps or 1)
-        if self.score not in ("return", "length"):
-            raise ConfigError(f"Stages has score={self.score!r}; choose return or length")
-        check_range(self, 0, max(len(self.policies), self.num_sides) - 1, side=self.side)
+        if self.side >= (sides := max(len(self.policies), self.num_sides)):
+            raise ConfigError(f"Stages has side={self.side}, and there are {sides}; count them from 0")
 
     def _start(self) -> State:
         return {"stage": 0, "env_steps": 0, "scores": [], "queue": [], "passed": False}

@@ -87,9 +87,9 @@ class EnvConfig:
     action_transform: Literal["auto", "clip", "rescale", "squash"] = option("auto",
         "how unclipped actions are mapped to a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh); see "
         "jsrl.extend.Continuous. `auto`: `rescale` where all bounds are finite, else `clip`.")
-    backend: Literal["auto", "sync", "native", "envpool", "jax"] = option("auto", "`auto` takes the fastest that works; "
-        "`native` uses the environment's own vector entry point, `sync` a loop over single environments, `envpool` "
-        "EnvPool; `jax`: your class or function makes an environment of pure functions (jsrl.extend.JaxEnv).")
+    backend: Literal["auto", "sync", "native", "jax"] = option("auto", "`auto` takes the fastest that works; "
+        "`native` uses the environment's own vector entry point, `sync` a loop over single environments; "
+        "`jax`: your class or function makes an environment of pure functions (jsrl.extend.JaxEnv).")
     tasks: tuple[Any, ...] = option((), "one of them is drawn for each episode, as options of its `reset`: a dict "
         "unchanged, another JSON value under `task`.")
     task_weights: tuple[float, ...] = option((), "weights of the draw; none: equal.")

@@ -135,7 +135,7 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
         _refuse_wrappers(config)
         with _naming_kwargs(config):
             return _suite(config)(num_envs, seed, group, groups)
-    if scheme == "envpool" or config.backend == "envpool":
+    if scheme == "envpool":
         _refuse_wrappers(config)
         return adapter("envpool")(config, num_envs, seed, group)
     config = without_module(config)
@@ -192,7 +192,7 @@ def import_modules(config: EnvConfig) -> None:
         with _naming_kwargs(config):
             _suite(config)
         return
-    if scheme == "envpool" or config.backend == "envpool":
+    if scheme == "envpool":
         import_module("jsrl.envs.adapters.envpool")
         return
     config = without_module(config)

@@ -122,7 +122,7 @@ def check_rendered(config: EnvConfig) -> None:
         raise _draws_nothing(config, "probes have nothing to show")
     if scheme in SUITES and scheme not in DRAWN_SUITES:
         raise _draws_nothing(config, f"{scheme}'s environments draw no pictures")
-    if is_console(config) or ":" in config.id or config.backend == "envpool":
+    if is_console(config) or ":" in config.id:
         return
     register_suites(config.id)
     for part, (module, extra) in DRAWN_WITH.items():
@@ -151,7 +151,7 @@ def _drawn(config: EnvConfig) -> EnvConfig:
     scheme = config.id.partition(":")[0] if isinstance(config.id, str) else ""
     if scheme in SUITES and scheme != "pettingzoo":
         return config  # a renderer has render() already
-    if scheme in ("envpool", "pettingzoo") or config.backend == "envpool":
+    if scheme in ("envpool", "pettingzoo"):
         return replace(config, kwargs=kwargs)
     config = config if callable(config.id) else without_module(config)
     if callable(config.id) or ":" in config.id:

@@ -187,20 +187,15 @@ def _check_devices_and_lag(e: Experiment) -> None:
             f"a batch of {columns} environments{each} cannot be split over learner.num_devices={devices}; use "
             f"{nearest_divisors(columns, devices)} devices, or a batch that is a multiple."
         )
-    if e.order == "by_group" and e.batch_columns != e.envs:
-        raise NumbersDisagree(
-            f"learner.order=by_group takes one trajectory of every group, but batch_envs={e.batch_columns} is not "
-            f"num_envs={e.envs}; use learner.order=fifo, or make them equal."
-        )
     if e.max_policy_lag == 0 and e.order != "by_group" and not e.has_replay_workers:
         raise NumbersDisagree(
-            "max_policy_lag=0 (synchronous) needs batches of one trajectory of every group: batch_envs equal to num_envs "
-            "and learner.order auto or by_group. Otherwise allow a lag of at least 1."
+            "max_policy_lag=0 (synchronous) needs batches of one trajectory of every group: batch_envs equal to num_envs. "
+            "Otherwise allow a lag of at least 1."
         )
     if e.deterministic and e.order != "by_group":
         raise NumbersDisagree(
-            "deterministic mode takes the groups in order: use batch_envs equal to num_envs and learner.order auto or "
-            "by_group. (Serial placement is deterministic with any order.)"
+            "deterministic mode takes the groups in order: use batch_envs equal to num_envs, and no replay workers. (Serial "
+            "placement is deterministic with any order.)"
         )
     if e.max_policy_lag == 0 and e.learner.reuse > 1:
         raise ConfigError(
@@ -312,7 +307,7 @@ def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:
     if e.order != "by_group":
         raise NumbersDisagree(
             f"replay.kind=device keeps a column for each environment, so batches hold all of them in order; leave batch_envs "
-            f"({e.batch_columns} of {e.envs}) and learner.order ({e.learner.order}) out, or use replay.kind=host."
+            f"({e.batch_columns} of {e.envs}) out, or use replay.kind=host."
         )
     if r.num_replays > 1:
         raise ConfigError(

@@ -244,9 +244,7 @@ class Experiment(Trained):
 
     @property
     def order(self) -> str:
-        """Return the order of trajectories in batches, with `auto` decided."""
-        if self.learner.order != "auto":
-            return self.learner.order
+        """Return which trajectories form a batch: `by_group`, one of every group, or `fifo`, first in."""
         if self.has_replay_workers:
             return "fifo"
         on_device = self.buffer is not None  # columns of its ring are environments

@@ -79,8 +79,6 @@ class LearnerConfig:
         "own devices, actors and share of the batch.")
     split: Literal["none", "actor-critic"] = option("none", "actor-critic: policy and critics on two devices, which "
         "update in parallel and exchange params (sac, td3, ddpg).")
-    order: Literal["auto", "by_group", "fifo"] = option("auto", "Which trajectories form a batch: one of every group, "
-        "or first in.")
     reuse: PositiveInt = option(1, "Number of updates with each batch.")
     threads: PositiveInt | None = option(None, "CPU threads that the learner computes with; None: one per core. "
         "Results depend on it, so that a deterministic run keeps the number of its first start, for all of its "

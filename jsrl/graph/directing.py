@@ -29,11 +29,6 @@ def check_director(experiment: Experiment, sides: Sides, seats: Mapping[str, Map
             f"the director assigns the policy {unknown[0]!r}, which the run does not have; it has: {', '.join(seats)}. Give "
             f"{type(director).__name__} these names as `policies`."
         )
-    if getattr(director, "greedy", False):
-        raise ConfigError(
-            f"{type(director).__name__} has greedy=True, but actors do not play greedy games: they would sample. Set it to "
-            "False, and evaluate the players instead."
-        )
     if experiment.learner.split != "none":
         raise ConfigError(
             f"learner.split={experiment.learner.split} does not work with a director: its resets and copies replace a "

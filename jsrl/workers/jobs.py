@@ -92,10 +92,6 @@ class Sides:
                 f"{len(self.policies)}; set the director's sides (num_sides, or one policy for each), or give the seats of a "
                 "team one side."
             )
-        if one.greedy:
-            raise ConfigError(
-                "the director requests greedy games, which actors do not play; evaluate the players instead."
-            )
         for player, side in zip(one.players, one.sides, strict=True):
             if player.policy not in self.policies[side]:
                 raise ConfigError(

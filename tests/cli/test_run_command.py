@@ -82,7 +82,7 @@ def test_a_plan_runs_nothing(tmp_path, capsys):
 def test_the_plan_of_a_resume_has_the_changed_graph_of_the_run(tmp_path, capsys):
     experiment = dataclasses.replace(load("ppo_cartpole"), num_actors=2, placement="inline")
     folder = RunFolder.create(tmp_path, "ppo_cartpole", "x", config=to_json(experiment))
-    plan = make_plan(experiment, "", tmp_path, "jsrl.experiment.graphs.mixed:half_inline")
+    plan = make_plan(experiment, "", tmp_path, "jsrl.experiment.graphs.architectures:half_inline")
     write_graph(folder, plan.graph)
     assert run.main(["--resume", str(folder.path), "--plan"]) == 0
     assert "  inference  " in capsys.readouterr().out

@@ -169,7 +169,7 @@ def test_wrong_command_is_refused_in_one_sentence_and_leaves_no_files(command, s
 def test_an_interrupted_evaluation_says_so(words, text, monkeypatch, capsys):
     def play(options, env_words, counting):
         if options.against:
-            counting.show("a@best", 3, 10)
+            counting.count("a@best", 3, 10)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(evaluate, "_one", play)

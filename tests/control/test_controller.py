@@ -14,14 +14,17 @@ from jsrl.control.controller import Controller
 from jsrl.control.ending import BeginTask, Files, LookAtFiles
 from jsrl.control.rules import last_tasks
 from jsrl.control.supervised import SupervisedWorker, death_notice
-from jsrl.control.supervision import Died, Life
+from jsrl.control.supervision import NOT_BEGUN, Died, Life, Rules, Supervision
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import WorkerDied
 from jsrl.experiment import AgentReference, Experiment
-from jsrl.services.runs.control_bodies import Crash, Heartbeat
+from jsrl.graph.launcher import ALONE
+from jsrl.services.runs.control_bodies import Crash, Heartbeat, Stage
+from jsrl.services.runs.process import Pauses
 from jsrl.services.runs.values import Exit
 from jsrl.workers.jobs import Job, JobPlace
 from jsrl.workers.kinds import find_kind
+from tests.control.shell import BACKOFF, DEADLINES
 
 KILLED = Exit(-9, "killed")
 
@@ -61,6 +64,24 @@ def test_a_last_task_has_the_deadline_and_the_advice_of_its_kind() -> None:
     task = tasks["video-recorder"]
     assert (task.limit_s, task.limit) == (60.0, "snapshot_s") and "--video.niceness 0 gives it more time" in task.hint
     assert last_tasks(plan, "interrupted") == {}
+
+
+def test_a_worker_that_is_ready_before_all_are_started_is_shown_as_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start a thousand takes longer than the start of the first."""
+    monkeypatch.setattr("jsrl.control.controller.process_environment", lambda *_: {})
+    made, shown = controller(dead("actor")), list[tuple[str, str]]()
+    made._record.stage = lambda worker, stage, pid=0: shown.append((worker, stage))
+    made._record.run.started = lambda *_: None
+    made._supervision = made._machine = Supervision(
+        {"actor": Rules("actor", 0, ("actor",))}, DEADLINES, BACKOFF, tells_absent=True
+    )
+    made._launcher = SimpleNamespace(start=lambda *_: SimpleNamespace(host=""))
+    made._plan.hosts, made._plan.keys, made._forked, made._gpus, made._spawn = ALONE, None, (), [], None
+    made._folder, made._control, made._pauses = Path("nowhere"), SimpleNamespace(address="ipc://x"), Pauses()
+    made._start(made._workers["actor"].job)
+    made._receive(Stage("actor", 0, "ready", 7))
+    made._decide()
+    assert shown == [("actor", NOT_BEGUN), ("actor", "ready")]
 
 
 @pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt])

@@ -14,7 +14,6 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.control.run import run
 from jsrl.directors.fixed import LatestSelfPlay, Match
 from jsrl.directors.plr import PLR
-from jsrl.directors.psro import PSRO
 from jsrl.directors.stages import Stage
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -222,7 +221,6 @@ def test_a_resume_refuses_a_frozen_player_that_changed(tmp_path: Path) -> None:
         ({"director": LatestSelfPlay(policies=("main",), num_sides=3)}, "3 sides.*2"),
         ({"director": "pfsp"}, "give a director"),
         ({"director": PLR(policies=("main",), num_sides=2)}, "needs scores of games"),
-        ({"director": PSRO(greedy=True)}, "PSRO has greedy=True"),
         ({"director": ResetOnce(), "learner": LearnerConfig(split="actor-critic")}, "split=actor-critic.*director"),
     ],
 )

@@ -321,7 +321,7 @@ def test_inexact_resumes_give_the_reason() -> None:
     assert exact_obstacle(ppo) is None and exact_obstacle(sac) is None
     assert "recurrent" in str(exact_obstacle(ppo, has_core=True))
     assert "deterministic" in str(exact_obstacle(dataclasses.replace(ppo, placement="inline")))
-    assert "by_group" in str(exact_obstacle(dataclasses.replace(ppo, batch_envs=4, max_policy_lag=1)))
+    assert "batch-envs" in str(exact_obstacle(dataclasses.replace(ppo, batch_envs=4, max_policy_lag=1)))
     for changes, words in (({"save": False}, "--replay.save"), ({"kind": "host"}, "--replay.kind device")):
         replay = dataclasses.replace(sac.replay, **changes)
         assert words in str(exact_obstacle(dataclasses.replace(sac, replay=replay)))

@@ -170,7 +170,7 @@ def test_a_league_exploiter_is_reset_in_a_quarter_of_its_freezes():
     record = {"players": ["league_exploiter_1@latest", str(MAIN)], "learns": [True, False], "sides": [0, 1]}
     for number in range(1, 201):
         life = state["live"]["league_exploiter_1"]["life"]
-        state["open"]["9"] = {**record, "greedy": False, "life": life}
+        state["open"]["9"] = {**record, "life": life}
         state, commands = LEAGUE.report(state, [Outcome(9, 2_000, (), (0.0, 1.0))])
         assert commands[0] == Freeze("league_exploiter_1", f"frozen-{number}")
         resets += commands[1:] == [Reset("league_exploiter_1", "initial")]
@@ -192,7 +192,6 @@ def test_player_that_beats_all_targets_is_frozen_early():
             "players": ["main@latest"] * 2,
             "learns": [True, True],
             "sides": [0, 1],
-            "greedy": False,
             "life": 0,
         }
         _, commands = LEAGUE.report(state, [Outcome(77, 1, (), (1.0, 0.0))])
@@ -204,7 +203,7 @@ def test_a_main_exploiter_is_frozen_when_it_beats_the_current_main():
         state = state_of(LEAGUE, {(EXPLOITER, MAIN): rate}, [frozen("main", 1)])
         state["live"]["main_exploiter"]["env_steps"] = 1_500
         record = {"players": [str(EXPLOITER), "main@frozen-1"], "learns": [True, False], "sides": [0, 1]}
-        state["open"]["77"] = {**record, "greedy": False, "life": 0}
+        state["open"]["77"] = {**record, "life": 0}
         _, commands = LEAGUE.report(state, [Outcome(77, 1, (), (0.0, 1.0))])
         assert (commands != []) == freezes
 
@@ -238,9 +237,9 @@ def test_a_thousand_results_replay_to_the_same_freezes_and_resets():
     [
         ({"main": ()}, "needs >= 1"),
         ({"main_exploiters": ("main",)}, "name each of them once"),
-        ({"pfsp_share": 0.9}, "verification_share=0.15; choose a number from 0 to 0.1"),
-        ({"min_env_steps": 10, "max_env_steps": 5}, "max_env_steps=5; choose a number from 10"),
-        ({"beaten": 70.0}, "beaten=70"),
+        ({"pfsp_share": 0.9}, "pfsp_share=0.9 and verification_share=0.15.*at most 1"),
+        ({"min_env_steps": 10, "max_env_steps": 5}, "max_env_steps=5; it must be at least min_env_steps, 10"),
+        ({"beaten": 70.0}, "beaten is 70"),
     ],
 )
 def test_wrong_options_are_refused(options, told):

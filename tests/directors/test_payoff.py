@@ -103,15 +103,6 @@ def test_win_rates_decay_and_are_antisymmetric():
     )
 
 
-def test_greedy_and_exploring_matches_have_separate_cells():
-    payoff = Payoff({})
-    payoff.assign(0, HOME, AWAY)
-    payoff.assign(1, HOME, AWAY, greedy=True)
-    payoff.end(0, HOME, AWAY, 1.0)
-    payoff.end(1, HOME, AWAY, 0.0, greedy=True)
-    assert payoff.win_rate(HOME, AWAY) == 1.0 and payoff.win_rate(HOME, AWAY, greedy=True) == 0.0
-
-
 def test_forgotten_player_starts_from_zero():
     payoff, other = Payoff({}), Player("main", "frozen-11")
     payoff.assign(0, HOME, AWAY)

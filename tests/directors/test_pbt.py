@@ -157,10 +157,10 @@ def test_pbt_replays():
     ("make", "told"),
     [
         (lambda: PBT(("a",)), "needs >= 2"),
-        (lambda: PBT(("a", "b"), worst_share=0.6), "worst_share=0.6; choose a number from 0 to 0.5"),
+        (lambda: PBT(("a", "b"), worst_share=0.6), "worst_share is 0.6; it must be from 0 to 0.5"),
         (lambda: PBT(("a", "b"), factors=()), "factors"),
-        (lambda: PBT(("a", "b"), window=0), "window=0"),
-        (lambda: PBT(("a", "b"), opponents="all"), "choose none or population"),
+        (lambda: PBT(("a", "b"), window=0), "window is 0"),
+        (lambda: PBT(("a", "b"), opponents="all"), "opponents is 'all'; expected one of none, population"),
         (lambda: Range(0.0, 1.0), "log=False where low is not positive"),
         (lambda: Range(2.0, 1.0), "low <= high"),
     ],

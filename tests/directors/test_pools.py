@@ -241,13 +241,13 @@ def test_latest_plays_all_sides():
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: PFSP(weighting="linear"), "unknown weighting 'linear'; choose squared, capped or variance"),
+        (lambda: PFSP(weighting="linear"), "weighting is 'linear'; expected one of squared, capped, variance"),
         (lambda: PFSP(("a", "b", "c")), "needs 1 to 2 of them"),
         (lambda: PFSP(("a", "a")), "name each of them once"),
         (lambda: PFSP(("a@b",)), "no space and no @"),
-        (lambda: PFSP(latest_share=1.5), "latest_share=1.5; choose a number from 0 to 1"),
-        (lambda: DeltaUniform(delta=-0.1), "delta=-0.1"),
-        (lambda: DeltaUniform(freeze_env_steps=0), "freeze_env_steps=0"),
+        (lambda: PFSP(latest_share=1.5), "latest_share is 1.5; it must be from 0 to 1"),
+        (lambda: DeltaUniform(delta=-0.1), "delta is -0.1"),
+        (lambda: DeltaUniform(freeze_env_steps=0), "freeze_env_steps is 0"),
         (lambda: LatestSelfPlay(()), "needs >= 1 of them"),
         (lambda: Fixed(()), "at least one match"),
         (lambda: Fixed((Match(("a",)), Match(("a", "b")))), "all with one player for each side"),
@@ -264,7 +264,7 @@ def test_wrong_options_are_refused(make, told):
 
 def test_messages_round_trip_through_json():
     messages = (
-        Assignment(3, (Player("a"), Player("b", "frozen-1")), (True, False), (1, 0), 5, {"level": [1]}, True),
+        Assignment(3, (Player("a"), Player("b", "frozen-1")), (True, False), (1, 0), 5, {"level": [1]}),
         Outcome(3, 7, (1.0, -1.0), (1.0, 0.0)),
         Outcome(3, discarded="killed"),
         Score(3, 0.5),

@@ -54,8 +54,6 @@ def experiment(**values) -> Experiment:
                        "tcp://10.0.0.5", "10.0.0.5:7000:1", "*")),
         ({"num_envs": 16, "batch_envs": 8},
          r"max_policy_lag=0 \(synchronous\) needs batches of one trajectory of every group"),
-        ({"num_envs": 16, "batch_envs": 8, "learner": LearnerConfig(order="by_group")},
-         r"use learner\.order=fifo, or make them equal"),
         ({"learner": LearnerConfig(reuse=3)}, r"learner\.reuse=3 .* allow a lag of at least 2"),
         ({"num_envs": 16, "deterministic": True, "batch_envs": 8, "max_policy_lag": 1},
          r"deterministic mode takes the groups in order"),

@@ -40,7 +40,11 @@ WATCH_TOO, ACTOR = WATCH, WATCH._replace(name="actor")
 HERE = __name__
 
 
-ARCHITECTURES = {"inline": "impala:all_inline", "served": "seed:beside_learner", "apart": "decoupled:own_devices"}
+ARCHITECTURES = {
+    "inline": "architectures:all_inline",
+    "served": "architectures:beside_learner",
+    "apart": "architectures:own_devices",
+}
 
 
 def resolved(name: str):
@@ -217,7 +221,7 @@ def test_each_architecture_can_be_built_from_any_other(placement: str, transport
     edits = {place: resolved(name) for place, name in ARCHITECTURES.items()}
     graph = graph_of(placement=placement, transport=transport, num_inference_servers=2)
     assert graph.params == ("relayed" if transport == "zeromq" else "params")
-    mixed = resolved("mixed:half_inline")(graph)
+    mixed = resolved("architectures:half_inline")(graph)
     check(mixed)
     assert [actor.has("inference") for actor in mixed.family("actor")] == [True, False, True, False]
     for place, edit in edits.items():

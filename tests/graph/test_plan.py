@@ -316,7 +316,7 @@ def test_devices_follow_the_graph_and_not_its_placement(placement):
     given = functools.partial(environments, ["0", "1"], placement=placement, num_actors=2, num_envs=4)
     alone, beside, inline = (
         given(graph=f"jsrl.experiment.graphs.{name}")
-        for name in ("decoupled:own_devices", "seed:beside_learner", "impala:all_inline")
+        for name in ("architectures:own_devices", "architectures:beside_learner", "architectures:all_inline")
     )
     assert (alone["learner"]["CUDA_VISIBLE_DEVICES"], alone["inference"]["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
     assert FRACTION not in alone["learner"]

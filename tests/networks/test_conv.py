@@ -13,8 +13,7 @@ CASES = [  # height, width, C_in, C_out, k, stride, padding, batch_first
     (12, 10, 3, 6, 4, 2, "VALID", False),
     slow((9, 7, 5, 6, 3, 1, "VALID", False)),
     slow((13, 11, 3, 5, 3, 1, "SAME", False)),
-    (13, 12, 3, 5, 3, 2, "SAME", True),
-    slow((17, 15, 3, 5, 5, 3, "VALID", False)),
+    (13, 12, 3, 5, 4, 2, "SAME", True),
     slow((11, 14, 3, 5, 4, 2, "SAME", False)),
 ]
 
@@ -81,6 +80,11 @@ def test_works_inside_scan():
     for x in images:
         kernel, _ = step(kernel, x)
     np.testing.assert_allclose(looped, kernel, atol=1e-6)
+
+
+def test_refuses_windows_that_are_no_multiple_of_the_stride():
+    with pytest.raises(ValueError, match="the 3 x 3 window of a convolution is no multiple of its stride 2"):
+        conv.conv(jnp.zeros((9, 9, 1, 3)), jnp.zeros((3, 3, 3, 4)), stride=2)
 
 
 def test_refuses_images_smaller_than_the_window():

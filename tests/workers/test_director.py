@@ -217,14 +217,6 @@ def test_assignments_for_a_replaced_actor_do_not_reach_its_successor() -> None:
         assert fleet.actors["actor-0"][0]._received == fleet.tickets._leases._holders["actor-0"].sent
 
 
-def test_greedy_assignments_are_refused_because_actors_sample() -> None:
-    players, learns = (Player("main", "a"), Player("main", "b")), (False, False)
-    plain, greedy = (Assignment(3, players, learns, (0, 1), seed=0, greedy=value) for value in (False, True))
-    assert [lease.id for lease in leases_of([plain], 0, {"main": 0}, lambda player: 1)] == [3]
-    with pytest.raises(ConfigError, match="assignment 3 as a greedy game"):
-        list(leases_of([greedy], 0, {"main": 0}, lambda player: 1))
-
-
 def test_an_assignment_to_an_unknown_policy_is_refused() -> None:
     late = Assignment(50, (Player("main"), Player("mian", "a")), (True, False), (0, 1), seed=0)
     with pytest.raises(

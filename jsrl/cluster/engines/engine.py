@@ -10,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from jsrl.rate_limit import RateLimit
-
 LOOK_S = 0.3
-BACKOFF_S, MAX_BACKOFF_S = 1.0, 30.0
-STARTS, WINDOW_S = 4, 600.0  # starts of the agent of each host, and their window
+BACKOFF_S = 1.0  # before the second start in a row, and twice as long before each further one
+STARTS, WINDOW_S = 4, 600.0  # starts in a row without success, after which there is one in each window
 LIVED_S = 20.0  # as a member of the run, after which a start counts as successful
 
 
@@ -65,11 +63,8 @@ class AgentStarter:
     ) -> None:
         self._engine, self._key, self._lose, self._notify = engine, key, lose, notify
         self.given_up: dict[str, str] = {}
-        self._tired: set[str] = set()  # hosts given up since their last success, which get one start per window
-        self._starts = {host: RateLimit(STARTS, WINDOW_S) for host in engine.hosts}
-        self._due_s = dict.fromkeys(
-            engine.hosts, 0.0
-        )  # time of the next start; hosts with a running agent are not in it
+        self._starts = dict.fromkeys(engine.hosts, 0)  # in a row, without success
+        self._due_s = dict.fromkeys(engine.hosts, 0.0)  # of the next start; not of hosts with a running agent
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="host-keeper", daemon=True)
         self._thread.start()
@@ -88,32 +83,22 @@ class AgentStarter:
             return
         del self._due_s[host]
         self.given_up.pop(host, None)
-        self._starts[host].spend(time.monotonic())
         try:
             self._engine.begin(host, self._key)
         except OSError as error:
             self._end(host, str(error))
 
     def _end(self, host: str, why: str) -> None:
-        """Record that the agent of a host ended; start it again after a pause.
-
-        Unsuccessful starts are counted, and the pauses between them grow, at last to a window: a host may just be booting.
-        """
-        if self._lose(host, why) >= LIVED_S:
-            self._starts[host] = RateLimit(STARTS, WINDOW_S)
-            self._starts[host].spend(time.monotonic())
-            self._tired.discard(host)
-        used = self._starts[host].used(time.monotonic())
-        if used >= STARTS or host in self._tired:
-            self._tired.add(host)
+        """Record that the agent of a host ended; start it again after a pause: a host may just be booting."""
+        self._starts[host] = starts = 1 + (0 if self._lose(host, why) >= LIVED_S else self._starts[host])
+        if starts >= STARTS:
             self.given_up[host] = why
-            self._due_s[host] = time.monotonic() + WINDOW_S
-            after = f"is given up after {used} starts of its agent within {WINDOW_S:g} s"
-            self._notify(f"host {host} {after}: {why}; it is tried again in {WINDOW_S / 60:.2g} minutes")
-            return
-        pause_s = min(BACKOFF_S * 2.0 ** (used - 1), MAX_BACKOFF_S)
+            pause_s, then = WINDOW_S, f"it is tried again in {WINDOW_S / 60:.2g} minutes"
+            self._notify(f"host {host} is given up after {starts} starts of its agent in a row: {why}; {then}")
+        else:
+            pause_s = BACKOFF_S * 2.0 ** (starts - 1)
+            self._notify(f"the agent of host {host} ended ({why}); it is started again in {pause_s:.2g} s")
         self._due_s[host] = time.monotonic() + pause_s
-        self._notify(f"the agent of host {host} ended ({why}); it is started again in {pause_s:.2g} s")
 
     def release(self, host: str, why: str) -> None:
         """Start no more agents on a host whose agent had to end."""

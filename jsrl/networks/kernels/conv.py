@@ -38,7 +38,7 @@ class Conv(nn.Module):
     Parameters: kernel [k, k, C_in, features], bias [features].
 
     Attributes:
-      features: C_out. kernel_size: k. stride: of both axes. padding: VALID or SAME.
+      features: C_out. kernel_size: k, a multiple of the stride. stride: of both axes. padding: VALID or SAME.
       scale: the input is multiplied by this (1 / 255 for pixels).
       batch_first: the input is [N, H, W, C_in]; the output is [h, w, N, features] all the same.
       kernel_init: initialiser of the kernel.
@@ -90,6 +90,8 @@ def conv(
       [h, w, N, C_out], equal to `lax.conv_general_dilated` up to rounding (`precision`: of the factors, see `Conv`).
     """
     size = kernel.shape[0]
+    if size % stride:
+        raise ValueError(f"the {size} x {size} window of a convolution is no multiple of its stride {stride}")
     height, width = x.shape[1:3] if batch_first else x.shape[:2]
     pads = (pads_of(height, size, stride, padding), pads_of(width, size, stride, padding))
     if min(height + sum(pads[0]), width + sum(pads[1])) < size:
@@ -161,7 +163,7 @@ def native_conv(
 # -- matrix products --------------------------------------------------------------------------------------------------
 #
 # A stride-s convolution with a k x k window, k a multiple of s, is a stride-1 convolution with a k/s x k/s window over the
-# image whose s x s cells became channels. All other kernel sizes and strides read strided windows.
+# image whose s x s cells became channels.
 #
 # There are two forms; the one that moves fewer numbers is used. `columns` places all k k windows side by side and
 # multiplies once
@@ -173,31 +175,31 @@ def product_conv(
     stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array, precision: Precision = "float32"
 ) -> Array:
     """Convolve by matrix products; shapes as in `conv`."""
-    cells, step, weights = _as_cells(stride, pads, batch_first, x, kernel)
+    cells, weights = _as_cells(stride, pads, batch_first, x, kernel)
     out = _out_shape(x, kernel.shape[0], stride, pads, batch_first)
-    if not _products_first(step, weights.shape):
-        columns = _columns(cells, weights.shape[0], out, step)
+    if not _products_first(weights.shape):
+        columns = _columns(cells, weights.shape[0], out)
         return dot(columns, weights.reshape(-1, weights.shape[-1]), _LAST, precision)
     features = weights.shape[-1]
     products = dot(cells, _side_by_side(weights), _LAST, precision)
     total = None
     for n, (i, j) in enumerate(np.ndindex(*weights.shape[:2])):
-        part = _window(products, i, j, out, 1)[..., n * features : (n + 1) * features]
+        part = _window(products, i, j, out)[..., n * features : (n + 1) * features]
         total = part if total is None else total + part
     return total
 
 
 def _kernel_gradient(stride: int, pads: Pads, batch_first: bool, kernel: Array, x: Array, gradient: Array) -> Array:
-    cells, step, weights = _as_cells(stride, pads, batch_first, x, kernel)
+    cells, weights = _as_cells(stride, pads, batch_first, x, kernel)
     size, _, depth, features = weights.shape
     rows = (((0, 1, 2), (0, 1, 2)), ((), ()))
-    if _products_first(step, weights.shape):
+    if _products_first(weights.shape):
         d_weights = lax.dot_general(cells, _shifted_gradients(gradient, size), rows)
         d_weights = d_weights.reshape(depth, size, size, features).transpose(1, 2, 0, 3)
     else:
-        d_weights = lax.dot_general(_columns(cells, size, gradient.shape[:2], step), gradient, rows)
+        d_weights = lax.dot_general(_columns(cells, size, gradient.shape[:2]), gradient, rows)
         d_weights = d_weights.reshape(weights.shape)
-    return _uncell_kernel(d_weights, stride // step)
+    return _uncell_kernel(d_weights, stride)
 
 
 def _input_gradient(
@@ -211,31 +213,29 @@ def _input_gradient(
 ) -> Array:
     like = jax.ShapeDtypeStruct(shape, gradient.dtype)
     size = kernel.shape[0]
-    step = _step(size, stride)
     cells = jax.eval_shape(lambda x: _cells(stride, pads, batch_first, size, x), like)
-    weights = _cell_kernel(kernel, stride // step)
-    if _products_first(step, weights.shape):
+    weights = _cell_kernel(kernel, stride)
+    if _products_first(weights.shape):
         shifted = _shifted_gradients(gradient, weights.shape[0])
         d_cells = dot(shifted, _side_by_side(weights), _LAST_TURNED, precision)
     else:
-        d_cells = _scatter(weights, gradient, cells.shape[:2], step, precision)
+        d_cells = _scatter(weights, gradient, cells.shape[:2], precision)
     return jax.linear_transpose(lambda x: _cells(stride, pads, batch_first, size, x), like)(d_cells)[0]
 
 
-def _as_cells(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> tuple[Array, int, Array]:
-    """Return (cells in the kernel's dtype, the stride left to do, weights [k', k', C', O])."""
-    step = _step(kernel.shape[0], stride)
+def _as_cells(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> tuple[Array, Array]:
+    """Return (cells in the kernel's dtype, weights [k', k', C', O])."""
     cells = _cells(stride, pads, batch_first, kernel.shape[0], x).astype(kernel.dtype)
-    return cells, step, _cell_kernel(kernel, stride // step)
+    return cells, _cell_kernel(kernel, stride)
 
 
-def _products_first(step: int, weights: tuple[int, ...]) -> bool:
-    return step == 1 and weights[3] < weights[2]
+def _products_first(weights: tuple[int, ...]) -> bool:
+    return weights[3] < weights[2]
 
 
-def _columns(cells: Array, size: int, out: Sequence[int], step: int) -> Array:
+def _columns(cells: Array, size: int, out: Sequence[int]) -> Array:
     """Return all windows side by side: [h, w, N, k k C]."""
-    return jnp.concatenate([_window(cells, i, j, out, step) for i, j in np.ndindex(size, size)], axis=-1)
+    return jnp.concatenate([_window(cells, i, j, out) for i, j in np.ndindex(size, size)], axis=-1)
 
 
 def _side_by_side(weights: Array) -> Array:
@@ -250,28 +250,20 @@ def _shifted_gradients(gradient: Array, size: int) -> Array:
     return jnp.concatenate(shifted, axis=-1)
 
 
-def _scatter(weights: Array, gradient: Array, shape: tuple[int, ...], step: int, precision: Precision) -> Array:
+def _scatter(weights: Array, gradient: Array, shape: tuple[int, ...], precision: Precision) -> Array:
     """Return sum over shifts of gradient x weights[i, j], each at the position the shift read: [*shape, N, C_in]."""
     size, _, depth, features = weights.shape
     columns = dot(gradient, weights.reshape(-1, features), _LAST_TURNED, precision)
     total: Array | float = 0.0
     for n, (i, j) in enumerate(np.ndindex(size, size)):
-        ends = [
-            (at, length - at - (count - 1) * step - 1, step - 1)
-            for at, length, count in zip((i, j), shape, gradient.shape, strict=False)
-        ]
+        ends = [(at, length - at - count, 0) for at, length, count in zip((i, j), shape, gradient.shape, strict=False)]
         part = columns[..., n * depth : (n + 1) * depth]
         total = total + lax.pad(part, jnp.zeros((), part.dtype), (*ends, (0, 0, 0), (0, 0, 0)))
     return total
 
 
-def _window(cells: Array, i: int, j: int, out: Sequence[int], step: int) -> Array:
-    return cells[i : i + (out[0] - 1) * step + 1 : step, j : j + (out[1] - 1) * step + 1 : step]
-
-
-def _step(size: int, stride: int) -> int:
-    """Return the stride that remains after space-to-depth: 1 if that is possible, else all of it."""
-    return 1 if size % stride == 0 else stride
+def _window(cells: Array, i: int, j: int, out: Sequence[int]) -> Array:
+    return cells[i : i + out[0], j : j + out[1]]
 
 
 def _out_shape(x: Array, size: int, stride: int, pads: Pads, batch_first: bool) -> tuple[int, int]:
@@ -280,7 +272,7 @@ def _out_shape(x: Array, size: int, stride: int, pads: Pads, batch_first: bool) 
 
 
 def _cells(stride: int, pads: Pads, batch_first: bool, size: int, x: Array) -> Array:
-    """Return the padded image as [H', W', N, C']: space-to-depth by the stride where that is possible."""
+    """Return the padded image as [H', W', N, C']: space-to-depth by the stride."""
     out = _out_shape(x, size, stride, pads, batch_first)
     axes = (1, 2) if batch_first else (0, 1)
     used = [(n - 1) * stride + size for n in out]
@@ -289,7 +281,7 @@ def _cells(stride: int, pads: Pads, batch_first: bool, size: int, x: Array) -> A
         edges[axis] = (low, length - low - x.shape[axis], 0)
     if any(edge != (0, 0, 0) for edge in edges):
         x = lax.pad(x, jnp.zeros((), x.dtype), edges)
-    if _step(size, stride) == stride:
+    if stride == 1:
         return jnp.transpose(x, (1, 2, 0, 3)) if batch_first else x
     rows, columns = used[0] // stride, used[1] // stride
     known = all(isinstance(size, int) for size in x.shape)  # in exported policies the number of images is symbolic

@@ -11,70 +11,59 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jsrl.networks.kernels.conv import Padding, Pads, pads_of
+from jsrl.networks.kernels.conv import pads_of
 from jsrl.types import Array
 
+SIZE, STRIDE = 3, 2  # of the windows; edges are padded (SAME)
 
-def max_pool(x: Array, *, size: int = 3, stride: int = 2, padding: Padding = "SAME") -> Array:
-    """Return the maxima over size x size windows of x [H, W, N, C]: [h, w, N, C].
+
+@jax.custom_vjp
+def max_pool(x: Array) -> Array:
+    """Return the maxima over 3 x 3 windows, two pixels apart, of x [H, W, N, C]: [h, w, N, C].
 
     The gradient goes to the first maximum of a window (row by row), as with `lax.reduce_window`.
     """
-    pads = (pads_of(x.shape[0], size, stride, padding), pads_of(x.shape[1], size, stride, padding))
-    return _max_pool(size, stride, pads, x)
+    return lax.platform_dependent(x, cpu=lambda x: _pool_axis(0, _pool_axis(1, x)), default=_native)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _max_pool(size: int, stride: int, pads: Pads, x: Array) -> Array:
-    return lax.platform_dependent(
-        x,
-        cpu=lambda x: _pool_axis(size, stride, pads[0], 0, _pool_axis(size, stride, pads[1], 1, x)),
-        default=partial(native_max_pool, size, stride, pads),
-    )
+def _forward(x: Array) -> tuple[Array, Array]:
+    return max_pool(x), x
 
 
-def _max_pool_fwd(size: int, stride: int, pads: Pads, x: Array):
-    return _max_pool(size, stride, pads, x), x
-
-
-def _max_pool_bwd(size: int, stride: int, pads: Pads, x: Array, gradient: Array):
+def _backward(x: Array, gradient: Array) -> tuple[Array]:
     def on_cpu(x: Array, gradient: Array) -> Array:
-        across = _pool_axis(size, stride, pads[1], 1, x)
-        d_across = _pool_axis_gradient(size, stride, pads[0], 0, across, gradient)
-        return _pool_axis_gradient(size, stride, pads[1], 1, x, d_across)
+        return _pool_axis_gradient(1, x, _pool_axis_gradient(0, _pool_axis(1, x), gradient))
 
     def elsewhere(x: Array, gradient: Array) -> Array:
-        return jax.vjp(partial(native_max_pool, size, stride, pads), x)[1](gradient)[0]
+        return jax.vjp(_native, x)[1](gradient)[0]
 
     return (lax.platform_dependent(x, gradient, cpu=on_cpu, default=elsewhere),)
 
 
-_max_pool.defvjp(_max_pool_fwd, _max_pool_bwd)
+max_pool.defvjp(_forward, _backward)
 
 
-def native_max_pool(size: int, stride: int, pads: Pads, x: Array) -> Array:
-    """Pool with `lax.reduce_window`; shapes as in `max_pool`."""
-    window, strides = (size, size, 1, 1), (stride, stride, 1, 1)
-    return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, (*pads, (0, 0), (0, 0)))
+def _native(x: Array) -> Array:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (SIZE, SIZE, 1, 1), (STRIDE, STRIDE, 1, 1), "SAME")
 
 
-def _slices(size: int, stride: int, pad: tuple[int, int], axis: int, x: Array) -> list[Array]:
+def _slices(axis: int, x: Array) -> list[Array]:
     edges = [(0, 0, 0)] * x.ndim
-    edges[axis] = (*pad, 0)
+    edges[axis] = (*pads_of(x.shape[axis], SIZE, STRIDE, "SAME"), 0)
     padded = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), edges)
-    count = (padded.shape[axis] - size) // stride + 1
-    return [lax.slice_in_dim(padded, i, i + (count - 1) * stride + 1, stride, axis) for i in range(size)]
+    count = (padded.shape[axis] - SIZE) // STRIDE + 1
+    return [lax.slice_in_dim(padded, i, i + (count - 1) * STRIDE + 1, STRIDE, axis) for i in range(SIZE)]
 
 
-def _pool_axis(size: int, stride: int, pad: tuple[int, int], axis: int, x: Array) -> Array:
-    first, *others = _slices(size, stride, pad, axis, x)
+def _pool_axis(axis: int, x: Array) -> Array:
+    first, *others = _slices(axis, x)
     for other in others:
         first = jnp.maximum(first, other)
     return first
 
 
-def _pool_axis_gradient(size: int, stride: int, pad: tuple[int, int], axis: int, x: Array, gradient: Array) -> Array:
-    slices, transpose = jax.vjp(partial(_slices, size, stride, pad, axis), x)
+def _pool_axis_gradient(axis: int, x: Array, gradient: Array) -> Array:
+    slices, transpose = jax.vjp(partial(_slices, axis), x)
     maximum = slices[0]
     for other in slices[1:]:
         maximum = jnp.maximum(maximum, other)

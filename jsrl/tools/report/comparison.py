@@ -93,7 +93,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> Difference:
 
 LEARNED = (
     "agent.", "env.", "replay.", "num-envs", "rollout-length", "batch-envs", "max-policy-lag", "learner.reuse",
-    "learner.order", "recording", "director.", "seats", "evaluator.env", "evaluator.against",
+    "recording", "director.", "seats", "evaluator.env", "evaluator.against",
 )  # fmt: skip
 """Prefixes of options that change what is learned or what a score means, and not only where or for how long; the same hold
 for each policy."""

@@ -27,6 +27,8 @@ TITLES = {  # metrics whose names are abbreviations
     "loss_value": "value loss",
 }
 STEPS, SECONDS = "env steps", "seconds"
+# index of a curve's colour, as in the bars of the table: see page.STYLE
+COLOURS = {"infer": 0, "transport": 1, "simulate": 2, "publish": 3, "train": 4, "wait": 5, "other": 6}
 
 
 def learning(report: RunReport) -> list[str]:
@@ -147,7 +149,7 @@ def shares_of_time(report: RunReport) -> str:
             if a.name in columns:
                 phases[a.phase] = phases[a.phase] + np.nan_to_num(columns[a.name][lines])
         wall_s = report.columns["wall_s"][lines]
-        series = [Series(phase, wall_s, shares) for phase, shares in phases.items() if shares.any()]
+        series = [Series(name, wall_s, y, index=COLOURS[name]) for name, y in phases.items() if y.any()]
         drawn.append(chart(f"Shares of time: {worker.name}", SECONDS, series, from_zero=True, size=SMALL))
     charts = "".join(drawn)
     return f'<h3>As the run went on</h3><div class="grid3">{charts}</div>' if charts else ""

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import ConfigError, counted
-from jsrl.services.runs.curves import policies_in
 from jsrl.services.runs.files import write_atomic
 from jsrl.services.runs.runs import Run
 from jsrl.services.runs.state import read_result
 from jsrl.tools.report.comparison import grouped
-from jsrl.tools.report.run_report import flat_options, of_policy
+from jsrl.tools.report.run_report import flat_options
 
 METRICS = {"return_mean": "return", "length_mean": "episode_length", "win_rate": "win_rate"}  # ours -> theirs
 FAMILIES = {"ALE": "atari"}
@@ -46,7 +45,12 @@ def marl_eval(runs: Sequence[Run]) -> dict[str, Any]:
     for run in runs:
         environment, task = _task_of(run)
         tasks[environment, task].append(run)
-        fewest[environment] = min(len(_evaluations(run)), fewest.get(environment, len(_evaluations(run))))
+        count = run.scores.env_steps.size
+        if not count:
+            raise ConfigError(
+                f"{run.name} has no evaluations, so that there is nothing to export; set evaluator.enabled."
+            )
+        fewest[environment] = min(count, fewest.get(environment, count))
     tree: dict[str, Any] = {}
     for (environment, task), own in tasks.items():
         of_task = tree.setdefault(environment, {}).setdefault(task, {})
@@ -71,21 +75,15 @@ def _task_of(run: Run) -> tuple[str, str]:
     return family, task if kwargs in (None, "{}", "") else f"{task} {kwargs}"
 
 
-def _evaluations(run: Run) -> list[int]:
-    """Return the lines of a run's metrics that hold an evaluation of the first policy."""
-    column = run.metrics.get("evaluator/return_mean", np.zeros(0))
-    lines = np.flatnonzero(np.isfinite(column)).tolist()
-    if not lines:
-        raise ConfigError(f"{run.name} has no evaluations, so that there is nothing to export; set evaluator.enabled.")
-    return lines
-
-
 def _run(run: Run, count: int) -> dict[str, Any]:
-    lines, result = _evaluations(run), read_result(run.folder.path)
-    steps: dict[str, Any] = {}
-    for number, place in enumerate(np.linspace(0, len(lines) - 1, count).round().astype(int), 1):
-        line = lines[place]
-        steps[f"step_{number}"] = {"step_count": int(run.metrics["env_steps"][line]), **_values(run, line)}
+    scores, result = run.scores, read_result(run.folder.path)
+    steps: dict[str, Any] = {f"step_{number}": {} for number in range(1, count + 1)}
+    for policy, own in {"": scores, **scores.others}.items():
+        chosen = np.linspace(0, own.env_steps.size - 1, count).round().astype(int) if own.env_steps.size else ()
+        for step, place in zip(steps.values(), chosen, strict=False):
+            step.setdefault("step_count", int(own.env_steps[place]))
+            values = {_named(policy, theirs): float(getattr(own, name)[place]) for name, theirs in METRICS.items()}
+            step |= {name: [value] for name, value in values.items() if np.isfinite(value)}
     final = {"": result.get("final") or {}}
     final |= {name: own.get("final") or {} for name, own in (result.get("others") or {}).items()}
     absolute = {
@@ -101,20 +99,6 @@ def _run(run: Run, count: int) -> dict[str, Any]:
             "end with evaluator.final_episodes above 0."
         )
     return steps | {"absolute_metrics": {name: absolute[name] for name in kept}}
-
-
-def _values(run: Run, line: int) -> dict[str, list[float]]:
-    """Return the metrics of all policies at a line: its evaluation's, for other policies the newest before it."""
-    found = {}
-    for policy in policies_in(run.metrics):
-        own = of_policy(run.metrics, policy)
-        for name, theirs in METRICS.items():
-            column = own.get(f"evaluator/{name}", np.zeros(0))
-            known = np.flatnonzero(np.isfinite(column))
-            if known.size:
-                newest = known[known <= line]
-                found[_named(policy, theirs)] = [float(column[newest[-1] if newest.size else known[0]])]
-    return found
 
 
 def _named(policy: str, metric: str) -> str:

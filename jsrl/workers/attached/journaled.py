@@ -35,7 +35,7 @@ def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | N
     if e.has_replay_workers:
         return "its replay workers draw ahead of the learner (--replay.kind device does not)"
     if e.order != "by_group":
-        return "its batches are not one trajectory of every group (learner.order by_group)"
+        return "its batches are not one trajectory of every group (--batch-envs)"
     if e.buffer is not None and not e.buffer.save:
         return "its snapshots leave out the rows of the replay (--replay.save keeps them)"
     if has_core:

@@ -151,10 +151,6 @@ def leases_of(
       numbers: policy -> its number. version_of: player -> version of its params.
     """
     for one in assignments:
-        if one.greedy:
-            raise ConfigError(
-                f"the director requests assignment {one.id} as a greedy game, but actors sample; evaluate the players instead."
-            )
         players = [(0, 0)] * len(one.sides)
         learns = [False] * len(one.sides)
         for player, trains, side in zip(one.players, one.learns, one.sides, strict=True):

@@ -87,6 +87,18 @@ def test_win_rates_and_extra_policies_are_separate_metrics(tmp_path, capsys):
     )
 
 
+def test_evaluations_after_the_snapshot_of_a_resume_are_left_out(tmp_path):
+    run = make_run(tmp_path, "mappo", 1, 4)
+    again = [
+        {"env_steps": steps, "evaluator/return_mean": 1.0} for steps in (290, 390)
+    ]  # it continued at 200 env steps
+    with run.folder.metrics_path.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in again)
+    (task,) = marl_eval([Run(run.folder)])["particle"].values()
+    steps = [step["step_count"] for name, step in task["mappo"]["seed_1"].items() if name != "absolute_metrics"]
+    assert steps == [100, 200, 290, 390]
+
+
 def test_runs_without_scores_are_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="has no evaluations"):
         marl_eval([make_run(tmp_path, "mappo", 1, 0)])
