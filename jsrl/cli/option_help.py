@@ -27,8 +27,8 @@ COMMON = (
               "replay.capacity", "replay.batch-size", "replay.updates-per-env-step")),
     (
         "algorithm",
-        ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.minibatch-size", "agent.entropy-coef",
-         "agent.network.torso", "agent.network.hidden", "agent.network.core"),
+        ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.minibatch-size",
+         "agent.entropy-coef", "agent.network.torso", "agent.network.hidden", "agent.network.core"),
     ),
     ("where", ("placement", "num-actors", "num-inference-servers", "transport", "learner.num-devices", "deterministic",
                "restart", "tune")),
@@ -165,7 +165,7 @@ def execute(
 
 
 def asked_of(args: list[str], options: Any) -> tuple[str, CommandLine]:
-    """Return the name of the experiment in a command line, and the rest parsed as `jsrl run` does; `options`: the command's own."""
+    """Return the name of the experiment in a command line, and the rest as parsed by `jsrl run`. options: its own."""
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
