@@ -21,7 +21,6 @@ from jsrl.cluster import children
 from jsrl.cluster import launcher as host_launcher
 from jsrl.cluster.archive import archive
 from jsrl.cluster.facts import HostFacts, own_facts
-from jsrl.cluster.handle import HostHandle
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.launcher import JoinedHosts, moved, with_start
 from jsrl.cluster.members import GiveKeys, Message, Received, Send, Tell
@@ -33,6 +32,7 @@ from jsrl.cluster.messages import (
     Exited,
     Keys,
 )
+from jsrl.cluster.port import HostHandle
 from jsrl.control.processes.launcher import Local
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
