@@ -198,7 +198,7 @@ def test_mentioned_options_of_other_commands_exist() -> None:
             for word in given:
                 taken = not word.startswith("--") or word in help_of(command)
                 of_env = command == "evaluate" and word.startswith("--env.")
-                if not taken and (of_env or command in ("dev bench", "dev chaos", "search", "tune")):
+                if not taken and (of_env or command in ("dev chaos", "search", "tune")):
                     command_line.find_option(command_line.positive(word[2:], known_options()), known_options())
                 else:
                     assert taken, f"{page.name}: jsrl {command} has no {word}"
