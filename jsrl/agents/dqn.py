@@ -66,7 +66,7 @@ class DQNConfig:
         "it.")
     target_period: PositiveInt = option(1000, "updates between steps of the target network.")
     target_env_steps: PositiveInt | None = option(None, "env steps between steps of the target network, in place of "
-        "target_period, which an Experiment fills in.")
+        "target_period, which an Experiment fills in.", instead_of="target_period")
     double: bool = option(True, "double Q-learning: the online network chooses the action that the target network "
         "values.")
     dueling: bool = option(True, "separate streams for state value and advantages.")
