@@ -119,7 +119,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
         asked = cli.parse(args, default)
     options: RunOptions = asked.run
     if settings and options.display != "quiet":
-        print(settings)
+        print(settings, file=sys.stderr)  # the standard output is a script with --print
     check_needs(asked)
     if options.detach:
         from jsrl.cli.background import detach
@@ -146,7 +146,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
 def default_of(name: str | None, args: Sequence[str], stored: Experiment | None) -> tuple[Experiment, str]:
     """Return the experiment that a command line changes, and a line about its settings; `stored`: of a run to resume."""
     default = stored or load(name or "ppo")
-    if name is None or not any(arg.startswith("--env") for arg in args):
+    if name is None:
         return default, ""
     from jsrl.cli.tuned import with_settings
 
