@@ -406,6 +406,25 @@ def test_documented_algorithm_changes_pass_check_agent(place: int, spec: EnvSpec
 
 
 @pytest.mark.slow
+def test_the_documented_loss_runs_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = [block for block in blocks(ALGORITHM, "python") if "class CalmPPOConfig" in block]
+    (tmp_path / "calm_ppo.py").write_text(source)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "calm.py").write_text(
+        '"""Calm."""\nfrom calm_ppo import CalmPPOConfig\nfrom jsrl import EnvConfig, Experiment\n\n\ndef config():\n'
+        '    return Experiment(name="calm", env=EnvConfig("CartPole-v1"), agent=CalmPPOConfig(), num_envs=4)\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = "--agent.calm-coef 1e-2 --placement serial --rollout-length 16 --total-env-steps 128 --display quiet"
+    jsrl_command(["run", "calm", "--agent.network.hidden", "8", "--no-evaluator.enabled", *options.split()])
+    (folder,) = (tmp_path / "runs" / "calm").iterdir()
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert any("learner/squared_logits" in str(line) for line in metrics)
+    sys.modules.pop("calm_ppo", None)
+
+
+@pytest.mark.slow
 def test_documented_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All code that docs/dataflow.md puts into my_workers.py, together in one graph."""
     (tmp_path / "my_workers.py").write_text("\n".join(blocks(ROOT / "docs" / "dataflow.md", "python")[:4]))

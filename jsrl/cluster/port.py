@@ -113,6 +113,10 @@ class HostPort:
         control.forward = lambda *command: self.tell(machine.Forward(*command))
         self._registry = FileNames(registry)
 
+    def send_file(self, host: JoinedHost, name: str) -> None:
+        """Send a host a file of the run folder."""
+        self._run_in_thread(lambda: None if host.lost else self._files_for(host).add([name]))
+
     def send_names(self) -> None:
         """Send the hosts the changes of names and host keys at once."""
         self._run_in_thread(self._share_names)
