@@ -18,10 +18,14 @@ from jsrl.agents.devices import psum as psum
 from jsrl.agents.distributions import Distribution as Distribution
 from jsrl.agents.distributions import distribution as distribution
 from jsrl.agents.distributions import squashed_gaussian as squashed_gaussian
+from jsrl.agents.dqn import dqn as dqn
+from jsrl.agents.dqn import dqn_loss as dqn_loss
 from jsrl.agents.off_policy import Transition as Transition
 from jsrl.agents.off_policy import action_box as action_box
 from jsrl.agents.off_policy import every as every
 from jsrl.agents.off_policy import transition as transition
+from jsrl.agents.ppo import ppo as ppo
+from jsrl.agents.ppo import ppo_loss as ppo_loss
 from jsrl.agents.returns import Returns as Returns
 from jsrl.agents.returns import Rows as Rows
 from jsrl.agents.returns import gae as gae
@@ -33,6 +37,9 @@ from jsrl.agents.rows import row_margin as row_margin
 from jsrl.agents.rows import row_masks as row_masks
 from jsrl.agents.rows import row_scores as row_scores
 from jsrl.agents.rows import train_only as train_only
+from jsrl.agents.sac import sac as sac
+from jsrl.agents.sac import sac_critic_loss as sac_critic_loss
+from jsrl.agents.sac import sac_policy_loss as sac_policy_loss
 from jsrl.control.hooks import STOP as STOP
 from jsrl.control.hooks import LiveRun as LiveRun
 from jsrl.control.hooks import SavedSnapshot as SavedSnapshot

@@ -74,6 +74,7 @@ def option(
     factory: Any = dataclasses.MISSING,
     in_python: bool = False,
     needs: tuple[str, ...] = (),
+    instead_of: str = "",
     has_options: bool = False,
     decided: str = "",
 ) -> Any:
@@ -83,10 +84,12 @@ def option(
       default: its default. help: about it, one or more sentences. factory: makes the default.
       in_python: few change it: a config in Python sets it, the command line has no option for it.
       needs: it has an effect only with one of these options, such as `--hosts`.
+      instead_of: the field that has no effect unless this one is None.
       has_options: only Python gives its value, a config or a dict of configs; the fields of these are options.
       decided: the property that has its value with `auto` decided.
     """
     metadata = {"help": help, "in_python": in_python, "needs": needs, "has_options": has_options, "decided": decided}
+    metadata["instead_of"] = instead_of
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
@@ -327,6 +330,7 @@ class Option:
 
     Attributes:
       needs: it has an effect only with one of these options, such as `--hosts`.
+      instead_of: the option that has no effect unless this one is None.
     """
 
     name: str
@@ -335,6 +339,7 @@ class Option:
     text: str
     offered: bool = True
     needs: tuple[str, ...] = ()
+    instead_of: str = ""
 
 
 def offered_options(*values: Any) -> dict[str, Option]:
@@ -364,7 +369,8 @@ def options_of(value: Any, prefix: str = "", offered: bool = True, needs: tuple[
             for key, config in default.items():
                 options |= options_of(config, f"{name}.{key.replace('_', '-')}.", here)
         else:
-            options[name] = Option(name, kind, default, text, here and not has_options, needed)
+            other = f"{prefix}{other.replace('_', '-')}" if (other := field.metadata.get("instead_of")) else ""
+            options[name] = Option(name, kind, default, text, here and not has_options, needed, other)
     return options
 
 

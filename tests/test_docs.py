@@ -30,6 +30,7 @@ from jsrl.cli.command_line import check_needs, take_name
 from jsrl.cli.experiments import load
 from jsrl.cli.main import COMMANDS, DEV
 from jsrl.cli.main import main as jsrl_command
+from jsrl.cli.tuned import with_settings
 from jsrl.control.run import run
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
@@ -197,7 +198,7 @@ def test_mentioned_options_of_other_commands_exist() -> None:
             for word in given:
                 taken = not word.startswith("--") or word in help_of(command)
                 of_env = command == "evaluate" and word.startswith("--env.")
-                if not taken and (of_env or command in ("dev bench", "dev chaos", "search", "tune")):
+                if not taken and (of_env or command in ("dev chaos", "search", "tune")):
                     command_line.find_option(command_line.positive(word[2:], known_options()), known_options())
                 else:
                     assert taken, f"{page.name}: jsrl {command} has no {word}"
@@ -263,8 +264,13 @@ def test_python_on_an_algorithms_page_equals_the_command_beside_it(name: str, mo
     ran: list[Experiment] = []
     monkeypatch.setattr(jsrl, "run", ran.append)
     exec(blocks(page, "python")[0], {"__name__": "__main__"})
-    (ours,), theirs = ran, command_line.parse(command[3:], load(command[2])).experiment
-    assert ours == dataclasses.replace(theirs, name=ours.name, evaluator=ours.evaluator)
+    (ours,), theirs = ran, by_command(command[2], command[3:])
+    assert ours == dataclasses.replace(theirs, name=ours.name)
+
+
+def by_command(name: str, words: list[str]) -> Experiment:
+    """Return the experiment of `jsrl run NAME ...`."""
+    return command_line.parse(words, with_settings(name, words, load(name))[0]).experiment
 
 
 def test_algorithm_pages_name_every_config() -> None:
@@ -397,6 +403,25 @@ def test_documented_algorithm_changes_pass_check_agent(place: int, spec: EnvSpec
     report = check_agent(agent, spec, num_rows=4, num_envs=4)
     skipped = {line.partition(":")[0] for line in report.skipped}
     assert ("act_resets_core" in skipped, "act_obeys_mask" in skipped) == (place != 0, place != 1)
+
+
+@pytest.mark.slow
+def test_the_documented_loss_runs_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = [block for block in blocks(ALGORITHM, "python") if "class CalmPPOConfig" in block]
+    (tmp_path / "calm_ppo.py").write_text(source)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "calm.py").write_text(
+        '"""Calm."""\nfrom calm_ppo import CalmPPOConfig\nfrom jsrl import EnvConfig, Experiment\n\n\ndef config():\n'
+        '    return Experiment(name="calm", env=EnvConfig("CartPole-v1"), agent=CalmPPOConfig(), num_envs=4)\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = "--agent.calm-coef 1e-2 --placement serial --rollout-length 16 --total-env-steps 128 --display quiet"
+    jsrl_command(["run", "calm", "--agent.network.hidden", "8", "--no-evaluator.enabled", *options.split()])
+    (folder,) = (tmp_path / "runs" / "calm").iterdir()
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert any("learner/squared_logits" in str(line) for line in metrics)
+    sys.modules.pop("calm_ppo", None)
 
 
 @pytest.mark.slow

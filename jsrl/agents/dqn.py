@@ -12,6 +12,7 @@ of each episode and kept in a core for acting alone, because `act` does not know
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -66,7 +67,7 @@ class DQNConfig:
         "it.")
     target_period: PositiveInt = option(1000, "updates between steps of the target network.")
     target_env_steps: PositiveInt | None = option(None, "env steps between steps of the target network, in place of "
-        "target_period, which an Experiment fills in.")
+        "target_period, which an Experiment fills in.", instead_of="target_period")
     double: bool = option(True, "double Q-learning: the online network chooses the action that the target network "
         "values.")
     dueling: bool = option(True, "separate streams for state value and advantages.")
@@ -108,7 +109,11 @@ class Core(NamedTuple):
     epsilon: Array
 
 
-def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
+Loss = Callable[[Components, Tree, Tree, Transition, Mean], tuple[Array, tuple[dict[str, Array], Array]]]  # as dqn_loss
+
+
+def dqn(config: DQNConfig, spec: EnvSpec, *, loss: Loss | None = None) -> Agent:
+    """`loss` replaces `dqn_loss`."""
     agent_spec = ac.one_agent(spec)
     options: Any = {"dueling": config.dueling, "num_atoms": config.num_atoms}
     network = value_network(config.network, agent_spec, **options)
@@ -129,7 +134,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         batch, moments = off.prepare(state.params.moments, trajectory, **options)
 
         def of_network(weights: Tree, columns: Transition, mean: Mean) -> Any:
-            return loss(parts, weights, target, columns, mean)
+            return (loss or dqn_loss)(parts, weights, target, columns, mean)
 
         # 1. The gradient of the loss, with targets from the target network.
         gradients, metrics, error = off.gradient(of_network, weights, batch, batch.mask, axis_name)
@@ -221,7 +226,7 @@ def mean_values(parts: Components, outputs: Array) -> Array:
     return jnp.sum(jax.nn.softmax(outputs) * parts.support, axis=-1)
 
 
-def loss(
+def dqn_loss(
     parts: Components, weights: Tree, target: Tree, batch: Transition, mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return the loss, and (metrics, error [B]).

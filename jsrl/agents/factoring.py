@@ -180,7 +180,7 @@ def factored_r2d2(config: Any, spec: EnvSpec, make_mixing: MakeMixing) -> Agent:
 def dqn_loss(
     parts: dqn.Components, mixing: Mixing, weights: Factored, target: Factored, batch: Transition, mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-    """Return DQN's loss of Q_tot: see jsrl.agents.dqn.loss. batch: from a team's rows."""
+    """Return DQN's loss of Q_tot: see jsrl.agents.dqn.dqn_loss. batch: from a team's rows."""
     here, there = batch.observation, batch.next_observation
     reads = here["seats"], batch.action, there["seats"], there["acts"]
     taken, following = dqn.outputs_of(parts, weights.network, target.network, *reads)

@@ -253,7 +253,7 @@ def outputs_of(parts: ppo.Components, policy: Tree, batch: ppo.Batch) -> Any:
 
 
 def policy_only(parts: ppo.Components, policy: Tree, batch: ppo.Batch, mean: Means) -> tuple[Array, dict[str, Array]]:
-    """Return PPO's loss of one seat's policy; see jsrl.agents.ppo.loss."""
+    """Return PPO's loss of one seat's policy; see jsrl.agents.ppo.ppo_loss."""
     outputs = outputs_of(parts, policy, batch)
     metrics = ppo.policy_terms(parts, outputs, batch, mean.policy)
     total = metrics["loss_policy"] - parts.config.entropy_coef * metrics["entropy"]
@@ -261,7 +261,7 @@ def policy_only(parts: ppo.Components, policy: Tree, batch: ppo.Batch, mean: Mea
 
 
 def value_only(parts: ppo.Components, weights: Tree, batch: ppo.Batch, mean: Means) -> tuple[Array, dict[str, Array]]:
-    """Return PPO's loss of the value function; see jsrl.agents.ppo.loss."""
+    """Return PPO's loss of the value function; see jsrl.agents.ppo.ppo_loss."""
     value = parts.network.value(weights, batch.observation, jnp.zeros(()))
     error = ppo.value_term(parts, value, batch, mean.value)
     return parts.config.value_coef * error, {"loss_value": error}

@@ -87,7 +87,8 @@ class PPOConfig:
     num_minibatches: PositiveInt = option(4, "gradient steps per pass. Feed-forward networks shuffle rows; recurrent "
         "ones keep sequences together and shuffle environments.")
     minibatch_size: PositiveInt | None = option(None, "rows of a gradient step, over all devices, in place of "
-        "num_minibatches: as many steps as divide the batch and leave so many rows in each.")
+        "num_minibatches. If it does not divide the batch, minibatches are the next larger ones that do.",
+        instead_of="num_minibatches")
     chunk_length: PositiveInt | None = option(None, "rows of the sequences that recurrent networks learn from; "
         "minibatches shuffle these chunks. Gradients end at the edges; each chunk begins with the state that the core "
         "has there before the first gradient step. It divides the rows of a trajectory. None: whole trajectories.")
@@ -162,8 +163,11 @@ class Batch(NamedTuple):
     core: Tree
 
 
-def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) -> Agent:
-    """`network` replaces the config's; it is for the same spec."""
+Loss = Callable[[Components, Any, Batch, Means], tuple[Array, dict[str, Array]]]  # as ppo_loss
+
+
+def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None, *, loss: Loss | None = None) -> Agent:
+    """`network` replaces the config's and is for the same spec; `loss` replaces `ppo_loss`."""
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
     optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
@@ -192,7 +196,7 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
         # 3. Gradient steps over epochs and minibatches.
         rate = ac.learning_rate(config, state.updates)
         columns = chunked(_without_last_row(batch), config.chunk_length) if recurrent else flat(batch)
-        options = {"key": key, "learning_rate": rate, "axis_name": axis_name}
+        options: Any = {"key": key, "learning_rate": rate, "axis_name": axis_name, "of": loss or ppo_loss}
         weights, opt_state, metrics = optimize(at(parts, state.updates), weights, state.opt_state, columns, **options)
         # 4. The rows enter the observation moments, once.
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
@@ -324,7 +328,7 @@ def rescale_values(
     return weights._replace(value=head), new, batch._replace(target=target, old_value=old_value)
 
 
-def loss(parts: Components, weights: Weights, batch: Batch, mean: Means) -> tuple[Array, dict[str, Array]]:
+def ppo_loss(parts: Components, weights: Weights, batch: Batch, mean: Means) -> tuple[Array, dict[str, Array]]:
     """Return PPO's loss and metrics; `mean`: over the rows of the policy and over those of the value function."""
     config, network = parts.config, parts.network
     outputs, features, _ = network.policy(weights.policy, batch.observation, batch.is_first, batch.core)
@@ -371,7 +375,7 @@ def optimize(
     key: Array,
     learning_rate: Array,
     axis_name: str | None,
-    of: Callable[[Components, Any, Batch, Means], tuple[Array, dict[str, Array]]] = loss,
+    of: Loss = ppo_loss,
 ) -> tuple[Any, Tree, dict[str, Array]]:
     """Return weights and optimizer state after all epochs, and metrics averaged over the gradient steps evaluated.
 

@@ -85,6 +85,7 @@ class Components(NamedTuple):
     evaluate: (policy weights, critic weights, observation, noise, acting=None) -> (smallest value [B], log-probability [B])
       of the policy's own action: sampled, or for discrete actions the expectation over all actions. The value is that of
       the stored action 0 where `acting` [B] is 0; None: the policy acts everywhere.
+    critic_loss, policy_loss: in place of sac_critic_loss and sac_policy_loss.
     """
 
     config: SACConfig
@@ -94,6 +95,8 @@ class Components(NamedTuple):
     evaluate: Callable[..., tuple[Array, Array]]
     target_entropy: float
     optimizer: optax.GradientTransformation
+    critic_loss: Callable[..., Any] | None = None
+    policy_loss: Callable[..., Any] | None = None
 
 
 class Critics(NamedTuple):
@@ -128,10 +131,18 @@ class Choose(Protocol):
         ...
 
 
-def sac(config: SACConfig, spec: EnvSpec) -> Agent:
+def sac(
+    config: SACConfig,
+    spec: EnvSpec,
+    *,
+    critic_loss: Callable[..., Any] | None = None,
+    policy_loss: Callable[..., Any] | None = None,
+) -> Agent:
+    """The losses replace `sac_critic_loss` and `sac_policy_loss`."""
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
     parts, choose = (discrete_parts if isinstance(spec.action, Discrete) else continuous_parts)(config, agent_spec)
+    parts = parts._replace(critic_loss=critic_loss, policy_loss=policy_loss)
     optimizer = parts.optimizer
 
     def init(key: Array) -> AgentState:
@@ -164,8 +175,7 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
         state = move_targets(parts, state)
         updates = state.updates + 1
         params = ActParams(state.params.weights._replace(updates=updates), moments)
-        extra = state.extra._replace(reported=reported)
-        state = state._replace(params=params, extra=extra, updates=updates)
+        state = state._replace(params=params, extra=with_reported(state.extra, reported), updates=updates)
         priorities = off.priorities(error, batch.mask, spec.num_agents)
         return state, UpdateOutput({**metrics, **reported}, priorities)
 
@@ -183,7 +193,7 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
 # -- learning ---------------------------------------------------------------------------------------------------------
 
 
-def critic_loss(
+def sac_critic_loss(
     parts: Components, critics: Tree, fixed: tuple[Tree, Tree, Array], columns: tuple[Transition, Array], mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return the critics' loss, and (metrics, error [B]).
@@ -207,7 +217,7 @@ def critic_loss(
     return loss, ({"loss_value": loss, "value_mean": mean(jnp.mean(value, axis=0))}, jnp.mean(jnp.abs(error), axis=0))
 
 
-def policy_loss(
+def sac_policy_loss(
     parts: Components, policy: Tree, fixed: tuple[Tree, Array], columns: tuple[Transition, Array], mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Tree]]:
     """Return the policy's loss alpha log pi(a | o) - min Q(o, a), and (metrics, ()).
@@ -233,7 +243,7 @@ def critic_step(
     noise = normal_columns(key, batch.action.shape, axis_name)
 
     def loss(critics: Tree, columns: Any, mean: Mean) -> Any:
-        return critic_loss(parts, critics, fixed, columns, mean)
+        return (parts.critic_loss or sac_critic_loss)(parts, critics, fixed, columns, mean)
 
     gradients, metrics, error = off.gradient(loss, online, (batch, noise), batch.mask, axis_name)
     rate = ac.learning_rate(config, state.updates, config.critic_learning_rate)
@@ -251,7 +261,7 @@ def policy_step(
     noise = normal_columns(key, batch.action.shape, axis_name)
 
     def loss(policy: Tree, columns: Any, mean: Mean) -> Any:
-        return policy_loss(parts, policy, fixed, columns, mean)
+        return (parts.policy_loss or sac_policy_loss)(parts, policy, fixed, columns, mean)
 
     gradients, metrics, _ = off.gradient(loss, weights.network, (batch, noise), batch.acting, axis_name)
     rate = ac.learning_rate(config, state.updates)
@@ -269,6 +279,11 @@ def policy_step(
         extra=state.extra._replace(log_temperature=log_temperature),
     )
     return state, {**metrics, "temperature": jnp.exp(log_temperature)}
+
+
+def with_reported(extra: Extra, metrics: dict[str, Array]) -> Extra:
+    """Return `extra` with the metrics of this policy step; those that a user's loss adds are not kept in the state."""
+    return extra._replace(reported={name: metrics[name] for name in extra.reported})
 
 
 def move_targets(parts: Components, state: AgentState) -> AgentState:
@@ -290,7 +305,7 @@ def split_sac(parts: Components, num_agents: int | None) -> Split:
 
         delay = parts.config.policy_delay
         state, reported = off.every(delay, state.updates, delayed_update, state, state.extra.reported)
-        return state._replace(extra=state.extra._replace(reported=reported)), reported
+        return state._replace(extra=with_reported(state.extra, reported)), reported
 
     return make_split(critics, policy, gamma=parts.config.gamma, num_agents=num_agents)
 

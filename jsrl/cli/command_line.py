@@ -304,6 +304,11 @@ def _changed(config: Any, values: Mapping[str, Any], texts: Mapping[str, str], p
     fields = _made(config, values, texts, prefix)
     if isinstance(config, Mapping):
         return {**config, **fields}
+    for field in dataclasses.fields(config):
+        other = field.metadata.get("instead_of")
+        if other in fields and fields.setdefault(field.name, None) is not None:
+            names = " and ".join(f"--{prefix}{name.replace('_', '-')}" for name in (field.name, other))
+            raise ConfigError(f"{names} say the same in two ways; leave one of them out.")
     try:
         changed = dataclasses.replace(config, **fields)
         if type(config) not in CHECKED:  # a user's own class

@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.follow:
             follow(folder.path, reader, show)
             return 0
-        show([*reader.new_lines(), *reader.rest()])
+        lines = [*reader.new_lines(), *reader.rest()]
+        show(lines if lines or not options.lines else [f"The log of {options.worker} is empty."])
     except JsrlError as error:
         return show_error(error)
     except KeyboardInterrupt:

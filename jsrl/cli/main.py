@@ -43,12 +43,11 @@ CHAPTERS = {
     "Machines": {
         "join": "let this host run workers of a run that another host controls",
         "doctor": "report what is missing, slow or unusual on this machine",
-        "dev": "measure and test your experiment: bench, chaos, replay-update",
+        "dev": "test your experiment: chaos, replay-update",
     },
 }
 COMMANDS = {name: text for chapter in CHAPTERS.values() for name, text in chapter.items()}
 DEV = {  # after `jsrl dev`
-    "bench": "measure an experiment's speed in each placement on this machine",
     "chaos": "kill workers of a run at random and check that it recovers",
     "replay-update": "repeat the update of a failed run, and name the first operation that made a NaN",
 }

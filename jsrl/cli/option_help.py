@@ -12,9 +12,10 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jsrl.cli.command_line import CommandLine, parse, take_name
+from jsrl.cli.command_line import CommandLine, parse, take_name, without
 from jsrl.cli.experiments import files, load, use_working_directory
 from jsrl.cli.main import show_error
+from jsrl.cli.tuned import SWITCH, with_settings
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment.options import RunOptions
 from jsrl.fields import AUTO, Option, either, offered_options, options_of
@@ -26,8 +27,8 @@ COMMON = (
               "replay.capacity", "replay.batch-size", "replay.updates-per-env-step")),
     (
         "algorithm",
-        ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.entropy-coef",
-         "agent.network.torso", "agent.network.hidden", "agent.network.core"),
+        ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.minibatch-size",
+         "agent.entropy-coef", "agent.network.torso", "agent.network.hidden", "agent.network.core"),
     ),
     ("where", ("placement", "num-actors", "num-inference-servers", "transport", "learner.num-devices", "deterministic",
                "restart", "tune")),
@@ -49,13 +50,14 @@ CHAPTERS = {  # of the options without a part
 def short_help(default: Any, usage: str, names: dict[str, str]) -> str:
     """Return the help of about 40 lines: usage, experiments, and the common options."""
     options = offered_options(default, RunOptions())
+    void = {each.name if each.default is None else each.instead_of for each in options.values() if each.instead_of}
     lines = [usage, "", *textwrap.wrap("experiments: " + ", ".join(names), _width(), subsequent_indent="  ")]
     for title, members in COMMON:
         lines += ["", f"{title}:"]
         for name in members:
             if name == "env.kwargs.KEY":
                 lines.append(f"  --{name:<26} {'':<13} A keyword argument of the environment")
-            elif name in options:
+            elif name in options.keys() - void:
                 lines.append(_option_line(options[name]))
         if title == "algorithm" and default.policies:
             lines.append(
@@ -163,11 +165,14 @@ def execute(
 
 
 def asked_of(args: list[str], options: Any) -> tuple[str, CommandLine]:
-    """Return the name of the experiment in a command line, and the rest parsed; `options`: the command's own."""
+    """Return the name of the experiment in a command line, and the rest as parsed by `jsrl run`. options: its own."""
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-    return name, parse(args, load(name), options)
+    default, settings = with_settings(name, args, load(name))
+    if settings:
+        print(settings)
+    return name, parse(without(args, (SWITCH,)), default, options)
 
 
 def help_of(usage: str, about: str | None, options: Any, names: Collection[str] | None = None) -> str:

@@ -130,7 +130,7 @@ class ParsedSearch:
 
     def args(self, values: dict[str, str]) -> list[str]:
         varied = [arg for option, value in values.items() for arg in (f"--{option}", value)]
-        return [self.name, *cli.spelled(self.experiment, load(self.name)), *varied]
+        return [self.name, "--settings", "none", *cli.spelled(self.experiment, load(self.name)), *varied]
 
     def best(self, study: Any) -> str:
         """Return the command of the best trial; empty: none has a score."""

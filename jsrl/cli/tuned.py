@@ -60,15 +60,16 @@ def applied(row: Row, default: Experiment) -> Experiment:
 def with_settings(name: str, arguments: Sequence[str], default: Experiment) -> tuple[Experiment, str]:
     """Return the experiment that a command line begins with, and a line about its settings; empty: no row fits.
 
-    A row is taken where an algorithm of jsrl is named with an environment, unless the arguments say `--settings none`.
+    A row is taken where it is of the run's environment, and the experiment is jsrl's own, unless the arguments say
+    `--settings none`.
     """
     given = last_texts(arguments)
     if given.get(SWITCH) == "none" or not files()[name][0].startswith(jsrl.experiment.configs.__name__):
         return default, ""
     for row in rows():
-        if (row.algorithm, row.env) == (name, given.get("env.id")):
-            line = f"settings: those of {row.source} for {name} on {row.env} (score there {row.published})"
-            return applied(row, default), f"{line}; --{SWITCH} none: the defaults of jsrl"
+        if (row.algorithm, row.env) == (name, given.get("env.id", default.env.id)):
+            line = f"settings: those of {row.source} for {name} on {row.env} (score there {row.published}); --{SWITCH} none: "
+            return applied(row, default), f"{line}the defaults of jsrl\n  {row.options}"
     return default, ""
 
 

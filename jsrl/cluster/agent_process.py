@@ -26,7 +26,7 @@ import zmq
 from jsrl.cluster import agent as machine
 from jsrl.cluster import messages as wire
 from jsrl.cluster.agent import DRAIN_S, PATIENCE_S, HostAgent
-from jsrl.cluster.archive import unpack
+from jsrl.cluster.archive import CODE, unpack
 from jsrl.cluster.children import Children, ChildrenControl, batches
 from jsrl.cluster.facts import address_towards, code_digest, lacks, own_facts, versions
 from jsrl.cluster.join_key import has_moved, own_keys
@@ -87,7 +87,6 @@ class AgentProcess:
         self._signals: deque[machine.ToldToEnd] = deque()
         self._end: tuple[int, str] | None = None  # exit status and reason
         self._replies: queue.SimpleQueue[wire.TextReply] = queue.SimpleQueue()
-        self._code_parts: dict[str, bytearray] = {}
         self._pending: deque[wire.AnyControllerMessage] = deque()
         self._context = zmq.Context()
         self._control = ChildrenControl(self._context, folder)
@@ -301,7 +300,6 @@ class AgentProcess:
         self._kept.forget()
         self._control.forget()
         self._awaited.clear()
-        self._code_parts.clear()
         for folder in folders:
             shutil.rmtree(self._folder / folder, ignore_errors=True)
         for file in (CLIENT_FILE, SERVER_FILE):
@@ -322,14 +320,12 @@ class AgentProcess:
                 self._control.send_command(message.worker, message.incarnation, message.frame)
             case wire.Keys():
                 self._keep_keys(message)
-            case wire.CodePart():
-                return self._keep_code(message)
             case wire.RunNames():
                 admit_hosts(make_folder(self._folder / KEYS), message.host_keys)
                 self._relays.follow(message.parents, self._own_address)
                 FileNames(self._folder / "names").show(self._relays.shown(message.entries))
             case wire.FilePart():
-                self._keep_part(message.part)
+                return self._keep_part(message.part)
             case wire.Stored():
                 self._kept.confirm(message.name, message.size, message.digest)
             case wire.TextRequest():
@@ -379,13 +375,24 @@ class AgentProcess:
             return False
         return True
 
-    def _keep_part(self, part: wire.Part) -> None:
-        """Write a part of a file of the run folder, and confirm it."""
+    def _keep_part(self, part: wire.Part) -> list[machine.Message]:
+        """Write a part of a file of the run folder, and confirm it; unpack the user's modules."""
         size = keep_part(self._folder, part)
         if size is not None:
             self._send(wire.Stored(self._membership, part.name, size, part.digest))
-            if part.last:
-                self._kept.note(part.name)
+        if size is None or not part.last:
+            return []
+        self._kept.note(part.name)
+        return self._unpack(self._folder / part.name) if part.name.startswith(f"{CODE}/") else []
+
+    def _unpack(self, file: Path) -> list[machine.Message]:
+        try:
+            if not file.with_suffix("").exists():
+                unpack(file.stem, file.read_bytes(), file.with_suffix(""))
+        except ValueError as error:  # workers that need them do not start
+            self._notify(f"the run's modules cannot be unpacked: {error}")
+            return []
+        return [machine.Arrived(file.stem)]
 
     def _answer(self, message: wire.TextRequest) -> None:
         handle = self._children.find(message.worker, message.incarnation)
@@ -406,21 +413,6 @@ class AgentProcess:
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb") as file:
                 file.write(content)
-
-    def _keep_code(self, message: wire.CodePart) -> list[machine.Message]:
-        content = self._code_parts.setdefault(message.digest, bytearray())
-        content += message.part
-        if message.last:
-            del self._code_parts[message.digest]
-            folder = self._folder / "code" / message.digest
-            try:
-                if not folder.exists():
-                    unpack(message.digest, bytes(content), folder)
-            except ValueError as error:  # workers that need them do not start
-                self._notify(f"the run's modules did not arrive completely: {error}")
-            else:
-                return [machine.Arrived(message.digest)]
-        return []
 
 
 def wanted_players(folder: Path) -> list[str]:

@@ -20,9 +20,15 @@ from jsrl.errors import ConfigError
 from jsrl.references.importing import is_own
 
 MOST_BYTES, MOST_FILES = 64 << 20, 4_000
+CODE = "code"  # folder of archives, and of their files
 _NAMED = re.compile(r"([A-Za-z_]\w*)(\.\w+)*:[A-Za-z_][\w.]*")
 _SKIPPED = {"__pycache__", "runs", "node_modules"}
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file, so that equal contents have one digest
+
+
+def code_file(digest: str) -> str:
+    """Return the name of an archive, below the run folder and that of an agent."""
+    return f"{CODE}/{digest}.zip"
 
 
 def modules_named(tree: Any) -> set[str]:

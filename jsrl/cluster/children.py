@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from jsrl.cluster.agent import Ended
+from jsrl.cluster.archive import CODE
 from jsrl.cluster.messages import MAX_TAIL_CHARS, MOST_LOG_BYTES, Begin, Usage
 from jsrl.control.processes.launcher import Local, write_job
 from jsrl.control.processes.processes import LocalHandle, size_of
@@ -51,7 +52,7 @@ class Children:
 
     def begin(self, message: Begin) -> None:
         name, incarnation = message.worker, message.incarnation
-        code = [str(self._folder / "code" / message.code)] if message.code else []
+        code = [str(self._folder / CODE / message.code)] if message.code else []
         spawn = SpawnEnvironment({"PYTHONPATH": os.pathsep.join([*code, *own_paths()])}, os.getcwd())
         variables = cache_variables() | message.variables
         variables |= {

@@ -9,22 +9,22 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from jsrl.cluster.archive import archive, modules_named
+from jsrl.cluster.archive import archive, code_file, modules_named
 from jsrl.cluster.engines.engine import AgentStarter, Engine
 from jsrl.cluster.facts import HostFacts, code_digest, versions
-from jsrl.cluster.handle import HostHandle
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.layout import evened_out, lay_out, layout_text
-from jsrl.cluster.members import AgentEnded, GiveKeys, JoinedHost, Members, Place, RemoteWorker, Tell
+from jsrl.cluster.members import AgentEnded, GiveKeys, JoinedHost, Members, Place, RemoteWorker
 from jsrl.cluster.members import Start as StartWorker
-from jsrl.cluster.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, CodePart, Keys
-from jsrl.cluster.port import HostPort
+from jsrl.cluster.messages import LEASE_S, LOST_S, VARIABLES, Begin, Keys
+from jsrl.cluster.port import HostHandle, HostPort
 from jsrl.errors import ConfigError, counted
 from jsrl.graph.addresses import KEYS, stays_here, tcp
 from jsrl.graph.graph import Graph
 from jsrl.graph.launcher import Handle, Hosts, Launcher, Need, Start
 from jsrl.graph.placements import with_servers
 from jsrl.references.reference import to_json
+from jsrl.services.runs.files import write_atomic
 from jsrl.services.runs.values import Registration
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.door.keys import admit_hosts, hex_of, make_host_keys
@@ -313,9 +313,10 @@ class JoinedHosts:
             message = Keys(host.membership, keys.client, keys.server)
             self._port.tell(GiveKeys(host.membership, message, hex_of(keys.public)))
         if digest and self._is_new(host, digest):
-            for at in range(0, len(content), CHUNK_BYTES):
-                part, is_last = content[at : at + CHUNK_BYTES], at + CHUNK_BYTES >= len(content)
-                self._port.tell(Tell(host.membership, CodePart(host.membership, digest, part, is_last)))
+            file = Path(job.folder, code_file(digest))
+            file.parent.mkdir(exist_ok=True)
+            write_atomic(file, content, durable=False)
+            self._port.send_file(host, code_file(digest))
         keeps = list(value_of(find_kind(job.kind).travel.keeps_files, job))
         lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.membership
         if keeps:

@@ -28,7 +28,6 @@ REVOKED = "its key was revoked"
 AWAY_S = 1.0  # after its connection closed, until which a new one may follow
 HEARD_S = 2.0  # four beats: after a longer silence no answer is waited for
 AGAIN_S = 5.0  # without progress, after which orders are sent again
-MOST_CODE_BYTES = 4 << 20  # of modules that a host has not confirmed: heartbeats wait behind them on a slow network
 BREAKS, BREAKS_S = 3, 120.0  # so many breaks of a host's connection within this time are reported
 
 
@@ -92,10 +91,10 @@ class GiveKeys(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """A message for a host. Orders are sent again if they are lost on the way; parts of modules wait for earlier ones."""
+    """A message for a host. Orders are sent again if they are lost on the way."""
 
     membership: int
-    message: wire.Signal | wire.CodePart | wire.TextRequest
+    message: wire.Signal | wire.TextRequest
 
 
 class Forward(NamedTuple):
@@ -267,7 +266,6 @@ class JoinedHost:
         breaks_s: when it closed, within the last BREAKS_S seconds.
       server_key: see GiveKeys. names: of the streams that its workers bind.
       relays: params stream -> address at which the host relays it.
-      code: parts of its workers' modules that are still to be sent.
       orders: those that it has not confirmed. ordered_s: when they were last sent, or the host last confirmed some.
         num_orders: given so far.
     """
@@ -287,7 +285,6 @@ class JoinedHost:
     server_key: str = ""
     names: list[Registration] = field(default_factory=list)
     relays: dict[str, str] = field(default_factory=dict)
-    code: list[wire.CodePart] = field(default_factory=list)
     orders: list[wire.AnyOrder] = field(default_factory=list)
     ordered_s: float = 0.0
     num_orders: int = 0
@@ -589,7 +586,6 @@ class Members:
             return
         self._send(host, wire.BeatReceived(host.membership, message.sent_s))
         self._confirm_orders(host, message.executed)
-        self._send_code(host)
 
     def _note_usage(self, host: JoinedHost, usage: wire.Usage) -> None:
         remote = self._worker(host, usage.worker, usage.incarnation)
@@ -643,8 +639,6 @@ class Members:
             case GiveKeys():
                 host.server_key = message.server_key
                 self._give(host, message.keys)
-            case Tell(_, wire.CodePart() as part):
-                host.code.append(part)
             case Tell(_, wire.TextRequest() as question):
                 host.asked.add(question.number)
                 self._send(host, question)
@@ -710,14 +704,6 @@ class Members:
             host.ordered_s = self._now_s
             for order in left:
                 self._send(host, order)
-
-    def _send_code(self, host: JoinedHost) -> None:
-        """Send the next parts of a host's modules, as orders."""
-        room = MOST_CODE_BYTES - sum(len(order.part) for order in host.orders if isinstance(order, wire.CodePart))
-        while host.code and room > 0:
-            part = host.code.pop(0)
-            room -= len(part.part)
-            self._give(host, part)
 
     # -- losses
 

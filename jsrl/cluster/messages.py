@@ -14,7 +14,6 @@ import msgspec
 from jsrl.errors import CodecError
 from jsrl.services.runs.values import MAX_LOG_BYTES, Registration
 
-CHUNK_BYTES = 1 << 20  # of an archive
 BEAT_S = 0.5
 LEASE_S, LOST_S = 15.0, 20.0  # silence after which an agent ends its workers; after which the controller replaces them
 CLOSED_LEASE_S, CLOSED_LOST_S = (
@@ -292,14 +291,6 @@ class Begin(Order, tag="begin"):
             _check_kept(folder)
 
 
-class CodePart(Order, tag="code"):
-    """A part of the archive of the user's modules with this digest; `last` is the last part."""
-
-    digest: str
-    part: bytes
-    last: bool
-
-
 class Signal(Order, tag="signal"):
     """Send a signal to a worker."""
 
@@ -334,10 +325,10 @@ class Farewell(ControllerMessage, tag="farewell"):
 
 AnyAgentMessage = Join | Hello | Beat | Pages | FilePart | Stored | WorkerMessages | Exited | TextReply | Leaving
 AnyControllerMessage = (
-    Admitted | Welcome | Refused | BeatReceived | Keys | CodePart | RunNames | FilePart | Stored | Begin | Signal | TextRequest
+    Admitted | Welcome | Refused | BeatReceived | Keys | RunNames | FilePart | Stored | Begin | Signal | TextRequest
     | WorkerCommand | Farewell
 )  # fmt: skip
-AnyOrder = Keys | CodePart | Begin | Signal | WorkerCommand
+AnyOrder = Keys | Begin | Signal | WorkerCommand
 Message = TypeVar("Message")
 
 

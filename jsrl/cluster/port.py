@@ -1,4 +1,4 @@
-"""The controller's one TCP port for the agents of other hosts, and the thread that serves it."""
+"""The controller's one TCP port for the agents of other hosts, the thread that serves it, and handles of their workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jsrl.services.runs.control import ControlServer
 from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES
 from jsrl.services.runs.names import FileNames
 from jsrl.services.runs.state import revoked_hosts
-from jsrl.services.runs.values import Registration
+from jsrl.services.runs.values import Exit, Registration, ResourceUsage
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.ledger.legs import ledger_path
 from jsrl.transport.network.curve import Listener, events_of, incoming, outgoing
@@ -35,6 +35,7 @@ _logger = logging.getLogger("jsrl.hosts")
 LOOK_S = 0.2  # between checks for silent hosts and for new names of the run
 NAMES_S = 5.0  # after which all names are sent again: messages sent during a reconnection are lost
 CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; time without one after which it is remade
+GONE_S, ANSWER_S = 6.0, 2.0  # for an agent that is heard to end a worker and report it; to answer
 _MOST_AT_ONCE = 1_000
 _MOST_WANTED = 100  # players that a host is sent at once
 Parents = Callable[[Mapping[str, Registration]], Mapping[int, dict[str, list[str]]]]
@@ -111,6 +112,10 @@ class HostPort:
         self._host_keys, self._parents, self._folder, self._control = host_keys, parents, folder, control
         control.forward = lambda *command: self.tell(machine.Forward(*command))
         self._registry = FileNames(registry)
+
+    def send_file(self, host: JoinedHost, name: str) -> None:
+        """Send a host a file of the run folder."""
+        self._run_in_thread(lambda: None if host.lost else self._files_for(host).add([name]))
 
     def send_names(self) -> None:
         """Send the hosts the changes of names and host keys at once."""
@@ -340,3 +345,73 @@ class HostPort:
             if self._shown.get(host.membership) != names:
                 self._shown[host.membership] = names
                 self._send(host.identity, wire.RunNames(host.membership, *names))
+
+
+class HostHandle:
+    """A worker under an agent; see jsrl.graph.launcher.Handle."""
+
+    def __init__(self, port: HostPort, remote: RemoteWorker) -> None:
+        self._port, self.remote = port, remote
+
+    @property
+    def where(self) -> str:
+        pid = "not started yet" if self.remote.pid is None else f"pid {self.remote.pid}"
+        return f"{pid} of host {self.host}"
+
+    @property
+    def host(self) -> str:
+        return self.remote.host.name
+
+    @property
+    def log(self) -> str:
+        if not self.alive and (fetched := self._port.fetched_log(self.remote)).exists():
+            return str(fetched)
+        return f"{self.remote.host.name}:{self.remote.host.folder}/logs/{self.remote.worker}.log"
+
+    @property
+    def alive(self) -> bool:
+        return self.remote.exit is None
+
+    @property
+    def is_heard(self) -> bool:
+        """Return whether messages of its host come; else its own silence means nothing."""
+        return self.remote.host.is_heard(time.monotonic())
+
+    @property
+    def exit(self) -> Exit | None:
+        return self.remote.exit
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._port.wait(lambda: not self.alive, timeout_s)
+
+    def kill(self) -> None:
+        self._signal("kill")
+        self._port.wait(lambda: not (self.alive and self.is_heard), GONE_S)
+
+    def pause(self) -> None:
+        self._signal("pause")
+
+    def resume(self) -> None:
+        self._signal("resume")
+
+    def _signal(self, what: Any) -> None:
+        if self.alive:
+            host = self.remote.host
+            signal = wire.Signal(host.membership, self.remote.worker, self.remote.incarnation, what)
+            self._port.tell(machine.Tell(host.membership, signal))
+
+    def tail(self, lines: int) -> str:
+        if not self.alive:
+            return "\n".join(self.remote.tail.splitlines()[-lines:])
+        return self._ask("tail", lines, ANSWER_S)
+
+    def usage(self) -> ResourceUsage | None:
+        return self.remote.usage if self.alive else None
+
+    def stacks(self, timeout_s: float) -> str:
+        """Return the stacks of its threads; empty: neither it nor its agent answered in time."""
+        return self._ask("stacks", timeout_s, timeout_s + ANSWER_S) if self.alive else ""
+
+    def _ask(self, what: Any, amount: float, timeout_s: float) -> str:
+        remote = self.remote
+        return self._port.ask(remote.host, remote.worker, remote.incarnation, what, amount, timeout_s)

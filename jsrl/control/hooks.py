@@ -19,7 +19,7 @@ from jsrl.control.result import STOPPED, Result
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.references.importing import import_target, nearest
-from jsrl.services.metrics.call_thread import CallThread
+from jsrl.services.metrics.sink_thread import CallThread
 from jsrl.services.runs.runs import RunFolder
 
 LOG, OUTPUT = "controller.log", "output.log"  # the controller's log; what a run in the background prints

@@ -18,7 +18,7 @@ from jsrl.control.progress import Progress, RunState
 from jsrl.control.result import STOPPED, Result, ledger_lines
 from jsrl.control.status_writer import RatedPlayers, Stages, StatusWriter, frames_per_step, other_policy, rarity
 from jsrl.envs.config import split_metric
-from jsrl.errors import RunDeleted
+from jsrl.errors import RunDeleted, users_traceback
 from jsrl.experiment import Experiment
 from jsrl.graph.policies import PolicyPart
 from jsrl.intervals import score_name, score_of
@@ -258,9 +258,11 @@ class RunRecord:
 
     def fail(self, error: BaseException) -> None:
         self.run.reason, self.run.finished_s = "failed", self.run.finished_s or self.now()
-        result = self.result(printable(f"{type(error).__name__}: {error}"))
+        what = printable(f"{type(error).__name__}: {error}")
+        result = self.result(what)
         for line in ledger_lines(result.ledger, result.legs):
             self.display.message(line)
+        self.display.message(users_traceback(error) + what, "log")  # whoever started the run shows it himself
 
     def read_ledgers(self) -> list[str]:
         """Read the ledgers of all legs again from the pages in the run folder; return a line for each."""

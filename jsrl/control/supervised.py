@@ -55,11 +55,13 @@ def last_seen(worker: SupervisedWorker) -> str:
 
 def death_notice(worker: SupervisedWorker, what: str, crash: Crash | None) -> str:
     """Return which worker died, why, and its last message."""
-    title, log = f"{worker.name} {what}.", worker.handle.log
+    log = f"\n\n(log: {worker.handle.log})"
     if crash is not None:
-        return f"{worker.name}: {crash_text(worker.name, crash)}\n\n{crash.trace.rstrip()}\n\n(log: {log})"
-    tail = worker.handle.tail(LOG_LINES)
-    return f"{title}\nIt sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {log})"
+        trace = f"\n\n{crash.trace.rstrip()}" if crash.trace else ""
+        return f"{worker.name}: {crash_text(worker.name, crash)}{trace}{log}"
+    if tail := worker.handle.tail(LOG_LINES):
+        return f"{worker.name} {what}.\nIt sent no traceback; its log ends with:\n{tail}{log}"
+    return f"{worker.name} {what}.\nIt sent no traceback, and its log is empty."
 
 
 def loss_notice(worker: str, notice: str, crash: Crash | None) -> str:

@@ -72,8 +72,11 @@ def check_env(
     if not callable(env) and not isinstance(env, EnvConfig):
         wanted = f"EnvConfig({env!r})" if isinstance(env, str) else "EnvConfig(...)"
         raise ConfigError(f"check_env was given {env!r}; expected {wanted}, or a function (num_envs, seed) -> vector.")
+    outside: list[str] = []  # of the bounds
     # ignore `on_fault`: report every fault
-    build: Factory = partial(make, replace(env, on_fault="auto")) if isinstance(env, EnvConfig) else env
+    build: Factory = (
+        partial(make, replace(env, on_fault="auto"), note=outside.append) if isinstance(env, EnvConfig) else env
+    )
     games = isinstance(env, EnvConfig) and env.is_atari and env.atari.episodic_life
 
     def walk() -> _Walk:
@@ -96,7 +99,7 @@ def check_env(
     passed, notes = _findings(one, _begins(build, one.opening, num_envs, range(seed + 1, seed + 4)))
     for env_ in (one.env, two.env, one.env):  # twice is allowed
         env_.close()
-    notes += spec_notes(one.env.spec)
+    notes += [*outside[:1], *spec_notes(one.env.spec)]
     return EnvReport(one.env.spec, tuple(passed), tuple(notes), one.env_steps_per_s, len(one.episodes))
 
 

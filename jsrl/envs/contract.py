@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from jsrl.envs.faults import describe, first_non_finite
 from jsrl.envs.spaces import MASK_KEY, allowed_choices, check_paths, mask_starts
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, named_leaves
+
+SLACK = 1e-5  # of a bound: float32 rounds
 
 
 class Contract:
@@ -147,3 +149,36 @@ class CheckedVector:
 
     def close(self) -> None:
         self._env.close()
+
+
+class WatchedBox:
+    """A vector whose first steps are compared with the bounds of its Boxes; `note` is called for the first value outside."""
+
+    def __init__(self, env: Any, note: Callable[[str], None], steps: int = 1000):
+        self._env, self._note, self._left = env, note, steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, action: Any) -> Any:
+        stepped = self._env.step(action)
+        if self._left:
+            self._left -= 1
+            for name, leaf in named_leaves(stepped.observation):
+                self._compare(name, leaf)
+        return stepped
+
+    def _compare(self, name: str, leaf: np.ndarray) -> None:
+        if name not in self._env.bounds:
+            return
+        low, high = self._env.bounds[name]
+        outside = (leaf < low - SLACK * np.abs(low)) | (leaf > high + SLACK * np.abs(high))
+        if outside.any():
+            self._left = 0
+            slot, *index = (int(i) for i in np.argwhere(outside)[0])
+            at = tuple(index)
+            self._note(
+                f"environment {self.spec.name!r} (slot {slot}) returned {leaf[slot][at]:g} in {name or 'observation'}"
+                f"{index or ''}, outside its Box ({low[at]:g} to {high[at]:g}): correct the space, or what it returns. "
+                "Further values are not compared"
+            )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.errors import ConfigError, EnvironmentFault, JsrlError
+from jsrl.errors import PACKAGE, ConfigError, EnvironmentFault, JsrlError, own_traceback
 from jsrl.references.importing import shown_target
 from jsrl.types import Tree, named_leaves
 
@@ -31,7 +31,9 @@ def fault(
 
 
 def place(slot: int, seed: int | None, episode: int, step: int) -> str:
-    return f"slot {slot}, episode {episode}, step {step}" + (f", seed {seed}" if seed is not None else "")
+    return f"slot {slot}, episode {episode}, step {step}" + (
+        f", first reset with seed {seed}" if seed is not None else ""
+    )
 
 
 def describe(value: Any, limit: int = 80) -> str:
@@ -100,10 +102,10 @@ def refuse_endless(name: str, max_steps: int) -> None:
 
 
 def advice_raised(error: BaseException) -> str:
-    """Return the line that raised an environment's error, not counting installed packages that it called, and advice."""
-    frames = traceback.extract_tb(error.__traceback__)
-    line = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), frames[-1])
-    return f"It was raised in {line.filename}, line {line.lineno}; run it alone with this seed to see it again"
+    """Return the user's line that led to an environment's error, and advice."""
+    frames = traceback.extract_tb(own_traceback(error))
+    line = next((frame for frame in reversed(frames) if not frame.filename.startswith(PACKAGE)), frames[-1])
+    return f"It was raised in {line.filename}, line {line.lineno}; check_env finds most such errors in your own process"
 
 
 def close_quietly(env: Any) -> None:

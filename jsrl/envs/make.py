@@ -41,6 +41,7 @@ GYMNASIUM_GAME = (
 # makers of vectors, imported where an environment needs one
 ADAPTERS = {
     "own": "jsrl.envs.contract:CheckedVector",
+    "watched": "jsrl.envs.contract:WatchedBox",
     "single": "jsrl.envs.sync:SyncVectorEnv",
     "vector": "jsrl.envs.vector:GymVectorEnv",
     "repaired": "jsrl.envs.sync:repaired",
@@ -88,6 +89,7 @@ def make(
     group: int = 0,
     groups: Groups = None,
     warn: Callable[[str], None] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> VectorEnv:
     """Build a vector of `num_envs` environments.
 
@@ -97,6 +99,7 @@ def make(
       group: index of this group of environments.
       groups: see `make_game`; ignored for environments with one agent.
       warn: called with a line of text whenever a faulty environment is rebuilt (`on_fault` restart-env).
+      note: called with a line of text at the first observation outside its Box, if that is among the first 1,000 steps.
 
     Raises:
       ConfigError: unknown id, unsupported space, or options that do not fit together.
@@ -110,6 +113,8 @@ def make(
         return _make(config, num_envs, fresh, group, groups)
 
     env = build(seed) if config.on_fault != "restart-env" else adapter("repaired")(build, config, seed, warn)
+    if note is not None and any(np.isfinite(ends).any() for ends in getattr(env, "bounds", {}).values()):
+        env = adapter("watched")(env, note)
     return cast(VectorEnv, DrawnTasks(env, config, seed, group)) if config.tasks else env
 
 
@@ -311,6 +316,10 @@ def _single(config: EnvConfig, factory: Callable[..., Any]) -> gymnasium.Env:
     env = factory(**config.kwargs)
     if not isinstance(env, gymnasium.Env) and hasattr(env, "possible_agents"):
         raise ConfigError(f"{config.id!r} is an environment of PettingZoo; name it pettingzoo:{config.id}")
+    if isinstance(getattr(env, "spec", None), EnvSpec | GameSpec) and not hasattr(env, "num_envs"):
+        raise ConfigError(
+            f"{config.id!r} made an environment in JAX (jsrl.extend.JaxEnv), {type(env).__name__}; add --env.backend jax"
+        )
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(
             f"{config.id!r} returned {type(env).__name__}; expected a gymnasium.Env (a vector environment's factory has a "

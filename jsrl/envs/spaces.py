@@ -113,12 +113,14 @@ class ObservationLayout:
 
     Attributes:
       environment: its name. leaves: of an observation. spec: for the agent. notes: for the user; see EnvSpec.
+      bounds: (low, high) of each Box of floats, by the leaf's name in `spec`; an observation may violate them.
     """
 
     def __init__(self, space: spaces.Space, name: str, mask_size: int | None = None, num_actions: int | None = None):
         """Read `space`; `mask_size` adds a leaf `action_mask` that is filled from `info`."""
         self.environment, self.notes = name, list[str]()
         self.leaves: list[Leaf] = []
+        self.bounds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._collect(space, (), ())
         if not self.leaves:
             raise ConfigError(
@@ -128,6 +130,7 @@ class ObservationLayout:
         self.mask_in_info = mask_size is not None
         if mask_size is not None and self.leaves[0].names == ():
             self.leaves = [replace(self.leaves[0], names=("observation",))]
+            self.bounds = {"observation": self.bounds[""]} if self.bounds else {}
         self.spec: Tree = self._tree([leaf.spec for leaf in self.leaves])
         if mask_size is not None:
             self.spec[MASK_KEY] = ArraySpec((mask_size,), "uint8")
@@ -192,6 +195,8 @@ class ObservationLayout:
         else:
             leaf = _leaf(space, path, names, self.environment)
             self.leaves.append(leaf)
+            if leaf.spec.dtype == "float32" and isinstance(space, spaces.Box):
+                self.bounds["/".join(names)] = (space.low.astype(np.float64), space.high.astype(np.float64))
             if leaf.spec.dtype == "float32" and isinstance(space, spaces.Box) and _loses_digits(space):
                 self.notes.append(
                     f"{leaf.name} is {space.dtype}: float32 holds its values up to 16,777,216 without loss"

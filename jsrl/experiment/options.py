@@ -131,9 +131,8 @@ class RunOptions:
         "one array of jobs.")
     jobs: PositiveInt = option(1, "how many run at once. (Of environments in JAX: all, in one compiled program, "
         "unless you give a number.)", needs=("--seeds",))
-    settings: typing.Literal["auto", "none"] = option("auto", "auto: where an algorithm is named with an environment "
-        "(`ppo --env.id Pendulum-v1`), settings that are known to learn, if there are any (`jsrl list --tuned`); none: "
-        "the defaults.")
+    settings: typing.Literal["auto", "none"] = option("auto", "auto: settings that are known to learn, "
+        "if there are any for the algorithm and the environment (`jsrl list --tuned`); none: the defaults.")
     tune: bool = option(False, "Find this machine's fastest settings first, and run with them.")
     tune_minutes: PositiveFinite = option(3.0, "time for the tuning, in minutes.", needs=("--tune",))
 

@@ -393,15 +393,17 @@ def played_policies(job: Job) -> list[PlayedPolicy]:
     ]
 
 
-def common_player_settings(job: Job) -> dict[str, Any]:
-    """Return the common fields of PlayerSettings for evaluator and video recorder."""
+def player_settings(job: Job, period_updates: int, last_params_s: float, niceness: int) -> PlayerSettings:
     e = job.experiment
-    return {
-        "name": job.name,
-        "seed": e.seed,
-        "env_steps_per_batch": e.env_steps_per_batch,
-        "updates_per_batch": e.updates_per_batch,
-        "start_updates": job.start_point.updates,
-        "max_steps": e.evaluator.max_steps,
-        "max_s": e.deadlines.evaluation_s,
-    }
+    return PlayerSettings(
+        name=job.name,
+        seed=e.seed,
+        period_updates=period_updates,
+        env_steps_per_batch=e.env_steps_per_batch,
+        updates_per_batch=e.updates_per_batch,
+        start_updates=job.start_point.updates,
+        max_steps=e.evaluator.max_steps,
+        max_s=e.deadlines.evaluation_s,
+        last_params_s=last_params_s,
+        niceness=None if job.in_process else niceness,
+    )

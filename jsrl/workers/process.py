@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsrl.errors import StreamClosed
+from jsrl.errors import StreamClosed, users_traceback
 from jsrl.linux import FORKS, die_with_parent, return_freed_memory, show_name, signal_at_parents_end
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control import HEARTBEAT_S, ControlClient
@@ -101,8 +101,7 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
         return _closed(error, control)
     except BaseException as error:
         control.left()
-        control.send(Crash, error=type(error).__name__, text=str(error), trace=traceback.format_exc())
-        return 1
+        return _crashed(error, control)
     finally:
         if meter is not None:
             meter.close()
@@ -133,7 +132,13 @@ def _closed(error: StreamClosed, control: ControlClient) -> int:
     if control.stop.wait(3.0):
         control.send(Bye)
         return 0
-    control.send(Crash, error="StreamClosed", text=str(error), trace=traceback.format_exc())
+    return _crashed(error, control)
+
+
+def _crashed(error: BaseException, control: ControlClient) -> int:
+    """Write an error to the worker's log, and tell the controller, with the traceback of a user's code."""
+    traceback.print_exception(error)
+    control.send(Crash, error=type(error).__name__, text=str(error), trace=users_traceback(error))
     return 1
 
 

@@ -157,7 +157,7 @@ def test_one_atom_loss_equals_a_loop_and_rlax(rlax, double):
     parts = dqn_file.Components(config, network, jnp.zeros(1))
     weights, target = map(compiled(network.init), (jax.random.key(0), jax.random.key(1)))
     batch = compiled(lambda t: off.transition(t, GAMMA))(draw())
-    total, (_, error) = compiled(lambda t: dqn_file.loss(parts, weights, t, batch, fifth))(target)
+    total, (_, error) = compiled(lambda t: dqn_file.dqn_loss(parts, weights, t, batch, fifth))(target)
     apply = compiled(lambda weights, seen: dqn_file.apply(parts, weights, seen))
     now, following = (apply(weights, seen)[..., 0] for seen in (batch.observation, batch.next_observation))
     fixed = apply(target, batch.next_observation)[..., 0]
@@ -168,7 +168,7 @@ def test_one_atom_loss_equals_a_loop_and_rlax(rlax, double):
     expected = oracle(now, batch.action, batch.reward, batch.discount, fixed, chooser)
     np.testing.assert_allclose(error, -np.asarray(expected), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(total, (0.5 * np.square(expected) * batch.weight).sum() / 5.0, rtol=1e-4)
-    still = compiled(jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, fifth)[0]))(target)
+    still = compiled(jax.grad(lambda t: dqn_file.dqn_loss(parts, weights, t, batch, fifth)[0]))(target)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
 
 
@@ -180,7 +180,7 @@ def test_c51_loss_equals_rlax(rlax):
     parts = dqn_file.Components(config, network, jnp.linspace(-2.0, 2.0, 7))
     weights, target = map(compiled(network.init), (jax.random.key(0), jax.random.key(1)))
     batch = compiled(lambda t: off.transition(t, GAMMA))(draw())
-    total, (metrics, error) = compiled(lambda t: dqn_file.loss(parts, weights, t, batch, fifth))(target)
+    total, (metrics, error) = compiled(lambda t: dqn_file.dqn_loss(parts, weights, t, batch, fifth))(target)
     apply = compiled(lambda weights, seen: dqn_file.apply(parts, weights, seen))
     now, following = (apply(weights, seen) for seen in (batch.observation, batch.next_observation))
     fixed = apply(target, batch.next_observation)
@@ -196,7 +196,7 @@ def test_c51_loss_equals_rlax(rlax):
     goal = compiled(jax.vmap(rlax.categorical_l2_project, (0, 0, None)))(atoms, ahead, parts.support)
     own_entropy = -(goal * np.log(np.maximum(goal, 1e-30))).sum(-1)
     np.testing.assert_allclose(error, each - own_entropy, rtol=1e-3, atol=1e-4)  # the KL divergence
-    still = compiled(jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, fifth)[0]))(target)
+    still = compiled(jax.grad(lambda t: dqn_file.dqn_loss(parts, weights, t, batch, fifth)[0]))(target)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
     assert abs(metrics["value_mean"]) < 2
 
@@ -225,7 +225,7 @@ def test_the_loss_of_quantiles_has_its_targets_from_the_target_network():
     parts = dqn_file.Components(config, network, jnp.zeros(7))
     weights, target = map(compiled(network.init), (jax.random.key(0), jax.random.key(1)))
     batch = compiled(lambda t: off.transition(t, GAMMA))(draw())
-    total, (_, error) = compiled(lambda t: dqn_file.loss(parts, weights, t, batch, fifth))(target)
+    total, (_, error) = compiled(lambda t: dqn_file.dqn_loss(parts, weights, t, batch, fifth))(target)
     now, ahead = (
         compiled(lambda w, seen: dqn_file.apply(parts, w, seen))(*asked)
         for asked in ((weights, batch.observation), (target, batch.next_observation))

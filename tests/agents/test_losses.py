@@ -71,7 +71,7 @@ def test_uniform_policies_over_few_legal_actions_never_raise_the_temperature():
     t.observation["action_mask"][:, ::2, 1] = 0
     batch = transition(t, 0.9)
     fixed = (critics, jnp.zeros(()))
-    _, (metrics, _) = sac_file.policy_loss(
+    _, (metrics, _) = sac_file.sac_policy_loss(
         parts, policy, fixed, (batch, jnp.zeros(8)), lambda x: masked_mean(x, batch.acting, None)
     )
     half_log_2 = 0.5 * np.log(2) * np.mean(batch.mask[1::2]) / (2 * np.mean(batch.mask))

@@ -225,7 +225,7 @@ def test_soft_critic_loss_equals_distrax_and_numpy():
     noise = np.random.default_rng(4).normal(size=(16, 2)).astype(np.float32)
     batch, fixed = transition(t), (target, policy, np.log(np.float32(0.3)))
     losses = compiled(
-        lambda fixed: sac_file.critic_loss(parts, online, fixed, (batch, noise), mean_of(batch.mask, 7.0))
+        lambda fixed: sac_file.sac_critic_loss(parts, online, fixed, (batch, noise), mean_of(batch.mask, 7.0))
     )
     loss, (metrics, error) = losses(fixed)
 
@@ -251,7 +251,7 @@ def test_soft_critic_loss_equals_distrax_and_numpy():
     np.testing.assert_allclose(metrics["value_mean"], (value.mean(0) * batch.mask).sum() / 7.0, rtol=1e-3, atol=1e-5)
 
     still = compiled(
-        jax.grad(lambda f: sac_file.critic_loss(parts, online, f, (batch, noise), mean_of(batch.mask, 7.0))[0])
+        jax.grad(lambda f: sac_file.sac_critic_loss(parts, online, f, (batch, noise), mean_of(batch.mask, 7.0))[0])
     )(fixed)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # no gradient flows into the targets
 

@@ -13,11 +13,12 @@ from flax import nnx
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents.check import check_agent
+from jsrl.agents.dqn import DQNConfig, dqn, dqn_loss
 from jsrl.agents.happo import HAPPOConfig, happo
 from jsrl.agents.hyperparameters import with_hyperparameters
-from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.ppo import PPOConfig, ppo, ppo_loss
 from jsrl.agents.random_rows import random_trajectory
-from jsrl.agents.sac import SACConfig, sac
+from jsrl.agents.sac import SACConfig, sac, sac_critic_loss, sac_policy_loss
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.services.snapshots.store import SnapshotStore
@@ -43,6 +44,38 @@ class Torso(nnx.Module):
 def rows_for(agent, spec):
     core = agent.initial_core(8) if agent.store_core else ()
     return random_trajectory(spec, np.random.default_rng(0), num_rows=4, num_envs=8, extras=(), core=core)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("factory", "config", "spec", "losses"),
+    [
+        (ppo, PPOConfig, SPEC, {"loss": ppo_loss}),
+        (dqn, functools.partial(DQNConfig, exploration="ladder"), SPEC, {"loss": dqn_loss}),
+        (sac, SACConfig, REAL, {"critic_loss": sac_critic_loss, "policy_loss": sac_policy_loss}),
+    ],
+    ids=["ppo", "dqn", "sac"],
+)
+def test_a_loss_of_ones_own_takes_the_place_of_the_algorithms(factory, config, spec, losses) -> None:
+    """The squared norm of the weights as loss: all weights shrink."""
+
+    def norm_of(name, loss):
+        def own(parts, weights, *rest):
+            _, found = loss(parts, weights, *rest)
+            norm = optax.tree.norm(weights, squared=True)
+            added = {name: norm}
+            return norm, {**found, **added} if isinstance(found, dict) else ({**found[0], **added}, *found[1:])
+
+        return own
+
+    agent = factory(config(network=SMALL), spec, **{name: norm_of(name, loss) for name, loss in losses.items()})
+    state = agent.init(jax.random.key(0))
+    new, output = jax.jit(agent.update)(state, rows_for(agent, spec), jax.random.key(1))
+    assert {*losses} <= {*output.metrics}
+    assert jax.tree.structure(new) == jax.tree.structure(state)
+    weights = [getattr(s.params.weights, "network", s.params.weights) for s in (state, new)]
+    for before, after in zip(*map(jax.tree.leaves, weights), strict=True):
+        assert not np.any(before) or np.linalg.norm(after) < np.linalg.norm(before)
 
 
 def test_steps_are_those_of_optax_with_its_schedule() -> None:

@@ -306,7 +306,7 @@ def test_sacs_policy_follows_its_online_critics():
         return jnp.sum((0.3 * log_prob - value) * batch.acting) / 7.0, -log_prob
 
     def theirs(policy):
-        return sac_file.policy_loss(
+        return sac_file.sac_policy_loss(
             parts, policy, (critics, log_alpha), (batch, noise), lambda x: jnp.sum(x * batch.acting) / 7.0
         )
 

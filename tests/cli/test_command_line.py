@@ -236,6 +236,21 @@ def test_help_shows_at_most_40_options_and_full_help_175(name):
     assert all(len([one for one in every if one.startswith(f"policies.{agent}.")]) <= 60 for agent in agents)
 
 
+@pytest.mark.parametrize(
+    ("name", "default", "other"),
+    [("ppo", "minibatch-size", "num-minibatches"), ("dqn", "target-env-steps", "target-period")],
+)
+def test_an_option_clears_the_one_that_would_take_its_place(name, default, other):
+    experiment = load(name)
+    before = parse([f"--agent.{default}", "64"], experiment).experiment
+    short = short_help(before, "usage: ...", {})
+    assert f"--agent.{other} " not in short  # the help shows the one in force
+    agent = parse([f"--agent.{other}", "8"], before).experiment.agent
+    assert getattr(agent, default.replace("-", "_")) is None and getattr(agent, other.replace("-", "_")) == 8
+    with pytest.raises(ConfigError, match=f"--agent.{default} and --agent.{other} say the same in two ways"):
+        parse([f"--agent.{other}", "8", f"--agent.{default}", "64"], before)
+
+
 def test_dependent_values_may_be_given_in_any_order():
     tasks, weights = ["--env.tasks", '[{"size": 5}, {"size": 9}]'], ["--env.task-weights", "3,1"]
     for words in ([*tasks, *weights], [*weights, *tasks]):

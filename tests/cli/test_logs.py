@@ -32,6 +32,12 @@ def test_prints_the_end_of_a_log(folder: RunFolder, capsys):
     assert capsys.readouterr().out == "stepping\n"
 
 
+def test_an_empty_log_is_called_empty(folder: RunFolder, capsys):
+    (folder.logs / "learner.log").touch()
+    assert main.main(["logs", "x", "learner"]) == 0
+    assert capsys.readouterr().out == "The log of learner is empty.\n"
+
+
 def test_unknown_log_names_are_refused(folder: RunFolder, capsys):
     with claimed(folder):
         workers = (WorkerSummary("actor-1", "actor", "ready", host="far"),)

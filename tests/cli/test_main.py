@@ -61,7 +61,7 @@ def test_without_arguments_lists_all_commands(capsys):
 
 
 TAKE_A_RUN = ("status", "stop", "logs", "report", "evaluate", "export", "record", "dev replay-update")
-TAKE_AN_EXPERIMENT = ("run", "tune", "search", "dev bench", "dev chaos")
+TAKE_AN_EXPERIMENT = ("run", "tune", "search", "dev chaos")
 
 
 @pytest.mark.parametrize("command", [*TAKE_A_RUN, *TAKE_AN_EXPERIMENT])
@@ -86,9 +86,9 @@ def test_commands_for_experts_are_below_dev(folder, capsys):
         assert f"  {command} " in text
         assert callable(main.load(command).main)
         assert main.main([command]) == 2 and f"it is jsrl dev {command}" in capsys.readouterr().err
-    assert main.main(["dev", "tidy"]) == 2 and "there are: bench, chaos" in capsys.readouterr().err
-    assert main.main(["dev", "bench", "mine", "--repetitions", "0"]) == 2
-    assert "--repetitions is 0; it must be at least 1" in capsys.readouterr().err
+    assert main.main(["dev", "tidy"]) == 2 and "there are: chaos, replay-update" in capsys.readouterr().err
+    assert main.main(["dev", "chaos", "mine", "--storm-s", "0"]) == 2
+    assert "--storm-s is 0; it must be above 0" in capsys.readouterr().err
 
 
 def test_closed_pipe_ends_a_command_without_traceback():

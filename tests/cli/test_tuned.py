@@ -10,6 +10,8 @@ import pytest
 import jsrl
 from jsrl.cli.command_line import parse
 from jsrl.cli.experiments import load
+from jsrl.cli.option_help import asked_of
+from jsrl.cli.tune import TuneCommand
 from jsrl.cli.tuned import applied, listing, rows, with_settings
 from jsrl.types import Continuous
 
@@ -34,11 +36,19 @@ def test_an_algorithm_named_with_an_environment_takes_its_row_and_says_so() -> N
     assert (e.agent.gamma, e.num_envs, e.rollout_length, e.total_env_steps) == (0.9, 4, 1024, 100_000)
     assert line == (
         "settings: those of rl-baselines3-zoo 22e3ff24 for ppo on Pendulum-v1 (score there -172 ± 104); --settings none: the "
-        "defaults of jsrl"
+        f"defaults of jsrl\n  {next(row.options for row in rows() if row.env == 'Pendulum-v1')}"
     )
     assert e == jsrl.tuned("ppo", "Pendulum-v1")
     assert e.env.action_transform == "clip"  # the zoo's; ours is to rescale
     assert isinstance(jsrl.make_env(e.env, 1, 0).spec.action, Continuous)
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "pqn"])
+def test_naming_an_algorithms_own_environment_changes_nothing(name: str) -> None:
+    assert settings("", name) == settings(f"--env.id {load(name).env.id}", name) != (load(name), "")
+    asked = asked_of([name], TuneCommand())[1]
+    assert asked.experiment == settings("", name)[0]
+    assert asked_of([name, "--settings", "none"], TuneCommand())[1].experiment == load(name)
 
 
 def test_a_row_may_have_a_source_and_common_options_of_its_own() -> None:
@@ -52,7 +62,7 @@ def test_a_row_may_have_a_source_and_common_options_of_its_own() -> None:
     [
         ("--env.id Pendulum-v1 --settings none", "ppo"),
         ("--env.id=Pendulum-v1 --settings=none", "ppo"),
-        ("", "ppo"),  # the environment is not named
+        ("", "impala"),
         ("--env.id Taxi-v3", "ppo"),
         ("--env.id CartPole-v1", "ppo_cartpole"),
         ("--env.id Pendulum-v1", "impala"),

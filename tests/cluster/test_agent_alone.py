@@ -25,9 +25,9 @@ from jsrl.cluster.agent import (
     Received,
     StartWorker,
 )
-from jsrl.cluster.archive import archive
+from jsrl.cluster.archive import archive, code_file
 from jsrl.cluster.join_key import JoinKey
-from jsrl.cluster.messages import BeatReceived, Begin, CodePart, Keys
+from jsrl.cluster.messages import BeatReceived, Begin, FilePart, Keys, Part
 from jsrl.transport.door.keys import load_client_keys
 from jsrl.transport.shared.locks import make_folder
 
@@ -55,14 +55,15 @@ def test_modules_sent_in_part_before_a_host_joined_again_are_forgotten(
     monkeypatch.syspath_prepend(tmp_path / "mine")
     digest, content = archive({"sent_in_part"})
     half = len(content) // 2
-    parts = [CodePart(2, digest, content[:half], False), CodePart(2, digest, content[half:], True)]
+    parts = [Part(code_file(digest), 0, content[:half], False), Part(code_file(digest), half, content[half:], True)]
     assert alone._do(Execute(Keys(1, b"c", b"s"))) == []
-    assert alone._do(Execute(parts[0])) == []
+    assert alone._do(Execute(FilePart(1, parts[0]))) == []
     alone._do(BeginMembership([]))
     assert not list((tmp_path / "agent" / "keys").iterdir())  # they are revoked
-    assert [alone._do(Execute(part)) for part in parts] == [[], [Arrived(digest)]]
-    assert alone._do(Execute(CodePart(2, "0" * 64, b"its first part was lost", True))) == []
-    assert "did not arrive completely" in alone.told[0]
+    assert [alone._do(Execute(FilePart(2, part))) for part in parts] == [[], [Arrived(digest)]]
+    assert (tmp_path / "agent" / "code" / digest / "sent_in_part.py").read_text() == "VALUE = 1"
+    assert alone._do(Execute(FilePart(2, Part(code_file("0" * 64), 0, b"another archive", True)))) == []
+    assert "the run's modules cannot be unpacked" in alone.told[0]
 
 
 def test_agent_reads_heartbeat_replies_while_starting_many_workers(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:

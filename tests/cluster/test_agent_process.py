@@ -19,12 +19,11 @@ import pytest
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.cluster import children
 from jsrl.cluster import launcher as host_launcher
-from jsrl.cluster.archive import archive
+from jsrl.cluster.archive import archive, code_file
 from jsrl.cluster.facts import HostFacts, own_facts
-from jsrl.cluster.handle import HostHandle
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.launcher import JoinedHosts, moved, with_start
-from jsrl.cluster.members import GiveKeys, Message, Received, Send, Tell
+from jsrl.cluster.members import GiveKeys, Message, Received, Send
 from jsrl.cluster.members import Start as StartWorker
 from jsrl.cluster.messages import (
     REPLACED,
@@ -33,6 +32,7 @@ from jsrl.cluster.messages import (
     Exited,
     Keys,
 )
+from jsrl.cluster.port import HostHandle
 from jsrl.control.processes.launcher import Local
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -393,11 +393,13 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
     job = make_plan(e, str(tmp_path / "run"), tmp_path / "memory").job("actor-0")
     job = dataclasses.replace(job, place=dataclasses.replace(job.place, keys=str(make_keys(tmp_path / "keys"))))
     digest, content = archive({"edited_later"})
-    told = list[Message]()
+    told, sent = list[Message](), list[Any]()
+    (tmp_path / "run").mkdir()
     launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)
     try:
         hosts = [joined(launcher, HostFacts(name, 4, 100, "127.0.0.1")) for name in "ab"]
         monkeypatch.setattr(launcher._port, "tell", told.append)
+        monkeypatch.setattr(launcher._port, "send_file", lambda *given: sent.append(given))
         start = Start(tmp_path, "", spawn_environment(), {})
         for incarnation in range(2):
             for host in hosts:
@@ -408,8 +410,8 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
         launcher.close()
     begun = [message.begin.code for message in told if isinstance(message, StartWorker)]
     assert begun == [digest] * 4 and archive({"edited_later"})[0] != digest
-    parts = [(message.membership, message.message.part) for message in told if isinstance(message, Tell)]  # type: ignore[union-attr]
-    assert parts == [(host.membership, content) for host in hosts]
+    assert sent == [(host, code_file(digest)) for host in hosts]
+    assert (tmp_path / "run" / code_file(digest)).read_bytes() == content
 
 
 def test_hosts_that_read_params_form_a_tree_under_the_learner(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from jsrl.cluster import messages as wire
 from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.members import (
     JOIN,
-    MOST_CODE_BYTES,
     MOST_WAITING,
     Action,
     Admit,
@@ -207,19 +206,6 @@ def test_heartbeats_are_answered_with_the_clock_of_the_agent(world: World):
     assert world.hear(host, beat) == [wire.BeatReceived(host.membership, 7.25)]
     life = host.workers["actor-0", 0]
     assert world.relayed == [said("actor-0")] and life.pid == 42 and life.usage.cpu_s == 1.5
-
-
-def test_modules_are_sent_as_a_slow_network_carries_them(world: World):
-    """All at once they delay heartbeats for longer than the lease, and the host joins again without end."""
-    host, size = world.join(), MOST_CODE_BYTES // 2
-    for number in range(5):
-        part = wire.CodePart(host.membership, "0" * 64, bytes([number]) * size, number == 4)
-        assert not world.tell(Tell(host.membership, part))
-    arrived = []
-    for world.now_s, executed in ((101.0, 0), (105.0, 0), (106.0, 1), (109.0, 2), (112.0, 2), (115.0, 2), (116.0, 5)):
-        _, *parts = world.hear(host, wire.Beat(host.membership, 7.25, [], executed=executed))
-        arrived.append([part.number for part in parts if isinstance(part, wire.CodePart)])
-    assert arrived == [[1, 2], [], [3], [4], [], [3, 4], [5]]  # the connection broke with 3 and 4
 
 
 def test_orders_are_sent_again_in_order_until_the_host_confirms_them(world: World):

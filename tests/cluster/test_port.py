@@ -11,7 +11,6 @@ import pytest
 import zmq
 
 from jsrl.cluster.facts import code_digest, versions
-from jsrl.cluster.handle import HostHandle
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.kept_files import PART_BYTES
 from jsrl.cluster.members import AgentEnded, Members, Received, Start, Tell
@@ -28,7 +27,7 @@ from jsrl.cluster.messages import (
     decode,
     encode,
 )
-from jsrl.cluster.port import HostPort
+from jsrl.cluster.port import HostHandle, HostPort
 from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES
 from jsrl.services.snapshots.players import PLAYERS_FOLDER
 from jsrl.transport.network.curve import connect, incoming, outgoing
@@ -117,7 +116,7 @@ def test_the_controller_waits_for_nothing_from_a_host_that_it_does_not_hear(
 ) -> None:
     monkeypatch.setattr("jsrl.cluster.members.HEARD_S", 0.3)
     for limit in ("GONE_S", "ANSWER_S"):
-        monkeypatch.setattr(f"jsrl.cluster.handle.{limit}", 60.0)
+        monkeypatch.setattr(f"jsrl.cluster.port.{limit}", 60.0)
     key = JoinKey(tmp_path / "join.key")
     members = Members("here", versions(), code_digest(), lost_s=600.0)
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)

@@ -17,7 +17,7 @@ from jsrl.control.run import run
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment
-from jsrl.services.metrics.call_thread import CallThread
+from jsrl.services.metrics.sink_thread import CallThread
 from tests.tiny_agent import TinyConfig
 
 EVALUATED = EvaluatorConfig(episodes=2, num_envs=2, final_episodes=2, period_env_steps=16)
@@ -178,9 +178,16 @@ def test_a_slow_hook_loses_rows_of_metrics_and_nothing_else():
 
 def test_call_thread_makes_no_calls_after_close():
     made, thread = [], CallThread("tested")
-    assert thread.put(lambda: made.append(1))
+    thread.put(lambda: made.append(1))
     assert thread.finish(time.monotonic() + 60) == 0
-    assert not thread.put(lambda: made.append(2))
+    thread.put(lambda: made.append(2))
+    assert made == [1]
+    released, slow = threading.Event(), CallThread("slow")
+    for call in (lambda: released.wait(60), lambda: made.append(3), lambda: made.append(4)):
+        slow.put(call)
+    assert slow.finish(time.monotonic() + 0.1) == 3
+    released.set()
+    slow._thread.join(60)
     assert made == [1]
 
 

@@ -38,7 +38,7 @@ from jsrl.workers.jobs import StartPoint
 from jsrl.workers.learner.build_updater import checked, missed_ratio, unseen_rows
 from jsrl.workers.learner.updaters import reported
 from jsrl.workers.memory import kept_rows
-from jsrl.workers.play import Player, PlayerSettings, common_player_settings
+from jsrl.workers.play import Player, player_settings
 from tests.marks import nightly
 from tests.replay.learning import toy_agent
 from tests.replay.streams import World
@@ -193,8 +193,8 @@ def test_replay_workers_may_ask_for_several_updates_per_env_step(tmp_path):
     """Their number is that of the whole run: schedules, evaluations and resumes count on it."""
     e = experiment("host", replay={"updates_per_env_step": 4.0})
     assert (e.total_updates, e.last_number, e.evaluation_period) == (4 * 1_400, 4 * 1_600, 4 * 40)
-    job = SimpleNamespace(name="video-recorder", experiment=e, start_point=StartPoint())
-    shared = PlayerSettings(period_updates=1, **common_player_settings(job))
+    job = SimpleNamespace(name="video-recorder", experiment=e, start_point=StartPoint(), in_process=True)
+    shared = player_settings(job, 1, 60.0, 5)
     assert Player._env_steps(SimpleNamespace(_shared=shared), 6_400) == 1_600
     free = experiment("host", replay={"updates_per_env_step": None})
     for each, env_steps, refused in ((e, 1_600, False), (e, 1_601, True), (free, 1_600, False)):

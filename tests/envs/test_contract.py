@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 import gymnasium
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jsrl import EvaluatorConfig, Experiment, NetworkConfig, PPOConfig, run
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
@@ -192,3 +194,37 @@ def test_rewards_and_flags_of_a_gymnasium_vector_have_one_entry_per_slot(outcome
     play(make(EnvConfig(GymVector), 2, 0))
     with pytest.raises(EnvironmentFault, match=told):
         play(make(EnvConfig(GymVector, kwargs=outcome), 2, 0))
+
+
+class OutOfBox(gymnasium.Env):
+    """Its time grows out of the Box at step 5 of an episode; the second number has no bounds."""
+
+    observation_space = gymnasium.spaces.Box(np.float32([0, -np.inf]), np.float32([4, np.inf]))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = self.np_random.integers(2)
+        return np.float32([self.time, 1e30]), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.float32([self.time, -1e30]), 0.0, self.time >= 7, False, {}
+
+
+NOTE = r"OutOfBox' \(slot 0\) returned 5 in observation\[0\], outside its Box \(0 to 4\)"
+
+
+def test_a_value_outside_its_box_is_a_note_of_check_env():
+    config = EnvConfig(OutOfBox)
+    (note,) = [note for note in check_env(config, steps=20, num_envs=1).notes if "Box" in note]
+    assert re.search(NOTE, note)
+
+
+@pytest.mark.slow
+def test_a_run_says_once_that_a_value_is_outside_its_box(tmp_path, capsys):
+    agent = PPOConfig(network=NetworkConfig(hidden=(4,)), num_epochs=1, num_minibatches=1)
+    options = {"num_envs": 4, "num_groups": 2, "rollout_length": 16, "total_env_steps": 128, "placement": "serial"}
+    off = EvaluatorConfig(enabled=False)
+    run(Experiment(agent, EnvConfig(OutOfBox), evaluator=off, **options), runs_dir=tmp_path, display="plain")
+    assert len(re.findall("outside its Box", capsys.readouterr().err)) == 1

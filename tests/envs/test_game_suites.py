@@ -96,7 +96,8 @@ def test_failed_game_is_rebuilt_if_configured() -> None:
     frail = FailingGame if module is None else module.FailingGame
     frail.made = 0
     with pytest.raises(
-        EnvironmentFault, match=r"slot 0, episode \d+, step \d+, seed \d+\) raised RuntimeError in step: the"
+        EnvironmentFault,
+        match=r"slot 0, episode \d+, step \d+, first reset with seed \d+\) raised RuntimeError in step: the",
     ):
         play(EnvConfig(name))
     frail.made = 0
@@ -110,7 +111,7 @@ def test_position_of_a_game_that_may_be_rebuilt_is_known() -> None:
     """The message about an environment that hangs names it."""
     game = make_game(EnvConfig("pettingzoo:tests.envs.seat_games:ParallelGame", on_fault="restart-env"), 2, 0)
     game.reset()
-    assert game.where().startswith("slot 1, episode 0, step 0, seed ")
+    assert game.where().startswith("slot 1, episode 0, step 0, first reset with seed ")
 
 
 class FailingSlot(ParallelGame):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jsrl import EnvConfig, Experiment, PPOConfig, check_env, load_policy, make_env, run
-from jsrl.envs.adapters.in_jax import reset_all, step_all
+from jsrl.envs.adapters.in_jax import make_single, reset_all, step_all
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.extend import ArraySpec, Continuous, Discrete, EnvSpec, GameSpec, JaxStep, Seat
@@ -89,15 +89,56 @@ def test_episodes_may_be_cut_and_actions_are_within_their_bounds() -> None:
 
 def test_check_env_checks_it_and_mistakes_are_named() -> None:
     assert check_env(EnvConfig(Climb, backend="jax"), steps=12).episodes > 0
-    env, _ = climb(fails=True)
-    with pytest.raises(EnvironmentFault, match="raised ValueError in step: no floor"):
-        env.step(np.ones(2, np.int32))
+    with pytest.raises(
+        EnvironmentFault, match=r"Climb' raised ValueError in step: no floor. It was raised in .*test_jax"
+    ):
+        climb(fails=True)
+    with pytest.raises(ConfigError, match=r"made an environment in JAX .*, Climb; add --env.backend jax"):
+        make_env(EnvConfig(f"{__name__}:Climb"), 1, 0)
     with pytest.raises(
         ConfigError, match=r"env.backend=jax made OrderedDict; expected an environment with spec, reset"
     ):
         make_env(EnvConfig("collections:OrderedDict", backend="jax"), 1, 0)
     with pytest.raises(ConfigError, match=r"Climb' could not be made with kwargs \{'depth': 3\}: .*'depth'"):
         make_env(EnvConfig(Climb, kwargs={"depth": 3}, backend="jax"), 1, 0)
+
+
+MISTAKES = {  # field of JaxStep -> what becomes of its value
+    "state": lambda x: x._replace(time=x.time * 1.0),
+    "observation": lambda x: x[None],
+    "reward": lambda x: x[None],
+    "terminated": lambda x: jnp.stack([x, x]),
+}
+
+
+class Drifts(Climb):
+    def __init__(self, field: str):
+        super().__init__()
+        self.field = field
+
+    def step(self, key, state, action):
+        stepped = super().step(key, state, action)
+        return stepped._replace(**{self.field: MISTAKES[self.field](getattr(stepped, self.field))})
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        (
+            "state",
+            r"the state of step\.time is float32 \[\]; expected int32 \[\], as in the state of reset. Convert it",
+        ),
+        ("observation", r"the observation of step is float32 \[1, 2\]; expected float32 \[2\], as its spec says"),
+        ("reward", r"the reward of step is int32 \[1\]; expected float32 \[\], one number"),
+        ("terminated", r"terminated of step is bool \[2\]; expected bool \[\], one flag"),
+    ],
+)
+def test_shapes_and_dtypes_are_checked_before_anything_is_compiled(field: str, said: str, monkeypatch) -> None:
+    monkeypatch.setattr("jsrl.envs.adapters.in_jax.Compiled", None)
+    config = EnvConfig(f"{__name__}:Drifts", kwargs={"field": field}, backend="jax")
+    for make in (check_env, lambda config: make_env(config, 2, 0), make_single):
+        with pytest.raises(EnvironmentFault, match=f"Drifts': {said}"):
+            make(config)
 
 
 @pytest.mark.parametrize("placement", ["inline", "served"])
@@ -137,7 +178,7 @@ class Counted(Climb):
 def test_check_env_compiles_it_once_outside_its_limit_of_time(monkeypatch) -> None:
     monkeypatch.setattr("jsrl.envs.check.time.monotonic", lambda: 100.0 * Counted.traced)
     assert check_env(EnvConfig(Counted, backend="jax"), steps=20, max_seconds=10.0).episodes > 0
-    assert Counted.traced == 1
+    assert Counted.traced == 2, "once for its shapes, once compiled"
 
 
 class Tug:

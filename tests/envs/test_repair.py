@@ -121,7 +121,12 @@ def test_failed_slot_is_rebuilt_and_its_episode_cut(what: str) -> None:
     assert ended == [(5, 0, 5, 5.0, whole), (8, 1, 5, 5.0, whole), (11, 0, 5, 5.0, whole)]
     assert CLOSED == ["slot 1, life 0"]
     assert len(told) == 1
-    for part in ("FailingEnv", "slot 1, episode 0, step 2, seed", "Slot 1 is rebuilt, with seed", "repair 1 of 10"):
+    for part in (
+        "FailingEnv",
+        "slot 1, episode 0, step 2, first reset with seed",
+        "Slot 1 is rebuilt, with seed",
+        "repair 1 of 10",
+    ):
         assert part in told[0]
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jsrl.cluster.handle import GONE_S
 from jsrl.cluster.members import Forward, GiveKeys, JoinedHost, Place, RemoteWorker, Tell
 from jsrl.cluster.members import Start as StartRemote
 from jsrl.cluster.messages import Begin, Keys, Signal
+from jsrl.cluster.port import GONE_S
 from jsrl.control.ending import BeginTask, Ending, Files, Interrupted, Level, LookAtFiles, Rescue, ShowLate, Task
 from jsrl.control.supervision import (
     Died,

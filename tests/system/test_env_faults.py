@@ -10,7 +10,7 @@ from tests.marks import nightly
 from tests.system.launched import FOREVER, Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
-PLACE = r"\(slot \d, episode {}, step \d, seed \d+\)"
+PLACE = r"\(slot \d, episode {}, step \d, first reset with seed \d+\)"
 
 
 def watchdog_reports(run: Launched) -> list[str]:

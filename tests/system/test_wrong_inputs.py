@@ -68,6 +68,7 @@ def test_environment_that_misbehaves_in_serial_mode(world, tmp_path: Path, name:
         assert part in str(caught.value)
     (result,) = tmp_path.glob("tiny/*/result.json")
     assert '"ended": "failed"' in result.read_text()
+    assert f"EnvironmentFault: {caught.value}\n" in (result.parent / "logs" / "controller.log").read_text()
 
 
 def test_vector_environment_of_the_users_own_that_raises(world, tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_environment_that_misbehaves_in_a_process(launch, name: str) -> None:
     text = launch(*FOREVER, "--env.id", f"worlds:{name}").expect(1, 30.0)
     for part in ("WorkerDied: actor-0: EnvironmentFault", f"worlds:{name}", *MISBEHAVIOUR[name]):
         assert part in text
-    assert re.search(r"\(slot \d, episode \d+, step \d, seed \d+\)", text) and "Traceback" in text
+    assert re.search(r"\(slot \d, episode \d+, step \d, first reset with seed \d+\)", text) and "Traceback" in text
 
 
 @slow

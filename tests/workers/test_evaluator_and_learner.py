@@ -16,13 +16,14 @@ from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Update, Up
 from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.errors import AgentFault, NonFiniteUpdate
+from jsrl.experiment import EvaluatorConfig
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.runs.control_bodies import Command
 from jsrl.services.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId
 from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
-from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
+from jsrl.workers.evaluator.worker import Evaluator
 from jsrl.workers.learner.batching import Batcher, BatchPlan
 from jsrl.workers.learner.checks import CountsItself, FiniteCheck
 from jsrl.workers.learner.kind import RESERVED
@@ -30,8 +31,8 @@ from jsrl.workers.learner.outlet import Outlet
 from jsrl.workers.learner.seams import Gate, Skip
 from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
-from jsrl.workers.play import PlayedPolicy
-from tests.workers.event_recorder import EventRecorder
+from jsrl.workers.play import PlayedPolicy, PlayerSettings
+from tests.workers.event_recorder import EventRecorder, taken
 
 ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 T, B = 3, 2
@@ -113,11 +114,12 @@ class Params:
 
 class EvaluatorRig:
     def __init__(self, folder: Path, agent: Agent = AGENT, **changes) -> None:
-        values = {"seed": 7, "episodes": 10, "sampled_episodes": 0, "final_episodes": 6, "num_envs": 4,
-                  "period_updates": 5, "env_steps_per_batch": 100}  # fmt: skip
+        values = {"seed": 7, "period_updates": 5, "env_steps_per_batch": 100, "episodes": 10, "final_episodes": 6,
+                  "num_envs": 4} | changes  # fmt: skip
         self.envs: list[Uneven] = []
         self.params, self.heard = Params(), EventRecorder()
-        settings = EvaluatorSettings(**(values | changes))
+        settings = PlayerSettings(**taken(values, PlayerSettings))
+        config = EvaluatorConfig(**taken(values, EvaluatorConfig))
 
         def make_env(num_envs: int, seed: int) -> Uneven:
             self.envs.append(Uneven(num_envs, seed))
@@ -125,7 +127,7 @@ class EvaluatorRig:
 
         self.store = SnapshotStore(folder / "params")
         played = PlayedPolicy(agent, ENV, lambda: self.params, settings.seed + 1)
-        self.evaluator = Evaluator([played], settings, make_env, self.store, self.heard)
+        self.evaluator = Evaluator([played], settings, config, make_env, self.store, self.heard, **values)
         self.evaluator.setup()
 
     def play(self) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from jsrl.control.processes.processes import Leader
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.services.runs.control_bodies import Bye, Crash
 from jsrl.services.runs.names import FileNames
 from jsrl.workers.jobs import Job
@@ -109,6 +109,16 @@ def last_message(made: Any) -> Any:
 def test_invalid_values_of_a_workers_methods_are_named(parts: dict[str, Any], words: str) -> None:
     crash = last_message(worker(**parts))
     assert isinstance(crash, Crash) and crash.error == "ConfigError" and words in crash.text
+
+
+def test_the_log_has_the_traceback_and_the_controller_that_of_the_users_code(capfd) -> None:
+    def raises(cause: Exception | None) -> int:
+        raise EnvironmentFault("the reward is NaN") from cause
+
+    for cause, trace in ((None, ""), (ZeroDivisionError("mine"), "ZeroDivisionError: mine\n")):
+        assert last_message(worker(step=lambda cause=cause: raises(cause))).trace == trace
+        log = capfd.readouterr().err
+        assert "Traceback" in log and "in raises" in log and "the reward is NaN" in log
 
 
 def test_close_may_return_nothing() -> None:

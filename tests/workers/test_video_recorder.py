@@ -11,14 +11,15 @@ import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.envs.base import EnvStep, Episode
+from jsrl.experiment import VideoConfig
 from jsrl.services.recordings.video import Captions
 from jsrl.services.recordings.video_shelf import Video, VideoShelf
 from jsrl.services.runs.control_bodies import Command
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
-from jsrl.workers.play import PlayedPolicy
-from jsrl.workers.video_recorder.worker import VideoRecorder, VideoRecorderSettings
+from jsrl.workers.play import PlayedPolicy, PlayerSettings
+from jsrl.workers.video_recorder.worker import VideoRecorder
 from tests.decoded import decode
-from tests.workers.event_recorder import EventRecorder
+from tests.workers.event_recorder import EventRecorder, taken
 
 ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 LENGTH = 6
@@ -92,23 +93,19 @@ class Params:
 
 class Rig:
     def __init__(self, folder: Path, **changes) -> None:
-        values = {
-            "seed": 1,
-            "period_updates": 10,
-            "env_steps_per_batch": 100,
-            "episodes": 1,
-            "fps": None,
-            "max_seconds": 60.0,
-        }
+        values = {"seed": 1, "period_updates": 10, "env_steps_per_batch": 100} | changes
         self.env, self.params, self.heard = Painted(), Params(), EventRecorder()
         self.folder = folder
-        settings = VideoRecorderSettings(**(values | changes))
+        settings = PlayerSettings(**taken(values, PlayerSettings))
+        config = VideoConfig(**taken(values, VideoConfig))
         self.worker = VideoRecorder(
             [PlayedPolicy(AGENT, ENV, lambda: self.params, 1)],
             settings,
+            config,
             lambda n, seed: self.env,
             lambda: VideoShelf(folder, 2),
             self.heard,
+            **values,
         )
         self.worker.setup()
 

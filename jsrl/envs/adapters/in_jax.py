@@ -242,7 +242,64 @@ def make_one(config: EnvConfig, factory: Any = None) -> JaxEnv:
             f"{config.id!r} with env.backend=jax made {type(env).__name__}; expected an environment with spec, reset(key) "
             "and step(key, state, action): see jsrl.extend.JaxEnv"
         )
+    check_shapes(env, config.id)
     return env
+
+
+def check_shapes(env: JaxEnv, name: str) -> None:
+    """Check what reset and step return, from shapes alone: nothing is computed or compiled.
+
+    Raises:
+      EnvironmentFault: `step` changes the state's tree, shapes or dtypes, an observation is not the spec's, or a reward or end
+        is not one number; or one of them raised.
+    """
+    spec = env.spec
+
+    def of_seats(read: Callable[[Any], Any]) -> Any:
+        return {seat.name: read(seat) for seat in spec.seats} if isinstance(spec, GameSpec) else read(spec)
+
+    def call(where: str, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return jax.eval_shape(function, *args)
+        except Exception as error:
+            what = f"environment {name!r} raised {type(error).__name__} in {where}: {error}"
+            raise EnvironmentFault(f"{what}. {advice_raised(error)}") from error
+
+    def compare(given: Tree, wanted: Tree, what: str, like: str, *, whole: bool = False) -> None:
+        """Compare leaves; whole: also dtypes, and leaves that are not wanted."""
+        found, expected = _leaves(given), _leaves(wanted)
+        for leaf in sorted({*expected, *(found if whole else ())}):
+            one, other = found.get(leaf), expected.get(leaf)
+            if one is None or other is None or one.shape != other.shape or (whole and one.dtype != other.dtype):
+                raise EnvironmentFault(
+                    f"environment {name!r}: {what}{leaf} is {_shown(one)}; expected {_shown(other)}, {like}. Convert it, for "
+                    "example with .astype or .reshape, or correct the other"
+                )
+
+    key = jax.eval_shape(jax.random.key, 0)
+    state, first = call("reset", env.reset, key)
+    action = of_seats(lambda seat: _struct(seat.action.array))
+    stepped = call("step", lambda *args: JaxStep(*env.step(*args)), key, state, action)
+    compare(stepped.state, state, "the state of step", "as in the state of reset", whole=True)
+    observation = of_seats(lambda seat: map_tree(_struct, seat.observation))
+    for where, seen in (("reset", first), ("step", stepped.observation)):
+        compare(seen, observation, f"the observation of {where}", "as its spec says")
+    number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool)
+    compare(stepped.reward, of_seats(lambda _: number), "the reward of step", "one number")
+    for end in ("terminated", "truncated"):
+        compare(getattr(stepped, end), flag, f"{end} of step", "one flag")
+
+
+def _struct(leaf: ArraySpec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _leaves(tree: Tree) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _shown(leaf: Any) -> str:
+    return "missing" if leaf is None else f"{leaf.dtype} {list(leaf.shape)}"
 
 
 def make_single(config: EnvConfig, factory: Any = None) -> JaxEnv:

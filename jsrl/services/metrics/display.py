@@ -55,7 +55,7 @@ class Display(Protocol):
         ...
 
     def message(self, text: str, level: str = "info") -> None:
-        """Show a line of text; `level` is `info`, `warning` or `error`."""
+        """Show a line of text; `level` is `info`, `warning`, `error` or `log`, which goes to the log file alone."""
         ...
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class LineDisplay:
             self._line()
 
     def message(self, text: str, level: str = "info") -> None:
-        line = printable(text if level == "info" else f"{level}: {text}")
+        line = printable(text if level in ("info", "log") else f"{level}: {text}")
         if level in self._shown:
             self._write(line)
         if self._log is not None:

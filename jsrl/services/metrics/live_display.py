@@ -55,6 +55,8 @@ class LiveDisplay:
 
     def message(self, text: str, level: str = "info") -> None:
         self._behind.message(text, level)
+        if level == "log":
+            return
         self._messages.append((level, printable(text)))
         self._next_s = 0.0
         self._draw()

@@ -1,17 +1,70 @@
-"""All sinks of a run in one thread: their failures, blocking and slowness never stop or delay the run."""
+"""Sinks and hooks in threads of their own: their failures, blocking and slowness never stop or delay the run."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import queue
+import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from jsrl.services.metrics.call_thread import CallThread
 from jsrl.services.metrics.sinks import Line
+
+MOST_WAITING = 1000
+
+
+class CallThread:
+    """Makes calls one after another in its own thread, which starts with the first call.
+
+    Calls must not raise. The thread is a daemon: a call that never returns ends with the process.
+
+    Attributes:
+      dropped: calls that were refused because MOST_WAITING others waited.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._waiting: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._closed, self.dropped = False, 0
+
+    def put(self, call: Callable[[], object], *, may_drop: bool = False) -> None:
+        """Queue a call; never blocks."""
+        if may_drop and self._waiting.qsize() >= MOST_WAITING:
+            self.dropped += 1
+        elif not self._closed:
+            self._waiting.put(call)
+            if not self._thread.ident:
+                self._thread.start()
+
+    def finish(self, until_s: float) -> int:
+        """Wait for all calls until a time of the monotonic clock or Ctrl-C; make no calls afterwards.
+
+        Returns:
+          The number of unfinished calls.
+        """
+        self._closed = True
+        if not self._thread.ident:
+            return 0
+        self._waiting.put(None)
+        with contextlib.suppress(KeyboardInterrupt):
+            self._thread.join(max(until_s - time.monotonic(), 0.0))
+        if not self._thread.is_alive():
+            return 0
+        left = self._waiting.qsize()  # the present one, and those before the last, which is None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
+        self._waiting.put(None)
+        return left
+
+    def _run(self) -> None:
+        while (call := self._waiting.get()) is not None:
+            call()
 
 
 class SinkThread:
@@ -42,10 +95,6 @@ class SinkThread:
 
     def video(self, path: Path) -> None:
         self._put("video", path)
-
-    def settle(self, limit_s: float) -> bool:
-        """Wait until nothing is queued; return whether that happened in time."""
-        return self._thread.wait(limit_s)
 
     def end(self, summary: dict[str, Any], limit_s: float) -> None:
         """Pass the outcome of the run on, wait for all sinks together no longer than `limit_s`, and report losses."""

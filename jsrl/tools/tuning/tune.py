@@ -250,14 +250,22 @@ class Tuner:
 
     def _best(self) -> Setting:
         """Return the setting with the highest median of the later measurements; the default, if that is about as fast."""
-        again = [setting for setting, own in self.speeds.items() if len(own) > 1]
-        compared = again if self.default in again else list(self.speeds)  # the default is the last one of a round
+        compared = [s for s, own in self.speeds.items() if len(own) > 1 or not self._has_finals]
         fastest = max(compared, key=self._median)
         return self.default if self._median(self.default) >= (1 - TIE) * self._median(fastest) else fastest
 
-    def _median(self, setting: Setting) -> float:
+    @property
+    def _has_finals(self) -> bool:
+        """Return whether a round of final measurements is complete: the default is the last one."""
+        return len(self.speeds[self.default]) > 1
+
+    def _counted(self, setting: Setting) -> list[float]:
+        """Return the measurements of a setting that count: the final ones, or that of the search."""
         own = self.speeds[setting]
-        return statistics.median(own[1:] or own)
+        return own[1:] if len(own) > 1 and self._has_finals else own[:1]
+
+    def _median(self, setting: Setting) -> float:
+        return statistics.median(self._counted(setting))
 
     # -- trials --------------------------------------------------------------------------------------------------------
 
@@ -301,19 +309,17 @@ class Tuner:
         return f"the default ({default})" if setting == self.default else " ".join(spelled(self._options(setting)))
 
     def _text(self, best: Setting) -> str:
-        speed, own = self._median(best), self._median(self.default)
-        lines = [
-            f"{self._experiment.name}: {self._words(best)}: {speed / own:.2f}x the default, {speed:,.0f} env steps/s"
-        ]
+        name, speed, own = self._experiment.name, self._median(best), self._median(self.default)
         if best == self.default:
-            lines = [
-                f"{self._experiment.name}: keep {self._words(best)}, {speed:,.0f} env steps/s: nothing was faster by 2%"
-            ]
+            lines = [f"{name}: keep {self._words(best)}, {speed:,.0f} env steps/s: nothing was faster by 2%"]
+        else:
+            gain = f"{speed / own:.2f}x the default, " if own else ""  # it may fail in the finals
+            lines = [f"{name}: {self._words(best)}: {gain}{speed:,.0f} env steps/s"]
         if best.scale != 1.0:
             lines.append("  the number of environments and the batch changed, and what is learned with them")
         lines.append(f"  the fastest of {len(self.speeds)} settings (lowest and highest of the last measurements):")
         for setting in sorted(self.speeds, key=lambda s: (s != best, -self._median(s)))[:4]:
-            last = self.speeds[setting][1:] or self.speeds[setting]
+            last = self._counted(setting)
             between = f"({min(last):,.0f} - {max(last):,.0f})" if len(last) > 1 else "(once)"
             lines.append(f"  {self._median(setting):>10,.0f} {between}  {self._words(setting)}")
         return "\n".join(lines)

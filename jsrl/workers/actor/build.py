@@ -73,7 +73,9 @@ def make_group(job: Job, group: int, reporter: Reporter, meter: Meter) -> Vector
         meter.count("env_faults")
         reporter.event("warning", f"group {group}: {text}")
 
-    env = make(e.env, e.group_size, job.incarnation_seed, group=group, groups=job.seat_groups or None, warn=warn)
+    note = partial(reporter.event, "warning") if group == 0 else None  # one of the run is enough
+    groups = job.seat_groups or None
+    env = make(e.env, e.group_size, job.incarnation_seed, group=group, groups=groups, warn=warn, note=note)
     if "jax" in sys.modules and not (job.in_process or loads_jax(job)):
         reporter.event(
             "warning",

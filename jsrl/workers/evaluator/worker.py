@@ -6,7 +6,6 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,6 +15,7 @@ from jsrl.agents.base import ActParams
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.errors import SnapshotError
+from jsrl.experiment import EvaluatorConfig
 from jsrl.intervals import score_of
 from jsrl.references.importing import import_target
 from jsrl.services.metrics.metrics import Meter
@@ -25,7 +25,7 @@ from jsrl.types import version_updates
 from jsrl.workers.base import Reporter, snapshot_store
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings, common_player_settings, played_policies
+from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings, played_policies, player_settings
 
 if TYPE_CHECKING:
     from jsrl.workers.evaluator.matches import Opponent
@@ -33,23 +33,6 @@ if TYPE_CHECKING:
 # imported only where opponents are named
 MATCHES = "jsrl.workers.evaluator.matches:Matches"
 OPPONENTS = "jsrl.workers.evaluator.matches:make_opponents"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluatorSettings(PlayerSettings):
-    """Settings of an evaluator; see EvaluatorConfig.
-
-    goal: the score that ends the run; None: no goal. joins_rewards: the policy learns from the mean reward of its seats.
-    max_share: of the env steps trained since the start; evaluations do not begin while they have played more. None: no limit.
-    """
-
-    episodes: int
-    sampled_episodes: int
-    final_episodes: int
-    num_envs: int
-    goal: float | None = None
-    max_share: float | None = None
-    joins_rewards: bool = False
 
 
 OPPOSED = (
@@ -71,20 +54,28 @@ class Evaluator(Player[VectorEnv | VectorGame]):
       store: of params snapshots (`best`).
       opponents: of matches; empty: episodes of these policies together are scored. With opponents each seat of an environment
         of `make_env` is a group.
+      goal: the score that ends the run; None: no goal. joins_rewards: the policy learns from the mean reward of its seats.
+      max_share: of the env steps trained since the start; none begins while evaluations have played more. None: no limit.
     """
 
     def __init__(
         self,
         policies: Sequence[PlayedPolicy],
-        settings: EvaluatorSettings,
+        settings: PlayerSettings,
+        config: EvaluatorConfig,
         make_env: Callable[[int, int], VectorEnv | VectorGame],
         store: SnapshotStore,
         reporter: Reporter,
         meter: Meter | None = None,
         opponents: Callable[[], Sequence[Opponent]] = tuple,
+        *,
+        goal: float | None = None,
+        max_share: float | None = None,
+        joins_rewards: bool = False,
     ) -> None:
         super().__init__(settings.name or "evaluator", policies, settings, make_env, reporter, meter)
-        self._settings, self._store = settings, store
+        self._config, self._store = config, store
+        self._goal, self._max_share, self._joins_rewards = goal, max_share, joins_rewards
         self._plan: list[tuple[str, bool, int]] = []
         self._make_opponents = opponents
         self._opponents: list[Opponent] = []
@@ -96,7 +87,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
 
     def setup(self) -> None:
         self._opponents = list(self._make_opponents())
-        self._set_up_player(min(self._settings.num_envs, self._settings.episodes))
+        self._set_up_player(min(self._config.num_envs, self._config.episodes))
         self._load_best()
 
     def _load_best(self) -> None:
@@ -124,22 +115,22 @@ class Evaluator(Player[VectorEnv | VectorGame]):
     @property
     def _within_share(self) -> bool:
         """Return whether evaluations have played no more than their share of the env steps."""
-        if self._settings.max_share is None or not self._played:
+        if self._max_share is None or not self._played:
             return True
         assert self._params is not None
-        begun, now = (self._env_steps(n) for n in (self._settings.start_updates, version_updates(self._params[0])))
-        return self._played <= self._settings.max_share * (now - begun)
+        begun, now = (self._env_steps(n) for n in (self._shared.start_updates, version_updates(self._params[0])))
+        return self._played <= self._max_share * (now - begun)
 
     def _begin(self) -> None:
         if self._is_last and not self._has_last_params():
             return
         if not self._plan:
             self._begin_period()
-            if self._settings.sampled_episodes:  # first: both are reported together
-                self._plan.append(("evaluator/sampled", False, self._settings.sampled_episodes))
-            self._plan.append(("evaluator", True, self._settings.episodes))
+            if self._config.sampled_episodes:  # first: both are reported together
+                self._plan.append(("evaluator/sampled", False, self._config.sampled_episodes))
+            self._plan.append(("evaluator", True, self._config.episodes))
         name, greedy, episodes = self._plan[0]
-        slots = min(self._settings.num_envs, episodes)
+        slots = min(self._config.num_envs, episodes)
         there = [one for opponent in self._opponents if (one := opponent(slots)) is not None]
         if self._opponents and not there:
             return
@@ -156,7 +147,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         score, (name, greedy, _) = self._play.score, self._plan.pop(0)
         against = score.against
         self._play = None
-        if self._settings.joins_rewards and score.is_opposed:
+        if self._joins_rewards and score.is_opposed:
             self._reporter.event("warning", OPPOSED.format(episodes=len(score.returns)), once="opposed")
         facts, updates = score.facts(), version_updates(score.version)
         if self._is_last:
@@ -184,8 +175,8 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         metrics, self._metrics = self._metrics, {}
         self._reporter.event("evaluated", updates=updates, env_steps=env_steps, metrics=metrics, **facts)
         complete = len(against) == len(self._opponents)
-        if self._settings.goal is not None and complete and score_of(facts) >= self._settings.goal:
-            self._plan.append(("evaluator/confirmation", True, self._settings.episodes))
+        if self._goal is not None and complete and score_of(facts) >= self._goal:
+            self._plan.append(("evaluator/confirmation", True, self._config.episodes))
 
     def _cut(self, why: str) -> None:
         self._played += 0 if self._play is None else self._play.env_steps
@@ -227,7 +218,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             dict.fromkeys((player.name for player in self._players), 0) | ({} if use_best else dict(updates or {}))
         )
         self._play = None
-        self._plan = [("evaluator/final", True, self._settings.final_episodes)]
+        self._plan = [("evaluator/final", True, self._config.final_episodes)]
 
     def _has_last_params(self) -> bool:
         """Return whether the last params of each policy are there; after `last_params_s` older ones are enough."""
@@ -235,7 +226,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         if late and time.monotonic() < self._wait_until_s:
             self._take_newest()
             return False
-        waited = f"within {self._settings.last_params_s:g} s (deadlines.snapshot_s)"
+        waited = f"within {self._shared.last_params_s:g} s (deadlines.snapshot_s)"
         if any(player.params is None for player in self._players):
             self._plan = []
             self._reporter.event("warning", f"no params arrived {waited}, so there is no final evaluation")
@@ -263,19 +254,8 @@ SHARE = 0.25  # of the env steps, for evaluations of a serial run: at most a ten
 
 def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
     e = job.experiment
-    settings = EvaluatorSettings(
-        episodes=e.evaluator.episodes,
-        sampled_episodes=e.evaluator.sampled_episodes,
-        final_episodes=e.evaluator.final_episodes,
-        num_envs=e.evaluator.num_envs,
-        goal=e.stop_at_return,
-        last_params_s=e.deadlines.snapshot_s,
-        joins_rewards=getattr(e.agent, "rewards", "own") == "team",
-        period_updates=e.evaluation_period,
-        niceness=None if job.in_process else NICENESS,
-        max_share=SHARE if job.in_process and e.evaluator.period_env_steps is None and not e.stop_at_return else None,
-        **common_player_settings(job),
-    )
+    settings = player_settings(job, e.evaluation_period, e.deadlines.snapshot_s, NICENESS)
+    limited = job.in_process and e.evaluator.period_env_steps is None and not e.stop_at_return
 
     def make_env(num_envs: int, seed: int) -> VectorEnv | VectorGame:
         warn = functools.partial(reporter.event, "warning")
@@ -286,4 +266,16 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         return import_target(OPPONENTS)(job) if e.evaluator.against else ()
 
     store = snapshot_store(job, reporter, "params")
-    return Evaluator(played_policies(job), settings, make_env, store, reporter, make_meter(job), opponents)
+    return Evaluator(
+        played_policies(job),
+        settings,
+        e.evaluator,
+        make_env,
+        store,
+        reporter,
+        make_meter(job),
+        opponents,
+        goal=e.stop_at_return,
+        max_share=SHARE if limited else None,
+        joins_rewards=getattr(e.agent, "rewards", "own") == "team",
+    )

@@ -20,7 +20,7 @@ from jsrl.parallel import OnEach
 from jsrl.types import Array, Tree
 from jsrl.workers.base import Reporter, Worker
 from jsrl.workers.fused.program import Envs, Made, Program
-from jsrl.workers.fused.worker import FusedState, FusedUpdate, Pace, build_fused
+from jsrl.workers.fused.worker import FusedState, FusedUpdate, build_fused
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import build_worker
 from jsrl.workers.learner.batching import Batch
@@ -42,16 +42,16 @@ class Together:
       jobs: of the members' fused workers.
 
     Attributes:
-      vectorised: whether the members are.
+      vectorised: whether the members are. members: in order. pending: number of a member -> what the last call made for it.
     """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs, self.vectorised = list(jobs), jax.default_backend() != "cpu"
-        self._members: list[Member] = []
+        self.members: list[Member] = []
         self._begun: list[FusedState] = []
         self._state: FusedState | None = None  # leaves [N, ...] of the agents, [D, N, ...] of the environments
         self._params: Tree = None  # [N, ...], numpy
-        self._pending: dict[int, Made] = {}
+        self.pending: dict[int, Made] = {}
         self._values = varied_numbers([with_total(job).agent for job in jobs])
 
     def build(self, job: Job, reporter: Reporter) -> Worker:
@@ -59,18 +59,6 @@ class Together:
         if job.kind != "fused":
             return build_worker(job, reporter)
         return build_fused(job, reporter, functools.partial(Member, self))
-
-    def join(self, member: Member) -> int:
-        self._members.append(member)
-        return len(self._members) - 1
-
-    @property
-    def first(self) -> Member:
-        return self._members[0]
-
-    @property
-    def pace(self) -> Pace:
-        return self.first.pace
 
     def begin(self, number: int, state: FusedState) -> Share:
         """Take the first state of the next member; members begin in order."""
@@ -82,12 +70,12 @@ class Together:
         if len(self._begun) < len(self._jobs):
             return
         axes = {"in_axes": (None, None, 0, None), "out_axes": (None, 0, None)}
-        self._run = OnEach(self._run_all, self.first.devices, **axes, donate=(1, 2))
+        self._run = OnEach(self._run_all, self.members[0].devices, **axes, donate=(1, 2))
         agents, envs = zip(*self._begun, strict=True)
         self._state = FusedState(_stacked(agents, 0), _stacked(envs, 1))
         self._params = jax.device_get(self._state.params)
         self._begun.clear()
-        self._run.compile(self._values, *self._state, np.ones(len(self._members), np.int32))
+        self._run.compile(self._values, *self._state, np.ones(len(self.members), np.int32))
 
     def _run_all(
         self, values: dict[str, Array], agents: AgentState, envs: Envs, limits: Array, axis_name: str
@@ -101,7 +89,7 @@ class Together:
 
     def _program(self, values: dict[str, Array]) -> Program:
         """Return the program of a member with these numbers of its agent."""
-        program, job = self.first.program, self._jobs[0]
+        program, job = self.members[0].program, self._jobs[0]
         if not values:
             return program
         e = with_total(job)
@@ -113,26 +101,20 @@ class Together:
 
     def take(self, number: int) -> Made:
         """Return what the next call made for a member."""
-        if number not in self._pending:
+        if number not in self.pending:
             self._call()
-        return self._pending.pop(number)
+        return self.pending.pop(number)
 
     def _call(self) -> None:
-        assert not self._pending, f"members {sorted(self._pending)} have not taken the updates of the last call"
-        limits = [min(self.pace.size, member.left) if member.goes_on else 0 for member in self._members]
+        assert not self.pending, f"members {sorted(self.pending)} have not taken the updates of the last call"
+        limits = [min(self.members[0].pace.size, member.left) if member.goes_on else 0 for member in self.members]
         assert self._state is not None
         begun_s = time.perf_counter()
         agents, envs, made = self._run(self._values, *self._state, np.array(limits, np.int32))
         made, self._params = jax.device_get((made, agents.params))
         self._state = FusedState(agents, envs)
-        self.pace.took(time.perf_counter() - begun_s, int(made.batches.max()))
-        self._pending = {i: jax.tree.map(lambda x, i=i: x[i], made) for i, limit in enumerate(limits) if limit}
-
-    def leave(self, number: int) -> None:
-        self._pending.pop(number, None)
-
-    def has(self, number: int) -> bool:
-        return number in self._pending
+        self.members[0].pace.took(time.perf_counter() - begun_s, int(made.batches.max()))
+        self.pending = {i: jax.tree.map(lambda x, i=i: x[i], made) for i, limit in enumerate(limits) if limit}
 
     def params(self, number: int) -> ActParams:
         if self._state is None:
@@ -181,8 +163,10 @@ class Member(FusedUpdate):
     def __init__(self, together: Together, *own: Any) -> None:
         super().__init__(*own)
         self._together, self._is_closed = together, False
-        self._number = together.join(self)
-        self.pace, self.fresh_on_each = together.pace, together.first.fresh_on_each  # compiled once
+        self._number = len(together.members)
+        together.members.append(self)
+        first = together.members[0]
+        self.pace, self.fresh_on_each = first.pace, first.fresh_on_each  # compiled once
 
     def make(self, key: Array) -> Any:
         return self._together.begin(self._number, super().make(key))
@@ -205,7 +189,7 @@ class Member(FusedUpdate):
 
     def close(self) -> None:
         self._is_closed = True
-        self._together.leave(self._number)
+        self._together.pending.pop(self._number, None)
 
 
 class TakesAll(Lifecycle):
@@ -216,7 +200,7 @@ class TakesAll(Lifecycle):
 
     def last(self) -> Batch | None:
         found: Any = np.int32(0)
-        return Batch(found, [0], 0) if self._together.has(self._number) else None
+        return Batch(found, [0], 0) if self._number in self._together.pending else None
 
 
 def varied_numbers(agents: Sequence[Any]) -> dict[str, np.ndarray]:

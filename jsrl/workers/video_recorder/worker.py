@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.rendering import RenderedEnv, Returns, check_rendered, make_rendered
 from jsrl.errors import VideoError
+from jsrl.experiment import VideoConfig
 from jsrl.intervals import score_of
 from jsrl.services.metrics.metrics import Meter
 from jsrl.services.metrics.phases import Phases
@@ -23,7 +23,7 @@ from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings, common_player_settings, played_policies
+from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings, played_policies, player_settings
 
 HELD_S = 0.5  # how long the last picture of an episode is shown
 BEHIND = 2  # periods of training during one video, from which on the user is told
@@ -31,19 +31,6 @@ TOO_SLOW = (
     "no video was finished while the run trained, so only the last params are filmed; --video.niceness 0 gives the video "
     "recorder more time on a busy machine, and a smaller --video.max-seconds makes videos shorter"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class VideoRecorderSettings(PlayerSettings):
-    """Settings of a video recorder; see VideoConfig.
-
-    scored: evaluations score the policy; otherwise the return of a video is its score.
-    """
-
-    episodes: int
-    fps: float | None
-    max_seconds: float
-    scored: bool = False
 
 
 class OpenVideo:
@@ -95,20 +82,23 @@ class VideoRecorder(Player[RenderedEnv]):
 
     Args:
       policies: that play. make_env: (1, seed) -> environment that renders pictures.
-      open_shelf: () -> the run's videos.
+      open_shelf: () -> the run's videos. scored: evaluations score the policy; else the return of a video is its score.
     """
 
     def __init__(
         self,
         policies: Sequence[PlayedPolicy],
-        settings: VideoRecorderSettings,
+        settings: PlayerSettings,
+        config: VideoConfig,
         make_env: Callable[[int, int], RenderedEnv],
         open_shelf: Callable[[], VideoShelf],
         reporter: Reporter,
         meter: Meter | None = None,
+        *,
+        scored: bool = False,
     ) -> None:
         super().__init__(settings.name or "video-recorder", policies, settings, make_env, reporter, meter)
-        self._settings, self._open_shelf = settings, open_shelf
+        self._config, self._open_shelf, self._scored = config, open_shelf, scored
         self._film: OpenVideo | None = None
         self._path = Path()
         self._filmed_version: int | None = None
@@ -128,16 +118,16 @@ class VideoRecorder(Player[RenderedEnv]):
     def _begin(self) -> None:
         assert self._params is not None
         self._begin_period()
-        settings, env = self._settings, self._env(1, 1)
+        config, env = self._config, self._env(1, 1)
         updates = version_updates(self._params[0])
         env_steps = self._env_steps(updates)
         self._path = self._shelf.path(env_steps, updates)
-        writer = VideoWriter(self._path, settings.fps or env.fps)
+        writer = VideoWriter(self._path, config.fps or env.fps)
         version = f"{self._whose(updates)}   {env_steps:,} env steps"
-        max_frames = max(1, round(settings.max_seconds * writer.fps))
+        max_frames = max(1, round(config.max_seconds * writer.fps))
         returns = Returns(env.spec, [(player.name, player.view) for player in self._players])
-        self._film = OpenVideo(env, writer, version, settings.episodes, max_frames, self._phases, returns)
-        self._play = Play(self._seated(True, 1), env, settings.episodes, camera=self._film.see, **self._options())
+        self._film = OpenVideo(env, writer, version, config.episodes, max_frames, self._phases, returns)
+        self._play = Play(self._seated(True, 1), env, config.episodes, camera=self._film.see, **self._options())
 
     def _whose(self, updates: int) -> str:
         """Return which versions play."""
@@ -157,7 +147,7 @@ class VideoRecorder(Player[RenderedEnv]):
         updates = version_updates(score.version)
         env_steps = self._env_steps(updates)
         width, height = writer.size
-        episodes = self._settings.episodes
+        episodes = self._config.episodes
         video = Video(
             self._path.name,
             updates,
@@ -169,7 +159,7 @@ class VideoRecorder(Player[RenderedEnv]):
             width,
             height,
             players=", ".join(player.name for player in self._players) if len(self._players) > 1 else "",
-            score=self._score if self._settings.scored else facts["return_mean"],
+            score=self._score if self._scored else facts["return_mean"],
         )
         self._shelf.add(video)
         self._play = self._film = None
@@ -193,11 +183,11 @@ class VideoRecorder(Player[RenderedEnv]):
         self._take_newest()
         assert self._params is not None
         late = version_updates(self._params[0]) - filmed
-        if late >= BEHIND * self._settings.period_updates:
+        if late >= BEHIND * self._shared.period_updates:
             self._reporter.event(
                 "warning",
                 f"videos fall behind: the one of update {filmed:,} was finished when training had made {late:,} more, and a "
-                f"video is due every {self._settings.period_updates:,}. --video.niceness 0 gives them more time, a smaller "
+                f"video is due every {self._shared.period_updates:,}. --video.niceness 0 gives them more time, a smaller "
                 "--video.max-seconds makes them shorter, a larger --video.period-env-steps rarer",
                 once="behind",
             )
@@ -279,16 +269,8 @@ FILMED = 1  # added to the seed: films show other episodes than evaluations
 
 def build_video_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
     e = job.experiment
-    settings = VideoRecorderSettings(
-        episodes=e.video.episodes,
-        fps=e.video.fps,
-        max_seconds=e.video.max_seconds,
-        niceness=None if job.in_process else e.video.niceness,
-        period_updates=e.filming_period,
-        scored=e.evaluator.enabled,
-        last_params_s=e.deadlines.snapshot_s / 2,  # half of the time that the run waits for the last video
-        **common_player_settings(job),
-    )
+    last_s = e.deadlines.snapshot_s / 2  # half of the time that the run waits for the last video
+    settings = player_settings(job, e.filming_period, last_s, e.video.niceness)
 
     def make_env(num_envs: int, seed: int) -> RenderedEnv:
         return make_rendered(e.filmed_env, (seed, FILMED), job.seat_groups or None)
@@ -296,7 +278,8 @@ def build_video_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
     def open_shelf() -> VideoShelf:
         return VideoShelf(Path(job.folder, VIDEOS, job.part.folder), e.video.keep_newest)
 
-    return VideoRecorder(played_policies(job), settings, make_env, open_shelf, reporter, make_meter(job))
+    meter, scored = make_meter(job), e.evaluator.enabled
+    return VideoRecorder(played_policies(job), settings, e.video, make_env, open_shelf, reporter, meter, scored=scored)
 
 
 def check_films(config: EnvConfig) -> None:

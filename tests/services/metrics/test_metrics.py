@@ -401,7 +401,9 @@ def test_after_a_full_disk_every_sink_continues_with_complete_records(tmp_path, 
     hub = open_hub(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tensorboard", on_warning=warnings.append)
     for step in range(40):  # more than the queue of tensorboardX's own writer holds
         hub.write({"a": float(step)}, step, 0)
-    assert hub.sinks.settle(10.0)
+    done = threading.Event()
+    hub.sinks._thread.put(done.set)
+    assert done.wait(20.0)
     hub.show_messages()
     first, second = sorted(warnings)
     assert "metrics.jsonl" in first and "events.out.tfevents" in second

@@ -101,6 +101,13 @@ def test_hanging_or_raising_sinks_do_not_affect_the_run(tmp_path):
     assert "switched off" not in log and " kept for you" in log
 
 
+def settled(sinks: SinkThread) -> bool:
+    """Wait for the calls so far."""
+    done = threading.Event()
+    sinks._thread.put(done.set)
+    return done.wait(20.0)
+
+
 def test_slow_sink_loses_lines_and_is_reported_once():
     stuck = HangingSink()
     thread = SinkThread([stuck])
@@ -183,7 +190,7 @@ def test_deleted_files_of_weights_and_biases_are_reported(tmp_path, monkeypatch)
     thread = SinkThread([sink])
     for _ in range(2):
         thread.write({"env_steps": 1})
-        assert thread.settle(20.0)
+        assert settled(thread)
         shutil.rmtree(tmp_path / "wandb", ignore_errors=True)
     ((text, level),) = thread.messages()
     assert level == "warning" and f"{tmp_path / 'wandb'} was deleted during the run" in text and len(sent) == 1
@@ -235,7 +242,8 @@ def test_unreachable_wandb_does_not_delay_the_end(tmp_path, monkeypatch):
     begun_s = time.monotonic()
     thread.end({"ended": "total_env_steps"}, 1.0)
     assert time.monotonic() - begun_s < 30
-    assert thread.settle(60.0)  # its process is dead, so no call waits any more
+    thread._thread._thread.join(60.0)  # its process is dead, so no call waits any more
+    assert not thread._thread._thread.is_alive()
     text = thread.messages()[0][0]
     assert "did not end within 1 s" in text and f"wandb sync {tmp_path}/wandb/" in text
     until_s = time.monotonic() + 30

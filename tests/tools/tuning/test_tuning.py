@@ -144,6 +144,14 @@ def test_later_measurements_decide():
     assert tuned.options == {"placement": "serial"} and tuned.experiment.placement == "serial"
 
 
+def test_measurements_of_a_round_that_is_not_complete_do_not_count():
+    tuner = InventedMachine(0, 2).tuner()
+    tuner.speeds = {tuner.default: [100.0], Setting("serial"): [50.0, 900.0]}
+    assert tuner._best() == tuner.default
+    tuner.speeds[tuner.default].append(100.0)
+    assert tuner._best() == Setting("serial")
+
+
 def test_the_default_is_kept_if_nothing_is_faster_by_two_percent():
     tuned, tuner = tuned_with({"served": [99.0], "serial": [100.0]})
     assert tuned.options == {} and tuned.experiment.placement == "served"
