@@ -70,8 +70,8 @@ def test_status_of_a_running_run(folder: RunFolder, capsys):
     assert "5000 of 20.0k (25%) env steps, 40 updates" in text
     assert "\n  evaluation: return 20 at 4000 env steps\n" in text
     assert (
-        f"\n  best: return 30.0 ± 2.0 (95% CI, 8 greedy episodes) at 3,000 env steps, jsrl evaluate {folder.path}@best\n"
-        in text
+        f"\n  best: return 30.0 ± 2.0 (95% CI, 8 greedy episodes) at 3,000 env steps, "
+        f"the highest of its evaluations, jsrl evaluate {folder.path}@best\n" in text
     )
     assert facts["best"]["return_mean"] == 30.0
     assert "actor 2 (b 1, c 1), pid 41 42, 2 restarts, actor-1 restarting for 1:05" in text and "learner 1;" in text
