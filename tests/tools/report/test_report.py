@@ -375,7 +375,7 @@ def test_scores_of_several_policies_name_their_policies(run_folder: RunFolder):
     assert "\nevaluation: return 2.50" in str(result)
     flat = " ".join(str(result).split())  # lines fit the terminal
     assert (
-        "best: return 500.0 ± 0.1 (95% CI, 20 greedy episodes) at 41,216 env steps, the highest of its evaluations, jsrl evaluate RUN@best"
+        "best: return 500.0 ± 0.1 (95% CI, 20 greedy episodes) at 41,216 env steps, the highest of its evaluations, "
         in flat
     )
     text = str(dataclasses.replace(result, first_policy="hider", others={"seeker": other}))
