@@ -35,7 +35,7 @@ from jsrl.transport.stream import priorities_spec, replay_batch_spec
 from jsrl.transport.table import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter
-from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker
+from jsrl.workers.replay.worker import ReplaySettings, ReplayWorker
 
 T, B, M = 20, 8, 64
 KINDS = {
@@ -113,7 +113,7 @@ def replay(kind: str, folder: str, mode: str, seconds: float) -> None:
         f"shm:{folder}/batches", replay_batch_spec(batch_spec(kind)), ProducerId("replay", 0), 1, 30.0
     )
     settings = ReplaySettings(0, (0,), 1, 1 << 40, folder, period_s=1e9)
-    streams = ReplayStreams(rows, cast("Any", Batches(out)), back)
+    streams = (rows, cast("Any", Batches(out)), back)
     worker = ReplayWorker("replay", settings, kept, limiter, lambda: streams, NullReporter())
     worker.setup()
     while kept.inserted < CAPACITY:  # full, and every page touched

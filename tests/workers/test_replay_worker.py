@@ -29,7 +29,7 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_t
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replayed import FromReplay, ReplayConsumer
-from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker, build_replay
+from jsrl.workers.replay.worker import ReplaySettings, ReplayWorker, build_replay
 
 T, B, M = 4, 3, 8
 SPEC = make_trajectory_spec(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=B)
@@ -109,7 +109,7 @@ class World:
                 index=index, groups=(index,), threads=threads, folder=str(folder / str(index)), poll_s=0.0,
                 total_env_steps=total_env_steps,
             )  # fmt: skip
-            transports = ReplayStreams(rows, cast("Any", Batches(out)), back)
+            transports = (rows, cast("Any", Batches(out)), back)
             worker = ReplayWorker(f"replay-{index}", settings, replay, limiter, lambda r=transports: r, Quiet())
             worker.setup()
             self.workers.append(worker)
@@ -230,7 +230,7 @@ def test_replay_worker_that_closes_during_feedback_does_not_end_the_learner(worl
     w.workers[0].step()
     ids = w.learner.get(1.0).ids
     w.learner.feedback(ids, {"priorities": np.ones(M)})
-    producer, back = w.learner._producers[0], w.workers[0]._streams.priorities
+    producer, back = w.learner._producers[0], w.workers[0]._priorities
     reserve = producer.reserve
 
     def reserve_and_close(timeout_s):
@@ -246,7 +246,7 @@ def test_replay_worker_that_closes_during_feedback_does_not_end_the_learner(worl
 def test_replay_worker_without_a_learner_inserts_and_connects_again_once_no_thread_writes(world):
     """Connecting closes the old stream: a thread may be writing a batch into its memory."""
     w = world()
-    worker, batches = w.workers[0], w.workers[0]._streams.batches
+    worker, batches = w.workers[0], w.workers[0]._batches
     batches.is_lost, worker._drawing = True, 1
     for _ in range(2):
         w.put(0, 0.0)
@@ -262,7 +262,7 @@ def test_replay_worker_without_a_learner_inserts_and_connects_again_once_no_thre
 def test_batch_that_no_learner_took_ends_no_thread_and_is_not_counted(world, monkeypatch):
     w = world()
     worker = w.workers[0]
-    monkeypatch.setattr(worker._streams.batches, "commit", lambda block, group: block.abandon() or False)
+    monkeypatch.setattr(worker._batches, "commit", lambda block, group: block.abandon() or False)
     for _ in range(2):
         w.put(0, 0.0)
         worker._insert()

@@ -49,7 +49,7 @@ from jsrl.workers.attached.agreement import (
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, StartPoint
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.build import LearnerStart, begin_counting, count_on
+from jsrl.workers.learner.build import LearnerStart, count_on, start_of
 from jsrl.workers.learner.checks import non_finite
 from jsrl.workers.learner.outlet import Outlet
 from jsrl.workers.learner.seams import Gate, LearnerState, Lifecycle, Refused, Snapshot, Source
@@ -379,7 +379,7 @@ def part_of(job: Job, reporter: Reporter) -> tuple[Job, LearnerStart, RankLifecy
     """Return a rank's part in its learner, once the processes of all ranks have joined; call it before using jax."""
     devices = own_devices(job.experiment)
     if job.end(RANKS).address:  # rank 0 binds
-        start = begin_counting(job)
+        start = start_of(job)
         at = job.start_point
         leader = Leader(
             job,

@@ -32,7 +32,7 @@ from jsrl.workers.fused.program import Envs, Made, Program
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.build import begin_counting, gates_of, open_outlet, restore_state, settings_of, with_total
+from jsrl.workers.learner.build import gates_of, open_outlet, restore_state, settings_of, start_of, with_total
 from jsrl.workers.learner.build_updater import devices_for, make_updater, trained_agent
 from jsrl.workers.learner.seams import Lifecycle, Source
 from jsrl.workers.learner.updaters import Failed, OwnUpdate, Updater
@@ -275,7 +275,7 @@ class Fused(Learner):
 
 def build_fused(job: Job, reporter: Reporter, make: Callable[..., FusedUpdate] = FusedUpdate) -> Fused:
     """`make`: the updater, a FusedUpdate or one of several in a program (jsrl/workers/fused/together.py)."""
-    e, start, meter = job.experiment, begin_counting(job), make_meter(job)
+    e, start, meter = job.experiment, start_of(job), make_meter(job)
     agent = trained_agent(with_total(job), job.schemas.env, job.part.hyperparameters)
     own: Any = make_updater(agent, job)[0]
     updater = fused_update(job, own, make)

@@ -62,7 +62,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     if job.has("ranks"):
         job, start, lifecycle = import_target(PART)(job, reporter)  # before anything else uses jax
     else:
-        start, lifecycle = begin_counting(job), Lifecycle()
+        start, lifecycle = start_of(job), Lifecycle()
     e, meter, key = job.experiment, make_meter(job), stream_key(job.experiment.seed, INIT_STREAM)
     agent = trained_agent(with_total(job), job.schemas.env, job.part.hyperparameters)
     updater, devices = make_updater(agent, job)
@@ -204,7 +204,7 @@ def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:
     return bind_reader(job, "samples", schema, start.ledger)
 
 
-def begin_counting(job: Job) -> LearnerStart:
+def start_of(job: Job) -> LearnerStart:
     """Return the starting point of a learner.
 
     The generation on disk rises at each start, even if no snapshot was written since the last one, so that no two incarnations

@@ -55,17 +55,12 @@ class ReplaySettings:
     poll_s: float = 0.1
 
 
-@dataclass
-class ReplayStreams:
-    """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back."""
-
-    rows: SampleConsumer
-    batches: SampleWriter
-    priorities: SampleConsumer
-
-
 class ReplayWorker:
-    """A worker between actors and learner."""
+    """A worker between actors and learner.
+
+    Args:
+      connect: returns the ends of its streams: rows from actors, batches to the learner, priorities back.
+    """
 
     def __init__(
         self,
@@ -73,7 +68,7 @@ class ReplayWorker:
         settings: ReplaySettings,
         replay: HostReplay,
         limiter: Limiter,
-        connect: Callable[[], ReplayStreams],
+        connect: Callable[[], tuple[SampleConsumer, SampleWriter, SampleConsumer]],
         reporter: Reporter,
         meter: Meter | None = None,
     ) -> None:
@@ -82,7 +77,7 @@ class ReplayWorker:
         self.meter = self._meter = meter or Meter("replay")
         self._phases = self.meter.phases
         self._threads: list[threading.Thread] = []
-        self._streams: Any = None
+        self._rows: Any = None  # until it is connected
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the limiter, the learner's stream and the counts
         self._lanes = {group: lane for lane, group in enumerate(settings.groups)}
@@ -93,7 +88,7 @@ class ReplayWorker:
 
     def setup(self) -> None:
         self._reporter.stage("connecting to streams")
-        self._streams = self._connect()
+        self._rows, self._batches, self._priorities = self._connect()
         for number in range(self._settings.threads):
             phases = self.meter.thread("draw") if number == 0 else Phases()
             thread = threading.Thread(target=self._draw_on, args=(phases,), name=f"draw-{number}", daemon=True)
@@ -127,16 +122,14 @@ class ReplayWorker:
                 break
             self._phases.enter("wait_rows")
             try:
-                lease = self._refusals.take(
-                    self._streams.rows.get, 0.0 if inserted else min(self._settings.poll_s, 0.01)
-                )
+                lease = self._refusals.take(self._rows.get, 0.0 if inserted else min(self._settings.poll_s, 0.01))
             except StreamTimeout:
                 break
             self._phases.enter("insert")
             entry = lease.entry
             origin = (entry.origin.producer.incarnation, entry.origin.sequence)
             self._replay.insert(self._lanes[entry.group], origin, lease.trajectory)
-            self._streams.rows.release(lease)
+            self._rows.release(lease)
             with self._lock:
                 self._limiter.inserted += env_steps
             self._meter.rate("inserts", env_steps)
@@ -151,14 +144,14 @@ class ReplayWorker:
 
     def _take_priorities(self) -> int:
         taken = 0
-        while self._streams.priorities.pending():
+        while self._priorities.pending():
             self._phases.enter("insert")
             try:
-                lease: Any = self._refusals.take(self._streams.priorities.get, 0.0)
+                lease: Any = self._refusals.take(self._priorities.get, 0.0)
             except StreamTimeout:
                 break
             self._replay.feedback(lease.trajectory.ids, lease.trajectory.arrays)
-            self._streams.priorities.release(lease)
+            self._priorities.release(lease)
             taken += 1
         return taken
 
@@ -166,7 +159,7 @@ class ReplayWorker:
 
     def _follow_learner(self) -> None:
         """Connect to the learner's new incarnation, once there is one; until then rows are inserted and nothing is drawn."""
-        batches = self._streams.batches
+        batches = self._batches
         with self._lock:
             before = batches.renewed
             if not self._drawing:  # else a thread writes into memory of the stream, which closing it frees
@@ -192,7 +185,7 @@ class ReplayWorker:
             if not (self._limiter.may_draw(number) and self._replay.num_starts):
                 return 0
             phases.enter("wait_learner")
-            block: Any = None if self._streams.batches.is_lost else self._streams.batches.reserve(0.0)
+            block: Any = None if self._batches.is_lost else self._batches.reserve(0.0)
             if block is None:
                 return 0
             self._drawing += 1
@@ -204,7 +197,7 @@ class ReplayWorker:
         batch.counters[...] = counters
         with self._lock:
             self._drawing -= 1
-            if self._streams.batches.commit(block, 0):
+            if self._batches.commit(block, 0):
                 self._meter.rate("samples", number)
         return 1
 
@@ -224,7 +217,7 @@ class ReplayWorker:
             self._reporter.event("warning", f"snapshot of {self.name} failed: {error}", once="snapshots")
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        replay, limiter, ledger = self._replay, self._limiter, self._streams.rows.ledger
+        replay, limiter, ledger = self._replay, self._limiter, self._rows.ledger
         last = {
             "size": replay.size,
             "inserted": limiter.inserted,
@@ -249,8 +242,8 @@ class ReplayWorker:
 
     def drop_pending(self) -> None:
         """Count waiting trajectories as dropped and read no more; used when a step failed."""
-        if self._streams is not None:
-            self._streams.rows.close()
+        if self._rows is not None:
+            self._rows.close()
 
     def close(self) -> dict[str, Any]:
         """Stop drawing, write the counters, close the streams."""
@@ -258,9 +251,9 @@ class ReplayWorker:
         for thread in self._threads:
             thread.join(5.0)
         self.save()
-        self._streams.batches.close()
-        self._streams.rows.close()
-        self._streams.priorities.close()
+        self._batches.close()
+        self._rows.close()
+        self._priorities.close()
         return {}
 
 
@@ -307,11 +300,11 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
     return ReplayWorker(job.name, settings, replay, limiter, connect, reporter, make_meter(job))
 
 
-def _connect(job: Job) -> ReplayStreams:
+def _connect(job: Job) -> tuple[SampleConsumer, SampleWriter, SampleConsumer]:
     config = job.experiment.buffer
     assert config is not None
     rows = bind_reader(job, "samples", job.schemas.trajectory, begin_counting(job, "samples"))
     priorities = bind_reader(job, "priorities", priorities_spec(config.batch_size))
     batches = SampleWriter(job, "batches", replay_batch_spec(windows_spec(config, job.schemas.trajectory)))
     batches.open()
-    return ReplayStreams(rows, batches, priorities)
+    return rows, batches, priorities
