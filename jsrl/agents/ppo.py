@@ -87,7 +87,8 @@ class PPOConfig:
     num_minibatches: PositiveInt = option(4, "gradient steps per pass. Feed-forward networks shuffle rows; recurrent "
         "ones keep sequences together and shuffle environments.")
     minibatch_size: PositiveInt | None = option(None, "rows of a gradient step, over all devices, in place of "
-        "num_minibatches: as many steps as divide the batch and leave so many rows in each.", instead_of="num_minibatches")
+        "num_minibatches. If it does not divide the batch, minibatches are the next larger ones that do.",
+        instead_of="num_minibatches")
     chunk_length: PositiveInt | None = option(None, "rows of the sequences that recurrent networks learn from; "
         "minibatches shuffle these chunks. Gradients end at the edges; each chunk begins with the state that the core "
         "has there before the first gradient step. It divides the rows of a trajectory. None: whole trajectories.")

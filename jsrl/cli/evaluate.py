@@ -27,7 +27,8 @@ from jsrl.envs.faults import refuse_endless
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
-from jsrl.services.runs.runs import split_tag
+from jsrl.references.importing import shown_target
+from jsrl.services.runs.runs import RunFolder, split_tag
 from jsrl.tools.contest import Arena, frozen_players, why_unfit
 from jsrl.tools.policy import Policy, act_together, load_players, stream_of
 from jsrl.tools.tuning.child import Lines
@@ -141,6 +142,7 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
     if options.against:
         return _against(options, counting)
     run, tag = split_tag(options.run)
+    name = RunFolder.open(run, options.runs_dir).name  # of an experiment's name: its newest run
     with shown(f"loading {options.run} ..."):
         policies = load_players(run, tag or "best", runs_dir=options.runs_dir, stream=stream_of(options.seed))
     first, slots = policies[0], min(options.num_envs, options.episodes)
@@ -158,7 +160,8 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
     env.close()
     counting.show("")
     facts, actions = played.score.facts(), "sampled" if options.sampled else "greedy"
-    print(f"{shlex.join([options.run, *env_words])}: {score(facts, actions)}, mean length {facts['length_mean']:.0f}")
+    player = shlex.join([f"{name}@{tag or 'best'}", *env_words])
+    print(f"{player} on {shown_target(config.id)}: {score(facts, actions)}, mean length {facts['length_mean']:.0f}")
     facts |= {"seed": options.seed, "num_envs": slots, "returns": played.score.returns}
     return {"player": options.run, "greedy": not options.sampled, "env_options": env_words, **facts}
 

@@ -22,7 +22,6 @@ from jsrl.graph.plan import ACTOR_MB, Plan, decided, make_plan, memory_mb
 from jsrl.graph.policies import PolicyPart
 from jsrl.graph.recording_plan import recording_lines
 from jsrl.linux import SHM
-from jsrl.references.importing import shown_target
 from jsrl.services.runs.runs import RunFolder
 from jsrl.transport.stream import Stream
 from jsrl.types import leaves
@@ -73,13 +72,9 @@ def describe(plan: Plan, gpus: list[str], layout: Layout | None = None) -> str:
       gpus: accelerators of this host. layout: the hosts of the workers; None: this one.
     """
     e, schemas = plan.experiment, plan.schemas
-    agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
-    of_actors = f"{counted(e.actors, 'actor')} x " if e.where.has_actors else ""
     lines = [
-        f"{e.name}: {', '.join(agents)} on {shown_target(e.env.id)}, placement {e.placement}, transport {_transport(e)}",
-        f"  {counted(e.envs, 'environment')} = {of_actors}{counted(e.ring, 'group')} of {e.group_size}; "
-        f"batch {e.batch_columns} x {e.rollout_length} rows; {counted(e.total_updates, 'update')}; order {e.order}; "
-        f"max policy lag {e.max_policy_lag}",
+        f"{plan.title}, transport {_transport(e)}",
+        f"{plan.sizes}; order {e.order}; max policy lag {e.max_policy_lag}",
         *(_policy_line(policy) for policy in plan.policies.values() if len(plan.policies) > 1),
         "",
         f"  {'worker':<18}{'processes':>9}  {'device':<24}{'memory MB (estimate)':>20}",

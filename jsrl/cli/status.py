@@ -18,7 +18,7 @@ from typing import Any
 from jsrl.cli import logs
 from jsrl.cli.main import Parser, show_error
 from jsrl.cli.slurm_jobs import state_of, waiting_job
-from jsrl.control.result import INTENDED, is_intended, missing, score_lines
+from jsrl.control.result import INTENDED, is_intended, missing, play_lines, score_lines
 from jsrl.control.status_writer import moment_of
 from jsrl.errors import ConfigError, JsrlError, counted
 from jsrl.services.metrics.display import LEVELS, Display, make_display
@@ -111,6 +111,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
     return {
         "run": RunFolder(folder).name,
         "folder": folder,
+        "env": RunFolder(folder).env_id,
         "state": state.name,
         "ended": result.get("ended"),
         "error": result.get("error"),
@@ -155,7 +156,7 @@ def text(folder: RunFolder) -> str:
     state = read_state(folder.path)
     seen = moment(folder.path, state)
     lines = [
-        f"{folder.name}: {headline(state)}",
+        f"{folder.name} on {folder.env_id}: {headline(state)}",
         *(f"  {line}" for line in (progress(state, seen), *scores(folder.path, state, seen))),
     ]
     if state.is_running and state.status is not None:
@@ -211,11 +212,12 @@ def progress(state: RunState, seen: DisplayState | None) -> str:
 
 def scores(folder: Path, state: RunState, seen: DisplayState | None) -> list[str]:
     """Return the last evaluation, the final one, and the best."""
-    found = score_lines(state.result or {"best": read_best(folder)})
+    best = (state.result or {}).get("best") or read_best(folder)
+    found = score_lines({**state.result, "best": best})
     if not state.result and seen is not None and seen.evaluations:
         at, newest = seen.evaluations[-1]
         found.insert(0, ("evaluation", f"{seen.score_title} {short(newest)} at {short(at)} env steps"))
-    return [f"{title}: {text}" for title, text in found]
+    return [f"{title}: {text}" for title, text in found] + play_lines(best)
 
 
 def workers_text(workers: Iterable[WorkerSummary], own_host: str) -> str:
@@ -355,7 +357,7 @@ def table(folders: Sequence[Path]) -> str:
         try:
             row = row_of(path)
         except (JsrlError, OSError) as error:
-            rows.append((False, (RunFolder(path).name, f"cannot be read ({type(error).__name__})", "", "", "", "")))
+            rows.append((False, (RunFolder(path).name, f"cannot be read ({type(error).__name__})", *[""] * 5)))
             continue
         rows.append((row.state == RUNS, (RunFolder(path).name, row.state, *row.cells)))
     rows.sort(key=lambda row: not row[0])

@@ -15,7 +15,7 @@ from jsrl.services.runs.curves import Scores
 from jsrl.services.runs.groups import Group
 from jsrl.services.runs.runs import Run, RunFolder, to_resume
 from jsrl.services.runs.state import NO_SNAPSHOT, has_snapshot, read_result
-from jsrl.transport.ledger.reconcile import leg_ledger
+from jsrl.transport.ledger.reconcile import LegLedger, leg_ledger
 
 if TYPE_CHECKING:
     from jsrl.tools.policy import Policy
@@ -158,6 +158,8 @@ class Result(RunData):
         whole = [f"run folder: {self.folder}"]  # paths and commands are copied: they are not wrapped
         if (report := self.folder / "report.html").exists():
             whole.append(f"report: {report}")
+        whole += play_lines(self.best, whose)
+        whole += [line for name, facts in self.others.items() for line in play_lines(facts.get("best"), f" of {name}")]
         if self.unsaved or not self.as_intended:
             if has_snapshot(self.folder):
                 whole.append(f"to continue: {to_resume(self.folder)}")
@@ -184,8 +186,12 @@ def score_lines(result: dict[str, Any], whose: str = "") -> list[tuple[str, str]
     at = [f" at {int(facts['env_steps']):,} env steps" if "env_steps" in facts else "" for _, facts in found]
     if result.get("best"):
         at[-1] += ", the highest of its evaluations"
-    load = [f", jsrl evaluate {facts['load']}" if "load" in facts else "" for _, facts in found]
-    return [(title, score(facts) + where + name) for (title, facts), where, name in zip(found, at, load, strict=True)]
+    return [(title, score(facts) + where) for (title, facts), where in zip(found, at, strict=True)]
+
+
+def play_lines(best: dict[str, Any] | None, whose: str = "") -> list[str]:
+    """Return the command that plays the snapshot `best`, on a line of its own to copy; none: there is no such snapshot."""
+    return [f"to play the best{whose}: jsrl evaluate {best['load']}"] if best and "load" in best else []
 
 
 def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
@@ -203,8 +209,10 @@ def ledger_text(ledger: dict[str, Any]) -> str:
 
 
 def ledger_lines(ledger: dict[str, Any], legs: dict[str, dict[str, Any]]) -> list[str]:
-    lines = [f"ledger: {ledger_text(ledger)}"] if ledger else []
-    return lines + [f"ledger of {name}: {ledger_text(counts)}" for name, counts in legs.items()]
+    """Return a line for each leg that carried something; a fused run has no trajectories outside its program."""
+    found = {"ledger": ledger, **{f"ledger of {name}": counts for name, counts in legs.items()}}
+    used = {title: counts for title, counts in found.items() if leg_ledger(counts) != LegLedger()}
+    return [f"{title}: {ledger_text(counts)}" for title, counts in used.items()]
 
 
 def contradicted(result: dict[str, Any]) -> bool:

@@ -183,6 +183,7 @@ def ready_run(
         screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, list(filter(None, (*messages, followed, chosen, *changed)))):
             plan = ready_plan(experiment, folder, memory, found, graph, launcher, resumed=resumed, show=screen.message)
+            screen.message(f"{plan.title}, in {folder.path}\n{plan.sizes}")
 
         def begun() -> RunRecord:
             begin()

@@ -158,8 +158,8 @@ class EvaluatorConfig:
         "does not count as training.")
     num_envs: PositiveInt = option(20, "Environments stepped together; each plays the same number of episodes.")
     period_env_steps: PositiveInt | None = option(None, "Env steps of training between evaluations; None: a fortieth "
-        "of the total. In a serial run without stop_at_return, where training waits for evaluations, None also limits "
-        "them to a tenth of its time: long episodes are scored less often.")
+        "of the total. In a serial run without stop_at_return, where training waits for evaluations, None also keeps "
+        "the env steps of evaluations below a quarter of those trained: long episodes are scored less often.")
     max_steps: PositiveInt = option(30_000, "Env steps of an episode after which an evaluation, a match or a video is "
         "cut, because it seems to have no end.")
     against: tuple[str, ...] = option((), "Opponents, in environments with seats: frozen players of this run (initial, "
@@ -217,7 +217,7 @@ class DeadlineConfig:
 @suggesting
 @dataclass(frozen=True)
 class SupervisionConfig:
-    """How dead, stopped and stuck workers are replaced, if `restart` allows it."""
+    """How workers that end or hang are replaced, if `restart` allows it."""
 
     window_s: PositiveFloat = option(600.0, "Restarts of a worker count against `restart` for this many seconds.")
     backoff_s: NonNegativeFloat = option(0.25, "Seconds before a worker's first restart; doubled at each further "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.envs.config import SUITES
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import decided_for, with_replays
 from jsrl.experiment.building import resolved_agent
@@ -24,7 +24,7 @@ from jsrl.graph.machine import this_machine
 from jsrl.graph.placements import with_servers
 from jsrl.graph.policies import PolicyPart, learners_of, policies_at, policies_of, policy_of, taken_names
 from jsrl.graph.schemas import find_spec, make_schemas
-from jsrl.references.importing import import_target
+from jsrl.references.importing import import_target, shown_target
 from jsrl.types import EnvSpec, GameSpec, leaves, spec_for_one
 from jsrl.workers.jobs import Job, JobPart, JobPlace, RunFacts, Schemas, Sides, StartPoint, sides_of
 from jsrl.workers.kinds import Kind, find_kind, value_of
@@ -72,6 +72,22 @@ class Plan:
 
     def job(self, name: str) -> Job:
         return next(job for job in self.jobs if job.name == name)
+
+    @property
+    def title(self) -> str:
+        """Return what runs: experiment, algorithms, environment, placement."""
+        e, agents = self.experiment, dict.fromkeys(type(p.experiment.agent).__name__ for p in self.policies.values())
+        return f"{e.name}: {', '.join(agents)} on {shown_target(e.env.id)}, placement {e.placement}"
+
+    @property
+    def sizes(self) -> str:
+        """Return environments, batch and number of updates as text."""
+        e = self.experiment
+        of_actors = f"{counted(e.actors, 'actor')} x " if e.where.has_actors else ""
+        return (
+            f"  {counted(e.envs, 'environment')} = {of_actors}{counted(e.ring, 'group')} of {e.group_size}; "
+            f"batch {e.batch_columns} x {e.rollout_length} rows; {counted(e.total_updates, 'update')}"
+        )
 
     @property
     def kinds(self) -> dict[str, Kind]:

@@ -89,7 +89,7 @@ def find_spec(experiment: Experiment) -> EnvSpec | GameSpec:
             raise
         raise EnvironmentFault(
             f"environment {name!r} was not made and closed within {limit_s:g} s; the traceback above shows where it was. "
-            "If it is only slow, raise actor.step_deadline_s."
+            "If it is only slow, raise --actor.step-deadline-s."
         ) from too_late
     except SystemExit as error:
         raise EnvironmentFault(

@@ -23,6 +23,7 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent
 from jsrl.networks.model import NetworkConfig
+from jsrl.services.runs.runs import RunFolder
 from jsrl.services.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.tools.contest import Arena, LoadedPlayer
 from jsrl.tools.policy import Policy, load_policy
@@ -108,6 +109,8 @@ def test_evaluates_a_run_against_its_own_past(runs, capsys):
 @pytest.mark.parametrize(("words", "actions"), [((), "greedy"), (("--sampled",), "sampled")])
 def test_score_of_a_run_names_how_actions_were_chosen(runs, capsys, words, actions):
     text, facts = evaluated(runs, capsys, "shared@latest", *words)
+    folder = RunFolder.open("shared", runs)
+    assert text.startswith(f"{folder.name}@latest on {folder.env_id}: return") and ":" in folder.env_id
     assert f"(95% CI, 8 {actions} episodes)" in text and facts["greedy"] == (actions == "greedy")
 
 

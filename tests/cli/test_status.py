@@ -33,7 +33,9 @@ MOMENT = DisplayState(
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.chdir(tmp_path)
-    return RunFolder.create("runs", "ppo", "x", config={"fields": {"total_env_steps": 20_000}})
+    return RunFolder.create(
+        "runs", "ppo", "x", config={"fields": {"total_env_steps": 20_000, "env": {"fields": {"id": "CartPole-v1"}}}}
+    )
 
 
 def tell(folder: RunFolder, reason: str = "") -> None:
@@ -62,16 +64,16 @@ def test_status_of_a_running_run(folder: RunFolder, capsys):
     add_snapshot(folder)
     add_best(folder, 30.0)
     with claimed(folder):
-        assert "ppo/x: starting, process" in output_of("x", capsys=capsys)
+        assert "ppo/x on CartPole-v1: starting, process" in output_of("x", capsys=capsys)
         tell(folder)
         text = output_of("x", capsys=capsys)
         facts = json.loads(output_of("x", "--json", capsys=capsys))
-    assert text.startswith("ppo/x: running since 20") and f"process {os.getpid()} on " in text
+    assert text.startswith("ppo/x on CartPole-v1: running since 20") and f"process {os.getpid()} on " in text
     assert "5000 of 20.0k (25%) env steps, 40 updates" in text
     assert "\n  evaluation: return 20 at 4000 env steps\n" in text
     assert (
-        f"\n  best: return 30.0 ± 2.0 (95% CI, 8 greedy episodes) at 3,000 env steps, "
-        f"the highest of its evaluations, jsrl evaluate {folder.path}@best\n" in text
+        "\n  best: return 30.0 ± 2.0 (95% CI, 8 greedy episodes) at 3,000 env steps, the highest of its evaluations\n"
+        f"  to play the best: jsrl evaluate {folder.path}@best\n" in text
     )
     assert facts["best"]["return_mean"] == 30.0
     assert "actor 2 (b 1, c 1), pid 41 42, 2 restarts, actor-1 restarting for 1:05" in text and "learner 1;" in text
@@ -91,17 +93,19 @@ def test_status_of_an_ended_run_names_the_reason_and_how_to_resume(folder: RunFo
     result = {"ended": "interrupted", "env_steps": 6000, "updates": 48, "wall_s": 61.0, "evaluation": score}
     (folder.path / "result.json").write_text(json.dumps(result))
     text = output_of("ppo/x", capsys=capsys)
-    assert text.startswith("ppo/x: interrupted\n  6,000 env steps, 48 updates, 1:01\n  evaluation: return 20.0 ± 1.0")
+    assert text.startswith(
+        "ppo/x on CartPole-v1: interrupted\n  6,000 env steps, 48 updates, 1:01\n  evaluation: return 20.0 ± 1.0"
+    )
     assert "jsrl stop" not in text and "to continue" not in text  # there is no snapshot
     (folder.path / "result.json").write_text(json.dumps({"ended": "failed", "error": "WorkerDied: learner ended"}))
     assert "cannot be continued: the learner had written no snapshot" in output_of("ppo/x", capsys=capsys)
     add_snapshot(folder)
     assert f"to continue: jsrl run --resume {folder.path}" in output_of("ppo/x", capsys=capsys)
     (folder.path / "result.json").write_text(json.dumps({"ended": "failed", "error": "WorkerDied: actor-0\ntrace"}))
-    assert output_of("ppo/x", capsys=capsys).startswith("ppo/x: failed: WorkerDied: actor-0\n")
+    assert output_of("ppo/x", capsys=capsys).startswith("ppo/x on CartPole-v1: failed: WorkerDied: actor-0\n")
     (folder.path / "result.json").write_text(json.dumps(result | {"ended": "max_minutes"}))
     text = output_of("ppo/x", capsys=capsys)
-    assert text.startswith("ppo/x: reached max_minutes\n") and "to continue" not in text
+    assert text.startswith("ppo/x on CartPole-v1: reached max_minutes\n") and "to continue" not in text
     (folder.path / "result.json").write_text(json.dumps(result | {"ended": "max_minutes", "unsaved": "disk full"}))
     assert f"to continue: jsrl run --resume {folder.path}" in output_of("ppo/x", capsys=capsys)
 
@@ -139,10 +143,10 @@ def test_silence_of_another_host_is_reported(folder: RunFolder, capsys):
     far = identity | {"host": "far", "boot": "another"}
     (folder.path / RUNNING).write_text(json.dumps(far))
     (folder.path / "status.json").write_text(json.dumps(status | {"process": far}))
-    assert output_of("x", capsys=capsys).startswith("ppo/x: running since")
+    assert output_of("x", capsys=capsys).startswith("ppo/x on CartPole-v1: running since")
     os.utime(folder.path / "status.json", (time.time() - 300,) * 2)
     assert output_of("x", capsys=capsys).startswith(
-        f"ppo/x: no news for 5:00 from process {os.getpid()} on far; its host may"
+        f"ppo/x on CartPole-v1: no news for 5:00 from process {os.getpid()} on far; its host may"
     )
 
 
@@ -165,7 +169,7 @@ def test_a_folder_is_a_table_of_its_runs(folder: RunFolder, capsys):
     folder.metrics_path.write_text(json.dumps({"env_steps": 500, "updates": 3, "evaluator/return_mean": 12.5}) + "\n")
     with claimed(folder):
         lines = output_of(capsys=capsys).splitlines()
-        assert lines[2].split()[:5] == ["ppo/x", "running", "500", "/", "20.0k"] and " 12.5 " in lines[2]
+        assert lines[2].split()[:6] == ["ppo/x", "running", "CartPole-v1", "500", "/", "20.0k"] and " 12.5 " in lines[2]
         assert lines[3].split()[:4] == ["dqn/y", "cannot", "be", "read"]
         assert [run["run"] for run in json.loads(output_of("runs/ppo", "--json", capsys=capsys))] == ["ppo/x"]
     assert status.below(folder.path) == []

@@ -185,7 +185,7 @@ def test_an_environment_that_hangs_in_its_first_reset_is_told_by_the_time_limit_
     import_modules(env)
     experiment: Any = SimpleNamespace(env=env, actor=SimpleNamespace(step_deadline_s=0.3))
     with pytest.raises(
-        EnvironmentFault, match=r"^environment '.*:Raises' was not made .*raise actor\.step_deadline_s\.$"
+        EnvironmentFault, match=r"^environment '.*:Raises' was not made .*raise --actor\.step-deadline-s\.$"
     ):
         find_spec(experiment)
 

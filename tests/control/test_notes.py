@@ -23,6 +23,8 @@ def said(tmp_path, capsys, env: EnvConfig, **agent: float) -> str:
 def test_a_run_says_that_the_default_scales_actions(tmp_path, capsys, transform, is_said):
     env = EnvConfig("Pendulum-v1", action_transform=transform)
     told = said(tmp_path, capsys, env)
+    begins = f"experiment: TinyConfig on Pendulum-v1, placement serial, in {next(tmp_path.glob('experiment/*'))}\n"
+    assert f"{begins}  2 environments = 1 actor x 1 group of 2; batch 2 x 4 rows; 1 update\n" in told
     assert (
         told.count("actions in [-1, 1] are scaled to the bounds of the action space (env.action_transform") == is_said
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jsrl.control.result import ledger_lines
 from jsrl.transport.base import Ledger
 from jsrl.transport.ledger.leg_page import LOCAL, SHARED, ZEROMQ, Connection
 from jsrl.transport.ledger.reconcile import LegLedger, leg_ledger, reconcile
@@ -28,6 +29,7 @@ def test_counts_that_agree_balance(transport: int) -> None:
     assert found.balanced and found.verdict == "balanced"
     assert str(found) == "produced 14 = consumed 11 + dropped (stale 1) + in flight 2: balanced"
     assert leg_ledger(found.counts) == found
+    assert ledger_lines(found.counts, {"windows": {}}) == [f"ledger: {found}"]  # nothing went over the other leg
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

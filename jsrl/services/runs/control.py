@@ -213,7 +213,7 @@ class ControlClient:
         if deadline_s is not None and activity and inside_s > deadline_s:
             text = (
                 f"{activity} did not return within {deadline_s:g} s. Expected a step of the environment to take less; if it "
-                "is only slow, raise actor.step_deadline_s, else look at its stack."
+                "is only slow, raise --actor.step-deadline-s, else look at its stack."
             )
             self._give_up(socket, "EnvironmentFault", text, 70)
         turned_s = self.turned_s  # the worker's thread writes it
@@ -221,8 +221,8 @@ class ControlClient:
         if self.stuck_s is not None and deadline_s is None and turned_s and turn_s > self.stuck_s:
             text = (
                 f"its loop has not completed a turn for {turn_s:.1f} s, though the process is alive. Expected a turn within "
-                f"{self.stuck_s:g} s; if it is only slow (one update of a large network), raise deadlines.stuck_s, or "
-                "deadlines.rank_s if a learner has several ranks; else look at its stack."
+                f"{self.stuck_s:g} s; if it is only slow (one update of a large network), raise --deadlines.stuck-s, or "
+                "--deadlines.rank-s if a learner has several ranks; else look at its stack."
             )
             self._give_up(socket, "WorkerStuck", text, 71)
 

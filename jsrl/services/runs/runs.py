@@ -203,6 +203,11 @@ class RunFolder:
         return read_object(self.config_path, _Config)
 
     @property
+    def env_id(self) -> str:
+        """Return the id of its environment; `-`: its file does not say."""
+        return str(self.config.get("fields", {}).get("env", {}).get("fields", {}).get("id", "-"))
+
+    @property
     def config_path(self) -> Path:
         return self.path / "experiment.json"
 

@@ -18,7 +18,7 @@ from jsrl.services.runs.state import held_by, read_result
 from jsrl.tools.report.page import RUNS
 from jsrl.tools.report.run_report import how_it_ended
 
-TITLES = ("run", "state", "env steps", "per second", "score", "last update")
+TITLES = ("run", "state", "environment", "env steps", "per second", "score", "last update")
 CHANGING = ("metrics.jsonl", "result.json", "experiment.json", "videos/videos.json")
 
 
@@ -31,6 +31,7 @@ class RunRow:
     """
 
     state: str
+    env: str = "-"
     env_steps: float | None = None
     total_env_steps: float | None = None
     rate: float | None = None
@@ -43,7 +44,7 @@ class RunRow:
         steps = short(self.env_steps)
         if self.env_steps is not None and self.total_env_steps:
             steps += f" / {short(self.total_env_steps)} ({100 * self.env_steps / self.total_env_steps:.0f}%)"
-        return steps, short(self.rate), self.score or "-", age(self.updated_s)
+        return self.env, steps, short(self.rate), self.score or "-", age(self.updated_s)
 
 
 def row_of(run: Path) -> RunRow:
@@ -57,6 +58,7 @@ def row_of(run: Path) -> RunRow:
     value = score_of(score) if score else next((last[name] for name in names if name in last), None)
     row = RunRow(
         state=RUNS if running else how_it_ended(run),
+        env=RunFolder(run).env_id,
         env_steps=result.get("env_steps", last.get("env_steps")),
         total_env_steps=fields.get("total_env_steps"),
         rate=last.get("actor/env_steps_per_s") if running else None,

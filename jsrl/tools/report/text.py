@@ -27,7 +27,9 @@ def summary(report: RunReport) -> str:
     """Return rates, where time went, lag and the bottleneck, one line each."""
     lines = [f"learning{f' of {policy}' if policy else ''}: {text}" for policy, text in report.signs.items()]
     if report.rates:
-        lines.append("rates: " + ", ".join(f"{number(value)} {name}/s" for name, value in report.rates.items()))
+        lines.append(
+            "rates while training: " + ", ".join(f"{number(value)} {name}/s" for name, value in report.rates.items())
+        )
     if report.workers:
         lines.append("where time went:")
         lines += [f"  {worker_line(worker)}" for worker in report.workers]
@@ -134,7 +136,7 @@ def document(report: RunReport) -> str:
     if rest := failure(report.error)[1]:
         lines += ["", rest]
     lines += ["", fitted(summary(report)), ""]
-    lines += ledger_lines(report.ledger, report.legs) or ["ledger: none was written"]
+    lines += ledger_lines(report.ledger, report.legs) if report.ledger else ["ledger: none was written"]
     lines.append("")
     lines += [fitted(f"{name}: {value}") for name, value in origin_lines(report)]
     if report.warnings:

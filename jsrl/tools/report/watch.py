@@ -104,7 +104,7 @@ class Server(http.server.ThreadingHTTPServer):
             return f"{top}<section>There is no run in this folder yet. It appears here when it starts.</section>"
         newest = sorted(rows.items(), key=lambda entry: (entry[1].state != RUNS, -entry[1].updated_s))
         lines = [(link(f"run/{quoted(name)}/", name), badge(row.state, row.hint), *row.cells) for name, row in newest]
-        return f"{top}<section>{Table(TITLES, lines, 'numbers', words=(1,)).html()}</section>"
+        return f"{top}<section>{Table(TITLES, lines, 'numbers', words=(1, 2)).html()}</section>"
 
     def _row(self, run: Path) -> RunRow:
         """Return a run's line, made again only when its files have changed."""

@@ -81,11 +81,12 @@ class LegLedger:
         return counts | {"dropped": dict(self.dropped), "faults": list(self.faults), "lost_at": dict(self.lost_at)}
 
     def __str__(self) -> str:
-        dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(self.dropped.items())) or "0"
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(self.dropped.items()))
+        dropped = f"({reasons})" if reasons else "0"
         unknown = f" + unknown {self.unknown}" if self.unknown else ""
         uncounted = f" (and at most {self.uncounted} that could not be counted)" if self.uncounted else ""
         return (
-            f"produced {self.produced}{uncounted} = consumed {self.consumed} + dropped ({dropped}) + in flight "
+            f"produced {self.produced}{uncounted} = consumed {self.consumed} + dropped {dropped} + in flight "
             f"{self.in_flight}{unknown}: {self.verdict}"
         )
 

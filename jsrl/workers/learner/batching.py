@@ -187,8 +187,8 @@ class Batcher:
     def _divide(self, absent: Collection[int]) -> None:
         """Give the columns of absent groups to the others, evenly, and tell these how many trajectories a batch needs of each.
 
-        Each takes them in its own order, so that its n-th trajectory is for the batch that it was made for. A group always
-        has its own columns: its last trajectories may still come, and its next ones before it is known to be back.
+        Batches take a group's trajectories in the order in which it made them, so that it knows for which batch each is.
+        A group always has its own columns: its last trajectories may come late, its next ones before it is known to be back.
         """
         before, groups = self._parts, self.plan.groups
         self._parts = {group: (part,) for part, group in enumerate(groups)}

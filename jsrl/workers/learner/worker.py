@@ -58,7 +58,7 @@ class Learner:
       gates, lifecycle: see jsrl.workers.learner.seams.
 
     Attributes:
-      number: of its version. It rises with every call of the update, also where replay only fills, so that actors go on.
+      number: its version's. Every call of the update raises it, also one in which a replay only fills: actors wait for it.
     """
 
     def __init__(

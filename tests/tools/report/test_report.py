@@ -133,7 +133,7 @@ def test_report_of_a_finished_run(run_folder: RunFolder):
     write_lines(run_folder, lines(10))
     end(run_folder)
     summary = write_report(run_folder)
-    assert "rates: 100 env steps trained/s, 2 updates/s, 120 env steps taken/s" in summary
+    assert "rates while training: 100 env steps trained/s, 2 updates/s, 120 env steps taken/s" in summary
     assert re.search(r"actor +simulate 70%, wait 20% \(actions\), transport 6%, other 4%; 0.90 cores, 51 MB", summary)
     assert "policy lag: p50 1, p95 2, largest 3 updates" in summary
     assert "bottleneck: Environments limit this run: actors spend 70%" in summary
@@ -374,10 +374,8 @@ def test_scores_of_several_policies_name_their_policies(run_folder: RunFolder):
     result = Result(run_folder.path, "total_env_steps", 100, 1, 1.0, evaluation=score, final=score, best=best)
     assert "\nevaluation: return 2.50" in str(result)
     flat = " ".join(str(result).split())  # lines fit the terminal
-    assert (
-        "best: return 500.0 ± 0.1 (95% CI, 20 greedy episodes) at 41,216 env steps, the highest of its evaluations, "
-        in flat
-    )
+    assert "best: return 500.0 ± 0.1 (95% CI, 20 greedy episodes) at 41,216 env steps, the highest of its " in flat
+    assert "\nto play the best: jsrl evaluate RUN@best" in str(result)
     text = str(dataclasses.replace(result, first_policy="hider", others={"seeker": other}))
     assert "\nevaluation of hider: return 2.50" in text and "\nfinal evaluation of hider, fresh seeds: return" in text
     assert "\npolicy seeker: 100 env steps" in text
