@@ -51,8 +51,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def with_half(mean: float, half: float | None, decimals: int = 2) -> str:
-    """Return a mean as text, with the half width of its interval if there is one."""
-    return f"{mean:.{decimals}f}" + ("" if half is None else f" ± {half:.{decimals}f}")
+    """Return a mean as text, with the half width of its interval if there is one; equal values say nothing of their spread."""
+    return f"{mean:.{decimals}f}" + (f" ± {half:.{decimals}f}" if half else "")
 
 
 def return_facts(returns: Sequence[float]) -> dict[str, float]:
@@ -99,7 +99,8 @@ def score_text(facts: Mapping[str, float], of: str = "") -> str:
     else:
         half = facts.get("return_ci95")
         value = with_half(facts[RETURN], half, decimals_of(facts[RETURN]))
-        interval = "" if half is None else "95% CI"
+        interval = "95% CI" if half else ""
+        of += ", all equal" if of and half == 0 else ""
     inside = ", ".join(filter(None, (interval, of)))
     return f"{score_title(facts)} {value}" + (f" ({inside})" if inside else "")
 

@@ -425,6 +425,20 @@ def test_the_documented_loss_runs_from_the_command_line(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
+def test_the_documented_loop_and_evaluation_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop, scores = (block for block in blocks(ALGORITHM, "python") if "make_env(" in block)
+    names: dict[str, Any] = {}
+    exec(loop.replace("range(20)", "range(1)"), names)
+    agent = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
+    options = {"num_envs": 4, "rollout_length": 8, "total_env_steps": 32, "placement": "serial"}
+    e = Experiment(agent, evaluator=EvaluatorConfig(enabled=False), **options)
+    names["policy"] = run(e, runs_dir=tmp_path, display="quiet").policy("latest")
+    capsys.readouterr()
+    exec(scores, names)
+    assert float(capsys.readouterr().out) >= 8.0
+
+
+@pytest.mark.slow
 def test_documented_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All code that docs/dataflow.md puts into my_workers.py, together in one graph."""
     (tmp_path / "my_workers.py").write_text("\n".join(blocks(ROOT / "docs" / "dataflow.md", "python")[:4]))

@@ -49,12 +49,6 @@ def resumed(arguments: Sequence[str]) -> Experiment | None:
     return None if target is None else saved_experiment(RunFolder.open(*target))
 
 
-def resumed_group(arguments: Sequence[str]) -> Group | None:
-    """Return the group of runs that --resume names, if it names one."""
-    target = resume_target(arguments)
-    return None if target is None else find_group(*target)
-
-
 def run_missing(group: Group, args: Sequence[str], hooks: Sequence[Any]) -> int:
     """Run the missing runs of a group."""
     from jsrl.cli.seeds import ON_RESUME, at_once, run_group
@@ -93,12 +87,13 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     wants_help = [w for w in args if w in ("-h", "--help", "--help-all")]
     args = [w for w in args if w not in wants_help]
     name = take_name(args)
-    if name is not None and not wants_help and (target := resume_target(args)) is not None:
+    target = None if wants_help else resume_target(args)
+    if name is not None and target is not None:
         raise ConfigError(
             f"--resume continues a run with the run's own options; leave out the name {name}: "
             f"`jsrl run --resume {target[0]}`."
         )
-    if name is None and not wants_help and (group := resumed_group(args)) is not None:
+    if target is not None and (group := find_group(*target)) is not None:
         return run_missing(group, args, hooks)
     stored = resumed(args) if name is None else None
     if name is None and stored is None and not wants_help:

@@ -184,6 +184,8 @@ def score_lines(result: dict[str, Any], whose: str = "") -> list[tuple[str, str]
     titles |= {"best": f"best{whose}"}
     found = [(title, result[name]) for name, title in titles.items() if result.get(name)]
     at = [f" at {int(facts['env_steps']):,} env steps" if "env_steps" in facts else "" for _, facts in found]
+    if result.get("best"):
+        at[-1] += ", the highest of its evaluations"
     return [(title, score(facts) + where) for (title, facts), where in zip(found, at, strict=True)]
 
 

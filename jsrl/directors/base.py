@@ -63,13 +63,11 @@ class Bookkeeping(ABC):
         }
 
     def propose(self, state: State, num: int) -> tuple[State, list[Assignment]]:
-        """Return the next `num` assignments."""
         state = self._checked(state)
         draws, cache = Draws(state), {}  # type: Draws, dict[Any, Any]
         return state, [self._next(state, draws, cache) for _ in range(num)]
 
     def report(self, state: State, reports: Sequence[Report]) -> tuple[State, list[Command]]:
-        """Record outcomes and scores; execute the commands in order, before the next proposal."""
         state = self._checked(state)
         commands: list[Command] = []
         for report in reports:

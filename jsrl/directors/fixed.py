@@ -48,7 +48,6 @@ class Fixed(Bookkeeping):
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The policies that it assigns."""
         names = (parse_player(text).policy for match in self.matches for text in match.players)
         return tuple(dict.fromkeys(names))
 

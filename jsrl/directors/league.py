@@ -74,7 +74,6 @@ class League(Bookkeeping):
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """All policies of the league."""
         return (*self.main, *self.main_exploiters, *self.league_exploiters)
 
     def _start(self) -> State:
@@ -82,7 +81,6 @@ class League(Bookkeeping):
         return {"payoff": {}, "frozen": [], "live": live}
 
     def payoff(self, state: State) -> Payoff:
-        """Return the payoff table in a state."""
         return Payoff(state["payoff"], self.decay)
 
     def frozen(self, state: State, policies: tuple[str, ...] | None = None) -> list[Player]:

@@ -40,7 +40,6 @@ class Range:
             )
 
     def draw(self, draws: Draws) -> float:
-        """Return a random value."""
         share = draws.uniform()
         if self.log:
             return self.clip(math.exp(math.log(self.low) + share * math.log(self.high / self.low)))
@@ -102,7 +101,6 @@ class PBT(Bookkeeping):
         return {"members": {}}
 
     def hyperparameters_of(self, state: State, policy: str) -> dict[str, float]:
-        """Return a member's current hyperparameters."""
         return dict(state["members"][policy]["hyperparameters"])
 
     def score(self, state: State, policy: str) -> float | None:

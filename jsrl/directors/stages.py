@@ -69,7 +69,6 @@ class Stages(SelfPlayTasks):
         return {"stage": 0, "env_steps": 0, "scores": [], "queue": [], "passed": False}
 
     def stage(self, state: State) -> Stage:
-        """Return the current stage."""
         return self.stages[state["stage"]]
 
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:

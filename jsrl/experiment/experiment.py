@@ -206,7 +206,6 @@ class Experiment(Trained):
 
     @property
     def has_replay_workers(self) -> bool:
-        """Return whether there are replay workers between actors and learner."""
         return self.buffer is not None and self.buffer.kind == "host"
 
     @property

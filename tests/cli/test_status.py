@@ -72,7 +72,7 @@ def test_status_of_a_running_run(folder: RunFolder, capsys):
     assert "5000 of 20.0k (25%) env steps, 40 updates" in text
     assert "\n  evaluation: return 20 at 4000 env steps\n" in text
     assert (
-        "\n  best: return 30.0 ± 2.0 (95% CI, 8 greedy episodes) at 3,000 env steps\n"
+        "\n  best: return 30.0 ± 2.0 (95% CI, 8 greedy episodes) at 3,000 env steps, the highest of its evaluations\n"
         f"  to play the best: jsrl evaluate {folder.path}@best\n" in text
     )
     assert facts["best"]["return_mean"] == 30.0

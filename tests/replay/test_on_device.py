@@ -211,3 +211,16 @@ def test_four_devices_equal_one():
         timeout=200, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-4000:]
+
+
+def test_uniform_replay_compiles_one_program_for_runs_of_any_length():
+    first = World(N, T).trajectory()
+
+    def program(config, total_updates):
+        agent = on_device(toy_agent(), config, spec_of(first), total_updates=total_updates).agent
+        state = jax.eval_shape(agent.init, jax.random.key(0))
+        return jax.jit(agent.update).lower(state, first, jax.random.key(0)).as_text()
+
+    for prioritised in (False, True):
+        config = dataclasses.replace(CONFIG, prioritised=prioritised)
+        assert (program(config, 30) == program(config, 60)) == (not prioritised)

@@ -171,7 +171,8 @@ def on_device(
             f"replay.min_size {config.min_size} is never reached: of replay.capacity {config.capacity} the ring holds at most "
             f"{most} rows of {shape.num_envs} environments at once; lower min_size, or raise capacity."
         )
-    return OnDevice(agent, config, shape, spec, total_updates)
+    anneals_over = total_updates if config.prioritised else None  # one compiled program for runs of any length
+    return OnDevice(agent, config, shape, spec, anneals_over)
 
 
 def _none() -> Array:

@@ -178,7 +178,7 @@ def scores_table(runs: Sequence[Run], key: str) -> tuple[Table, list[str]]:
         mean = _with_interval(values.mean(), *interval_of(values, middle=False))
         iqm = _with_interval(float(interquartile_mean(values)), *interval_of(values, middle=True))
         rows.append((experiment, str(values.size), steps, mean, iqm, short(values.min()), short(values.max())))
-    notes = ["One seed has no interval."] if any(row[1] == "1" for row in rows) else []
+    notes = ["One seed has no interval, and equal values have none."] if any("[" not in row[3] for row in rows) else []
     notes += [UNEQUAL] if unequal else []
     notes += repeated_seeds(runs)
     notes += [test] if (test := difference_text(runs, key)) else []
@@ -187,7 +187,7 @@ def scores_table(runs: Sequence[Run], key: str) -> tuple[Table, list[str]]:
 
 
 def _with_interval(value: float, low: float, high: float) -> str:
-    return short(value) + (f" [{short(low)}, {short(high)}]" if math.isfinite(low) else "")
+    return short(value) + (f" [{short(low)}, {short(high)}]" if low < high else "")
 
 
 def _ends(runs: Sequence[Run], key: str) -> np.ndarray:

@@ -507,6 +507,7 @@ def test_few_episodes_have_an_interval_of_student_and_one_has_none() -> None:
     facts = return_facts(returns)
     assert facts["return_ci95"] == pytest.approx(stats.t.interval(0.95, 2, scale=stats.sem(returns))[1])
     assert score_text(return_facts([64.0]), "1 greedy episode") == "return 64.0 (1 greedy episode)"
+    assert score_text(return_facts([1.0] * 20), "20 greedy episodes") == "return 1.00 (20 greedy episodes, all equal)"
     assert score_text(facts, "3 greedy episodes") == "return 65.2 ± 14.5 (95% CI, 3 greedy episodes)"
 
 

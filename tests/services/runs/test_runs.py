@@ -343,7 +343,10 @@ def test_summary_over_seeds(tmp_path):
     text = summarise(runs)
     assert "ppo" in text
     assert "460 [329, 591]" in text
-    assert "One seed has no interval" in text
+    assert "One seed has no interval, and equal values have none" in text
+    for seed in range(2):
+        make_run(tmp_path, "equal", f"s{seed}", [1.0, 500.0])
+    assert "[" not in summarise(load_runs("equal/*", str(tmp_path))).split("equal", 1)[1].splitlines()[0]
     make_run(tmp_path, "bad", "s0", [np.nan])
     with pytest.raises(ConfigError, match="bad/s0 has no"):
         summarise(load_runs("bad/*", str(tmp_path)))
