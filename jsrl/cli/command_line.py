@@ -332,8 +332,8 @@ def check_needs(asked: CommandLine) -> None:
         )
     known = options_of(asked.experiment) | options_of(asked.run)
     for name in sorted(asked.given):
-        needs = known[name].needs
-        if needs and f"--{name}" not in needs and not any(_holds(need, asked, known) for need in needs):
+        needs, changes = known[name].needs, known[name].default != known[name].usual
+        if needs and changes and not any(_holds(need, asked, known) for need in needs):
             raise ConfigError(f"--{name} is given, but it needs {either(needs)}; add that, or leave out --{name}.")
 
 

@@ -99,7 +99,7 @@ class EnvConfig:
         "`restart-env` rebuilds the environment and cuts its episode (if it hangs or ends the process: as `auto`); "
         "`restart-actor` replaces the actor.")
     fault_limit: PositiveInt = option(10, "maximum environments that `restart-env` rebuilds in each group within 600 s, "
-        "and times that `restart-actor` replaces each actor.", needs=("on-fault restart-env", "on-fault restart-actor"))
+        "and times that `restart-actor` replaces each actor.")
     atari: AtariConfig = option(AtariConfig(), "options of `ALE/...` ids.", needs=("id ALE/",))
     # fmt: on
 

@@ -101,7 +101,7 @@ class Experiment(Trained):
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     replay: ReplayConfig | Literal["auto"] | None = option(AUTO, "Storage and sampling of an off-policy agent's rows; "
         "auto: what the agent usually has, none: fresh trajectories.", decided="buffer")
-    evaluator: EvaluatorConfig = option(factory=EvaluatorConfig, needs=("--evaluator.enabled",))
+    evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     video: VideoConfig = option(factory=VideoConfig, needs=("--video.enabled",))
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)

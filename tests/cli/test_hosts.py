@@ -78,15 +78,11 @@ NEEDS = {name: each.needs for name, each in OPTIONS.items() if each.needs and ea
 ONE_OF_EACH = ("ray.cpus", "slurm.gres", "wandb.project", "video.fps", "supervision.window-s", "env.atari.stack")
 PARTS = {name.rpartition(".")[0] for name in ONE_OF_EACH}  # their options need the same
 NEEDS = {name: needs for name, needs in NEEDS.items() if name.rpartition(".")[0] not in PARTS or name in ONE_OF_EACH}
-NEEDS = {
-    name: needs for name, needs in NEEDS.items() if not name.startswith("evaluator.") or name == "evaluator.episodes"
-}
 VALUES = {"print": "--print", "compress": "--compress", "snapshots.exact": "--snapshots.exact false --placement inline"}
 VALUES |= {"keep-here": "--keep-here inference", "env.atari.stack": "--env.atari.stack 2"}
 VALUES |= {"inference.device": "--inference.device gpu:7 --placement inline", "inference.shared": "--inference.shared"}
 VALUES["inference.shared"] += " --placement inline"
 VALUES |= {name: f"--{name} 7 --placement inline" for name in NEEDS.keys() - VALUES.keys() if "inference" in name}
-VALUES["evaluator.episodes"] = "--evaluator.episodes 7 --evaluator.enabled false --stop-at-return none"
 WITH = {
     "--listen": "--listen 127.0.0.1",
     "--hosts": "--hosts a,b",
