@@ -40,14 +40,8 @@ def command(given: argparse.Namespace, arm: str, runs_dir: Path) -> list[str]:
     words += ["--max-minutes", f"{given.seconds / 60:.4f}"]
     words += ["--evaluator.enabled", evaluating, "--evaluator.final-episodes", "0"]
     words += ["--evaluator.period-env-steps", str(given.every)]
-    words += [
-        "--video.enabled",
-        filming,
-        "--video.final",
-        "false",
-        "--video.period-env-steps",
-        str(given.every),
-    ]
+    words += ["--video.enabled", filming]
+    words += ["--video.final", "false", "--video.period-env-steps", str(given.every)] if filming == "true" else []
     return words + given.options
 
 

@@ -83,7 +83,8 @@ def option(
     Args:
       default: its default. help: about it, one or more sentences. factory: makes the default.
       in_python: few change it: a config in Python sets it, the command line has no option for it.
-      needs: it has an effect only with one of these options, such as `--hosts`.
+      needs: it has an effect only with one of these options, such as `--hosts`, `--launcher ray`, or without dashes one
+        beside it: `prioritised`. A part with needs has them for each of its options.
       instead_of: the field that has no effect unless this one is None.
       has_options: only Python gives its value, a config or a dict of configs; the fields of these are options.
       decided: the property that has its value with `auto` decided.
@@ -329,7 +330,8 @@ class Option:
     """One option: its name without dashes, type, default, help text, whether the command line offers it, and what it needs.
 
     Attributes:
-      needs: it has an effect only with one of these options, such as `--hosts`.
+      needs: it has an effect only with one of these options, such as `--hosts` or `--launcher ray`.
+      usual: the default of its field.
       instead_of: the option that has no effect unless this one is None.
     """
 
@@ -339,7 +341,14 @@ class Option:
     text: str
     offered: bool = True
     needs: tuple[str, ...] = ()
+    usual: Any = None
     instead_of: str = ""
+
+    def has(self, value: str) -> bool:
+        """Return whether it has a value that begins with this; empty: whether it is on, or changed."""
+        if value:
+            return str(self.default).startswith(value)
+        return self.default is True or (bool(self.default) and self.default != self.usual)
 
 
 def offered_options(*values: Any) -> dict[str, Option]:
@@ -357,7 +366,8 @@ def options_of(value: Any, prefix: str = "", offered: bool = True, needs: tuple[
     texts, hints = field_texts(cls), type_hints(cls)
     for field in dataclasses.fields(value):
         name, kind, text = f"{prefix}{field.name.replace('_', '-')}", hints[field.name], texts.get(field.name, "")
-        needed, has_options = field.metadata.get("needs") or needs, field.metadata.get("has_options")
+        own = (one if one.startswith("--") else f"--{prefix}{one}" for one in field.metadata.get("needs", ()))
+        needed, has_options = tuple(own) or needs, field.metadata.get("has_options")
         default, here = decided(value, field.name), offered and not field.metadata.get("in_python")
         if field.metadata.get("decided"):  # the option itself says whether there is one; those of its fields follow
             options[name] = Option(name, Literal["auto"] | None, None if default is None else AUTO, text, here)
@@ -370,7 +380,7 @@ def options_of(value: Any, prefix: str = "", offered: bool = True, needs: tuple[
                 options |= options_of(config, f"{name}.{key.replace('_', '-')}.", here)
         else:
             other = f"{prefix}{other.replace('_', '-')}" if (other := field.metadata.get("instead_of")) else ""
-            options[name] = Option(name, kind, default, text, here and not has_options, needed, other)
+            options[name] = Option(name, kind, default, text, here and not has_options, needed, field.default, other)
     return options
 
 

@@ -72,15 +72,16 @@ class DQNConfig:
         "values.")
     dueling: bool = option(True, "separate streams for state value and advantages.")
     num_atoms: PositiveInt = option(1, "1, or the number of atoms of the value distribution (C51).")
-    value_min: FiniteFloat = option(-10.0, "lowest atom.")
-    value_max: FiniteFloat = option(10.0, "highest atom.")
+    value_min: FiniteFloat = option(-10.0, "lowest atom.", needs=("num-atoms",))
+    value_max: FiniteFloat = option(10.0, "highest atom.", needs=("num-atoms",))
     quantiles: bool = option(False, "the atoms are equally likely, and their places are learned, without bounds (QR-DQN).")
     loss: ValueLoss = option("huber", "huber (linear from an error of 1) or mse, half the squared error (one atom).")
     exploration: Literal["linear", "ladder"] = option("linear", "`linear`: epsilon falls from 1 to `epsilon` over "
         "`exploration_fraction` of the run; `ladder`: an episode is played with epsilon^(1 + 7 x), x uniform "
         "in [0, 1] (1 before the first update).")
     epsilon: UnitFloat = option(0.05, "final epsilon (linear), or base of the ladder.")
-    exploration_fraction: PositiveUnitFloat = option(0.1, "share of the run's updates until the final epsilon.")
+    exploration_fraction: PositiveUnitFloat = option(0.1, "share of the run's updates until the final epsilon.",
+        needs=("exploration linear",))
     normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the network; "
         "feed-forward.", factory=lambda: NetworkConfig(hidden=(128, 128), activation="relu"))

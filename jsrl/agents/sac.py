@@ -56,7 +56,8 @@ class SACConfig:
     optimizer: Any = option("adam", ac.OPTIMIZER_HELP)
     learning_rate: PositiveFinite = option(3e-4, "learning rate of the policy.")
     critic_learning_rate: PositiveFinite | None = option(None, "that of the critics; None: learning_rate.")
-    temperature_learning_rate: PositiveFinite | None = option(None, "that of the temperature; None: learning_rate.")
+    temperature_learning_rate: PositiveFinite | None = option(None, "that of the temperature; None: learning_rate.",
+        needs=("learn-temperature",))
     schedule: Any = option("constant", ac.SCHEDULE_HELP)
     total_updates: PositiveInt | None = option(None, ac.TOTAL_UPDATES_HELP, in_python=True)
     max_grad_norm: PositiveFloat | None = option(None, "clip each gradient to this global norm; None: no clipping.")
@@ -70,7 +71,7 @@ class SACConfig:
     learn_temperature: bool = option(True, "learn alpha so that the entropy reaches target_entropy.")
     target_entropy: FiniteFloat | None = option(None, "target of the entropy in nats. None: minus the number of action "
         "dimensions (of tanh(u) on [-1, 1]), or for discrete actions 0.5 log(number of actions). With an action mask "
-        "the target of each row is scaled by log(legal actions) / log(actions).")
+        "the target of each row is scaled by log(legal actions) / log(actions).", needs=("learn-temperature",))
     random_start: bool = option(True, "play uniformly random actions until the first update is published.")
     normalize_observations: bool = option(False, off.NORMALIZE_HELP)
     network: NetworkConfig = option(help="options of the policy's network and of each "

@@ -21,10 +21,10 @@ from jsrl.cli.experiments import FOLDER, files
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, numbers
 from jsrl.experiment.automatic import with_replays
-from jsrl.experiment.checks import leaves_host
 from jsrl.experiment.options import RunOptions
 from jsrl.fields import (
     ABSENT,
+    AUTO,
     CHECKED,
     NAMES,
     InvalidValue,
@@ -330,24 +330,21 @@ def check_needs(asked: CommandLine) -> None:
             f"--{wrong[0]} is for a new run, but --resume continues {asked.run.resume} in its own folder; leave one of "
             "them out. (--init-from RUN@TAG begins a new run with the params of another.)"
         )
-    present, known = _present(asked), options_of(asked.experiment) | options_of(asked.run)
+    known = options_of(asked.experiment) | options_of(asked.run)
     for name in sorted(asked.given):
-        needs = known[name].needs
-        if needs and not present & set(needs):
+        needs, changes = known[name].needs, known[name].default != known[name].usual
+        if needs and changes and not any(_holds(need, asked, known) for need in needs):
             raise ConfigError(f"--{name} is given, but it needs {either(needs)}; add that, or leave out --{name}.")
 
 
-def _present(asked: CommandLine) -> set[str]:
-    options, e = asked.run, asked.experiment
-    switches = ("listen", "hosts", "hosts-file", "tune", "plan", "seeds")
-    found = {f"--{name}" for name in switches if getattr(options, name.replace("-", "_"))}
-    found.add(f"--launcher {options.launcher}")
-    found |= {f"--placement {e.placement}"} | {f"--placement {policy.placement}" for policy in e.policies.values()}
-    if e.placement == "auto" or options.tune:  # decided later
-        found.add("--placement served")
-    if options.launcher == "slurm" and not options.seeds:
-        found.add("--launcher slurm without --seeds")
-    return found | ({"--encrypt", "--bind"} if leaves_host(e) else set())
+def _holds(need: str, asked: CommandLine, known: Mapping[str, Option]) -> bool:
+    """Return whether an experiment, or a policy of it, has an option that others need: `--NAME` or `--NAME VALUE`."""
+    name, _, value = need.removeprefix("--").partition(" ")
+    if value.endswith(" without --seeds"):
+        return asked.run.launcher == "slurm" and not asked.run.seeds
+    if name == "placement" and (asked.run.tune or asked.experiment.placement == AUTO):  # decided later
+        return True
+    return any(each.has(value) for other, each in known.items() if other == name or other.endswith(f".{name}"))
 
 
 def spelled(experiment: Experiment, default: Experiment) -> list[str]:

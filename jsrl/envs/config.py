@@ -100,7 +100,7 @@ class EnvConfig:
         "`restart-actor` replaces the actor.")
     fault_limit: PositiveInt = option(10, "maximum environments that `restart-env` rebuilds in each group within 600 s, "
         "and times that `restart-actor` replaces each actor.")
-    atari: AtariConfig = option(AtariConfig(), "options of `ALE/...` ids.")
+    atari: AtariConfig = option(AtariConfig(), "options of `ALE/...` ids.", needs=("id ALE/",))
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from jsrl.experiment.placements import PLACEMENTS, Placement, PlacementName
 from jsrl.experiment.policies import PolicyConfig, Seed
 from jsrl.experiment.settings import (
     ANY_HOSTS,
+    SERVED,
     ActorConfig,
     DeadlineConfig,
     EvaluatorConfig,
@@ -73,7 +74,7 @@ class Experiment(Trained):
         "one. None: chosen from the number of actors; give it to get the same bits with any number of actors.")
     num_inference_servers: PositiveInt = option(1, "Number of inference servers; the actors are divided among them. "
         "With 1, each of several hosts without GPUs that has actors gets its own, except in a deterministic run or "
-        "with --keep-here inference.")
+        "with --keep-here inference.", needs=SERVED)
     transport: Literal["shared-memory", "zeromq"] = option("shared-memory",
         "Transport of the streams between processes; zeromq works between hosts and without shared memory.")
     bind: str = option("127.0.0.1", "IP address of this host that streams listen on, with transport zeromq: ADDRESS or "
@@ -96,15 +97,15 @@ class Experiment(Trained):
     trace: bool = option(False, "Write trace.json for ui.perfetto.dev: a timeline of every thread of every worker.")
 
     actor: ActorConfig = field(default_factory=ActorConfig)
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    inference: InferenceConfig = option(factory=InferenceConfig, needs=SERVED)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     replay: ReplayConfig | Literal["auto"] | None = option(AUTO, "Storage and sampling of an off-policy agent's rows; "
         "auto: what the agent usually has, none: fresh trajectories.", decided="buffer")
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
-    video: VideoConfig = field(default_factory=VideoConfig)
+    video: VideoConfig = option(factory=VideoConfig, needs=("--video.enabled",))
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
-    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    supervision: SupervisionConfig = option(factory=SupervisionConfig, needs=("--restart", "--supervision.restarts"))
     director: Any = option(None, "Assigns players and tasks: a director such as PFSP (jsrl.directors); None: the "
         "newest params play every seat.", has_options=True)
     policies: Mapping[str, PolicyConfig] = option(help="Instead of agent, in environments with several seats: name -> "

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 from dataclasses import dataclass
 
-from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ANY_HOSTS, JOINED
 from jsrl.fields import (
     NonNegativeFinite,
@@ -34,11 +32,6 @@ class WandbOptions:
     group: str | None = option(None, "Group of runs that belong together, such as seeds.")
     mode: typing.Literal["online", "offline"] = option("online", "online, or offline: everything is kept in RUN/wandb "
         "for `wandb sync`, and nothing uses the network.")
-
-    def __post_init__(self) -> None:
-        given = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
-        if given and not self.enabled:
-            raise ConfigError(f"wandb.{given[0]} is given, but Weights & Biases is off; add --wandb.")
 
 
 @suggesting
@@ -95,7 +88,7 @@ class RunOptions:
         "a list of hooks (docs/hooks.md).")
     sinks: tuple[str, ...] = option((), "Further places for metrics: MODULE:FUNCTION that makes a sink or a list of "
         "sinks (docs/hooks.md).")
-    wandb: WandbOptions = WandbOptions()
+    wandb: WandbOptions = option(WandbOptions(), needs=("--wandb.enabled",))
     display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = option("auto",
         "What to display: auto, live, plain, quiet or log-only; auto: live on a terminal, else plain lines.")
     detach: bool = option(False, "Start the run in the background, and return; `jsrl status`, `jsrl logs` and `jsrl "

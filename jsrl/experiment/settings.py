@@ -24,6 +24,7 @@ from jsrl.fields import (
 from jsrl.types import EITHER, FRESH, REPLAY
 
 JOINED = ("--listen", "--hosts", "--launcher ray")  # hosts join by these
+SERVED = ("--placement served", "--placement apart")
 ANY_HOSTS = (*JOINED, "--launcher slurm without --seeds")
 Niceness = Annotated[int, Range(ge=0, le=19)]
 
@@ -56,7 +57,7 @@ class InferenceConfig:
 
     max_rows: PositiveInt = option(1024, "Maximum rows in one batch; the request of a group is never split.")
     device: str = option("auto", "Where servers act: auto (served: the learner's device; apart: its own), cpu, or an "
-        "index such as gpu:1.", needs=("--placement served", "--placement apart"))
+        "index such as gpu:1.")
     threads: PositiveInt = option(1, "CPU threads that a server computes with.")
     shared: bool = option(False, "With several policies: the same servers act for all of them, in fewer processes; "
         "false: each policy has its own.")
@@ -104,14 +105,15 @@ class ReplayConfig:
     updates_per_call: PositiveInt | None = option(None, "Updates in one compiled call; None: chosen from "
         "updates_per_env_step (device), or 1.")
     prioritised: bool = option(False, "Sample windows in proportion to priority^alpha instead of uniformly.")
-    alpha: UnitFloat = option(0.6, "Exponent of priorities: 0 is uniform.")
-    beta: UnitFloat = option(0.4, "Exponent of importance weights at the start.")
+    alpha: UnitFloat = option(0.6, "Exponent of priorities: 0 is uniform.", needs=("prioritised",))
+    beta: UnitFloat = option(0.4, "Exponent of importance weights at the start.", needs=("prioritised",))
     beta_end: UnitFloat = option(1.0, "Exponent of importance weights at total_env_steps; linear in "
         "between.", in_python=True)
     epsilon: NonNegativeFinite = option(1e-6, "Added to each priority, so that every window can be "
         "sampled.", in_python=True)
-    num_replays: PositiveInt = option(1, "Number of replay workers (host); the actors' streams are divided among them.")
-    threads: PositiveInt = option(1, "Sampling threads of each replay worker (host).")
+    num_replays: PositiveInt = option(1, "Number of replay workers; the actors' streams are divided among them.",
+        needs=("kind host",))
+    threads: PositiveInt = option(1, "Sampling threads of each replay worker.", needs=("kind host",))
     save: bool = option(False, "Save the rows in snapshots as well; false: a resumed run refills its replay.")
 
     def __post_init__(self) -> None:
@@ -201,7 +203,7 @@ class DeadlineConfig:
     stuck_s: PositiveFloat = option(300.0, "Seconds that one turn of a worker's loop may take; then the worker counts "
         "as stuck, although its process is alive.")
     rank_s: PositiveFloat = option(10.0, "The same as silence_s and stuck_s in a learner of several ranks; a turn may "
-        "take ten times the median update if that is more.")
+        "take ten times the median update if that is more.", needs=("--learner.num-ranks",))
     still_s: PositiveFloat = option(60.0, "Seconds without any step, reply or update after which the run reports what "
         "every worker is doing; it continues.", in_python=True)
     leave_s: PositiveFloat = option(10.0, "Seconds for a worker to shut down; a tenth of it after "
@@ -238,6 +240,6 @@ class SnapshotConfig:
     keep: PositiveInt = option(3, "Newest snapshots kept, besides best and final; at least 3 are kept, because a "
         "reader may be in the oldest.")
     exact: bool = option(True, "Deterministic runs keep a journal of actions, so that a resumed run has the same bits "
-        "as an uninterrupted one.")
+        "as an uninterrupted one.", needs=("--deterministic", "--placement serial", "--placement fused"))
     journal_mb: NonNegativeFloat = option(256.0, "Maximum MB of a run's journals; larger ones are dropped. Resuming "
         "replays them, which takes as long as the original stepping.", in_python=True)

@@ -96,7 +96,7 @@ class NetworkConfig:
         "and of the layers after it.", factory=EntityConfig, in_python=True)
     layer_norm: bool = option(False, "layer normalisation before each activation of the torso; `entities` has its own.")
     core: CoreName = option("none", "recurrent core: none, gru or lstm.")
-    core_size: PositiveInt = option(128, "units of the core.")
+    core_size: PositiveInt = option(128, "units of the core.", needs=("core gru", "core lstm"))
     core_norm: bool = option(False, "layer normalisation of the core's outputs.", in_python=True)
     shared: bool | None = option(None, "share torso and core between policy and value. None: share them for images and "
         "recurrent networks. With a core and False each has its own core, and actors compute both.")

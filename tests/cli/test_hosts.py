@@ -74,13 +74,15 @@ def test_listen_takes_addresses_with_and_without_a_port(text: str, expected: tup
 
 
 OPTIONS = options_of(load("ppo_cartpole")) | options_of(RunOptions())
-NEEDS = {name: each.needs for name, each in OPTIONS.items() if each.needs}
-NEEDS = {name: needs for name, needs in NEEDS.items() if name.partition(".")[0] not in ("ray", "slurm")} | {
-    name: NEEDS[name] for name in ("ray.cpus", "slurm.gres")
-}
-VALUES = {"print": "--print", "compress": "--compress"}
-VALUES |= {"inference.device": "--inference.device gpu:7 --placement inline"}
-VALUES |= {"keep-here": "--keep-here inference"}
+NEEDS = {name: each.needs for name, each in OPTIONS.items() if each.needs and each.offered}
+ONE_OF_EACH = ("ray.cpus", "slurm.gres", "wandb.project", "video.fps", "supervision.window-s", "env.atari.stack")
+PARTS = {name.rpartition(".")[0] for name in ONE_OF_EACH}  # their options need the same
+NEEDS = {name: needs for name, needs in NEEDS.items() if name.rpartition(".")[0] not in PARTS or name in ONE_OF_EACH}
+VALUES = {"print": "--print", "compress": "--compress", "snapshots.exact": "--snapshots.exact false --placement inline"}
+VALUES |= {"keep-here": "--keep-here inference", "env.atari.stack": "--env.atari.stack 2"}
+VALUES |= {"inference.device": "--inference.device gpu:7 --placement inline", "inference.shared": "--inference.shared"}
+VALUES["inference.shared"] += " --placement inline"
+VALUES |= {name: f"--{name} 7 --placement inline" for name in NEEDS.keys() - VALUES.keys() if "inference" in name}
 WITH = {
     "--listen": "--listen 127.0.0.1",
     "--hosts": "--hosts a,b",
@@ -89,6 +91,11 @@ WITH = {
     "--encrypt": "--encrypt --transport zeromq",
     "--bind": "--bind 10.0.0.5 --transport zeromq",
     "--seeds": "--seeds 0-3",
+    "--restart": "--restart 1",
+    "--supervision.restarts": "--supervision.restarts.actor 1",
+    "--learner.num-ranks": "--learner.num-ranks 2",
+    "--env.id ALE/": "--env.id ALE/Pong-v5",
+    "--placement fused": "--placement fused --env.id gymnax:CartPole-v1",
 }
 
 

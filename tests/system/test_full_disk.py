@@ -16,8 +16,8 @@ from jsrl.transport.ledger.reconcile import leg_ledger
 from tests.system.launched import FOREVER
 
 pytestmark = pytest.mark.slow
-WRITERS = ("--trace", "--video.niceness", "0", "--video.period-env-steps", "200")
-FILMS = ("--video.enabled",)
+WRITERS = ("--trace",)
+FILMS = ("--video.enabled", "--video.niceness", "0", "--video.period-env-steps", "200")
 ENV_STEPS = 2 * 8  # of one trajectory of `tiny`
 OFTEN = ("--snapshots.period-s", "0.5", "--evaluator.period-env-steps", "2000", "--evaluator.final-episodes", "5")
 
