@@ -211,7 +211,7 @@ def _evaluations(state: DisplayState) -> RenderableType:
     values = [value for _, value in state.evaluations]
     at, newest = state.evaluations[-1]
     spread = None if state.score_title != "return" else state.metric("evaluator/return_ci95")
-    text = f"{short(newest)}" + ("" if spread is None else f" ± {short(spread)}")
+    text = f"{short(newest)}" + (f" ± {short(spread)}" if spread else "")
     facts = [
         f"evaluation: {state.score_title} {text} at {short(at)} env steps",
         f"best {short(max(values))}",

@@ -157,7 +157,7 @@ def _figures(report: RunReport) -> str:
             figures.append((name, lag.split("p95 ")[1].split(",")[0]))
     if report.score is not None:
         title, mean, half = report.score
-        figures.insert(0, (title, number(mean) + ("" if half is None else f" ± {number(half)}")))
+        figures.insert(0, (title, number(mean) + (f" ± {number(half)}" if half else "")))
     cards = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in figures
     )
