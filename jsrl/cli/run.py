@@ -184,7 +184,7 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     if asked.followed and options.display != "quiet":
         print(asked.followed)
     sinks = sinks_of(options)
-    tuned = tuned_if_asked(asked)
+    tuned = tuned_if_asked(asked) if options.seeds is None else settled(asked)
     if options.plan:
         from jsrl.cli.plan import show_plan
 
@@ -209,15 +209,21 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> AbstractContextM
     return other_hosts(options, experiment)
 
 
-def settled_args(asked: cli.CommandLine) -> list[str]:
-    """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs."""
-    from jsrl.graph.plan import decided, make_plan
+def settled(asked: cli.CommandLine) -> Experiment:
+    """Return the experiment of each of several seeds, with the settings of a tuning and the placement of a shared program."""
+    from jsrl.graph.plan import decided
 
     experiment = tuned_if_asked(asked)
-    found = decided(experiment)[0]
-    if in_one_program(asked, found):
-        experiment = found = dataclasses.replace(experiment, placement=TOGETHER)
-    make_plan(found, "(not run)", SHM / "jsrl", edit=asked.run.graph)
+    together = in_one_program(asked, decided(experiment)[0])
+    return dataclasses.replace(experiment, placement=TOGETHER) if together else experiment
+
+
+def settled_args(asked: cli.CommandLine) -> list[str]:
+    """Return the options that make a seed's experiment of the command line's, after planning one of the runs."""
+    from jsrl.graph.plan import decided, make_plan
+
+    experiment = settled(asked)
+    make_plan(decided(experiment)[0], "(not run)", SHM / "jsrl", edit=asked.run.graph)
     return cli.spelled(experiment, asked.experiment)
 
 

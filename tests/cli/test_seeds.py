@@ -136,6 +136,8 @@ def test_seeds_in_one_program_share_a_process(set_outcomes, monkeypatch, capsys)
 
     monkeypatch.setattr(seeds, "child_command", together)
     options = ("--env.id", "examples.jax_cartpole:CartPole", "--env.backend", "jax")
+    assert main.main(["run", *WORDS, *options, "--seeds", "0-4", "--plan"]) == 0
+    assert "CartPole, placement fused-serial, " in capsys.readouterr().out
     set_outcomes(seed1="fails")
     assert main.main(["run", *WORDS, *options, "--seeds", "0-4", "--display", "quiet"]) == 1
     assert calls == [5] and all("--placement fused-serial" in line for line in started())
