@@ -261,10 +261,10 @@ FAULTS = (
         "",
     ),
     Planted(
-        "a message of an earlier membership is obeyed",
+        "a message of an earlier membership is obeyed, also by a host that is in none",
         AGENT,
         "        elif message.membership != self.membership or not self.membership:\n",
-        "        elif message.membership > self.membership or not self.membership:\n",
+        "        elif not message.membership:\n",
     ),
     Planted(
         "an end that was lost with a connection is not reported again",
