@@ -172,7 +172,8 @@ class WatchedBox:
         if name not in self._env.bounds:
             return
         low, high = self._env.bounds[name]
-        outside = (leaf < low - SLACK * np.abs(low)) | (leaf > high + SLACK * np.abs(high))
+        with np.errstate(over="ignore"):  # the largest float as a bound
+            outside = (leaf < low - SLACK * np.abs(low)) | (leaf > high + SLACK * np.abs(high))
         if outside.any():
             self._left = 0
             slot, *index = (int(i) for i in np.argwhere(outside)[0])

@@ -50,7 +50,7 @@ def rows_for(agent, spec):
 @pytest.mark.parametrize(
     ("factory", "config", "spec", "losses"),
     [
-        (ppo, PPOConfig, SPEC, {"loss": ppo_loss}),
+        pytest.param(ppo, PPOConfig, SPEC, {"loss": ppo_loss}, marks=pytest.mark.nightly),  # docs run it
         (dqn, functools.partial(DQNConfig, exploration="ladder"), SPEC, {"loss": dqn_loss}),
         (sac, SACConfig, REAL, {"critic_loss": sac_critic_loss, "policy_loss": sac_policy_loss}),
     ],

@@ -199,17 +199,19 @@ def test_rewards_and_flags_of_a_gymnasium_vector_have_one_entry_per_slot(outcome
 class OutOfBox(gymnasium.Env):
     """Its time grows out of the Box at step 5 of an episode; the second number has no bounds."""
 
-    observation_space = gymnasium.spaces.Box(np.float32([0, -np.inf]), np.float32([4, np.inf]))
+    observation_space = gymnasium.spaces.Box(
+        np.array([0, -np.inf]), np.array([4, np.finfo(np.float64).max]), dtype=np.float64
+    )
     action_space = gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.time = self.np_random.integers(2)
-        return np.float32([self.time, 1e30]), {}
+        return np.array([self.time, 1e30]), {}
 
     def step(self, action):
         self.time += 1
-        return np.float32([self.time, -1e30]), 0.0, self.time >= 7, False, {}
+        return np.array([self.time, -1e30]), 0.0, self.time >= 7, False, {}
 
 
 NOTE = r"OutOfBox' \(slot 0\) returned 5 in observation\[0\], outside its Box \(0 to 4\)"
