@@ -99,6 +99,7 @@ def test_imitation_gains_from_entropy():
 )
 def test_at_least_64_rows_are_in_each_and_they_divide_the_columns(columns: int, rows: int, count: int) -> None:
     assert minibatches_of(64, columns, rows, None) == count
+    assert minibatches_of(100, 2048, 1, None) == 16  # 128 rows each, as docs/algorithms/ppo.md says
 
 
 def test_size_counts_the_rows_of_all_devices() -> None:

@@ -52,7 +52,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         folder = RunFolder.open("x").path
         await_updates(folder, 1)
         text = output_of(capsys, "status", "x")
-        assert text.startswith("ppo/x: running since")
+        assert text.startswith("ppo/x on CartPole-v1: running since")
         assert re.search(r"workers: learner 1, pid \d+; actor 1, pid \d+", text)
         assert "steps " in output_of(capsys, "logs", "x")
         assert "actor-0, learner, output" in output_of(capsys, "logs", "x", "critic", status=2)
