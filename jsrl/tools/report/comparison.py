@@ -106,20 +106,22 @@ def changes_learning(option: str) -> bool:
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs by experiment: runs of one folder, split if settings or own workers differ that change what is learned.
+    """Return runs by experiment: those of a folder and environment, split if what changes learning differs within them.
 
-    The names include them, such as `ppo_cartpole, agent.learning-rate 0.001` or `ppo_cartpole, my_workers:AUGMENT`. All runs
-    that began with params of other runs are `ppo_cartpole, init-from`.
+    That is settings and own workers, which are in the names: `ppo_cartpole, agent.learning-rate 0.001` or
+    `ppo_cartpole, my_workers:AUGMENT`. All runs that began with params of other runs are `ppo_cartpole, init-from`.
     """
-    folders: dict[str, list[Run]] = {}
+    tasks: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        folders.setdefault(run.folder.path.parent.name, []).append(run)
+        tasks.setdefault((run.folder.path.parent.name, str(flat_options(run.config).get("env.id"))), []).append(run)
+    several = Counter(folder for folder, _ in tasks)
     found: dict[str, list[Run]] = {}
-    for folder, own in folders.items():
-        differing = [name for name in differing_options(own) if changes_learning(name)]
+    for (folder, env), own in tasks.items():
+        name = folder if several[folder] == 1 else f"{folder}, {env}"
+        differing = [option for option in differing_options(own) if changes_learning(option)]
         for run in own:
             options = flat_options(run.config)
-            parts = [folder, *(f"{name} {options.get(name)}" for name in differing), *own_workers(run)]
+            parts = [name, *(f"{option} {options.get(option)}" for option in differing), *own_workers(run)]
             parts += ["init-from"] if run.environment.get("init_from") else []
             found.setdefault(", ".join(parts), []).append(run)
     return found

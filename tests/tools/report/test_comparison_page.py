@@ -11,6 +11,7 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.report import main
+from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.graph.graph_file import write_graph
 from jsrl.graph.placements import make_graph
@@ -38,6 +39,15 @@ def test_runs_are_grouped_by_learning_settings(tmp_path: Path):
     names = {name: [run.name for run in own] for name, own in grouped(runs).items()}
     assert list(names) == ["ppo, num-envs 16", "ppo, num-envs 32", "sac"]
     assert len(names["ppo, num-envs 16"]) == 3
+
+
+def test_settings_that_differ_between_environments_are_in_no_name(tmp_path: Path):
+    tasks = [("A-v0", 8), ("B-v0", 16), ("B-v0", 16)]
+    runs = [
+        make_run(tmp_path, "ppo", seed, 1.0, env=EnvConfig(env_id), num_envs=envs)
+        for seed, (env_id, envs) in enumerate(tasks)
+    ]
+    assert {name: len(own) for name, own in grouped(runs).items()} == {"ppo, A-v0": 1, "ppo, B-v0": 2}
 
 
 def test_runs_that_are_evaluated_in_other_environments_are_not_seeds_of_one_experiment(tmp_path: Path):
