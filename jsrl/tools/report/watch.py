@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import mimetypes
 import re
 import sys
 import time
@@ -60,9 +59,13 @@ AWAY = '<p class="gone">`jsrl watch` has ended: this page no longer changes.</p>
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; media-src 'self'; "
-    "connect-src 'self'; form-action 'none'",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; media-src 'self'; form-action 'none'",
 }
+OF_PAGES = {  # only they may run a script: a run's files may be a stranger's
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": HEADERS["Content-Security-Policy"] + "; script-src 'self'; connect-src 'self'",
+}
+KINDS = {".mp4": "video/mp4", ".json": "application/json"}  # of files; all others are plain text
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -167,7 +170,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif path == "/":
             self._page("runs", self.server.index())
         elif path == "/watch.js":
-            self._answer(SCRIPT.encode(), "text/javascript; charset=utf-8")
+            self._answer(SCRIPT, {"Content-Type": "text/javascript; charset=utf-8"})
         elif path.startswith("/run/"):
             self._run(path.removeprefix("/run/"))
         else:
@@ -201,10 +204,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._page(name, f"<p>{link('/', 'all runs')}</p>\n{content}", tag)
 
     def _page(self, title: str, content: str, tag: str = "") -> None:
-        self._answer(shell(title, AWAY + content, LOADED).encode(), "text/html; charset=utf-8", tag)
+        self._answer(shell(title, AWAY + content, LOADED), OF_PAGES | {"ETag": tag})
 
-    def _answer(self, content: bytes, kind: str, tag: str = "") -> None:
-        self._begin(HTTPStatus.OK, {"Content-Type": kind, "Content-Length": str(len(content)), "ETag": tag})
+    def _answer(self, text: str, headers: dict[str, str]) -> None:
+        content = text.encode()
+        self._begin(HTTPStatus.OK, headers | {"Content-Length": str(len(content))})
         self.wfile.write(content)
 
     def _file(self, path: Path) -> None:
@@ -214,7 +218,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 part = asked_part(self.headers.get("Range", ""), whole)
                 start, size = part or (0, whole)
                 file.seek(start)
-                kind = mimetypes.guess_type(path.name)[0] or "text/plain; charset=utf-8"
+                kind = KINDS.get(path.suffix, "text/plain; charset=utf-8")
                 headers = {"Content-Type": kind, "Content-Length": str(size), "Accept-Ranges": "bytes"}
                 headers["Content-Range"] = f"bytes {start}-{start + size - 1}/{whole}" if part else ""
                 self._begin(HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.OK, headers)
@@ -226,7 +230,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _begin(self, status: HTTPStatus, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in (headers | HEADERS).items():
+        for name, value in (HEADERS | headers).items():
             if value:
                 self.send_header(name, value)
         self.end_headers()

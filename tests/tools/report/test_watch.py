@@ -18,6 +18,7 @@ import pytest
 
 from jsrl.experiment import Experiment
 from jsrl.references.reference import to_json
+from jsrl.services.recordings.video_shelf import Video
 from jsrl.services.runs.runs import RunFolder
 from jsrl.tools.report import watch as watch_module
 from jsrl.tools.report.watch import Server
@@ -101,6 +102,34 @@ def test_only_the_page_and_files_of_a_run_are_served(server: Server):
     ]
     assert [http_get(server, path)[0].status for path in refused] == [404] * len(refused)
     assert [http_get(server, "/", method)[0].status for method in ("POST", "PUT", "DELETE")] == [501] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("videos/one.mp4", "video/mp4"),
+        ("videos/page.mp4", "text/plain; charset=utf-8"),
+        ("metrics.jsonl", "text/plain; charset=utf-8"),
+        ("experiment.json", "application/json"),
+        ("videos/page.html", None),
+        ("videos/code.js", None),
+    ],
+)
+def test_files_of_a_run_never_run_a_script(server: Server, runs_dir: Path, name: str, kind: str | None):
+    """The folder may be a stranger's: its index of videos names a page, and a video is a link to it."""
+    videos = runs_dir / "ppo" / "whole" / "videos"
+    (videos / "page.html").write_text('<script src="code.js"></script>')
+    (videos / "code.js").write_text("location = 'https://evil.example'")
+    (videos / "page.mp4").symlink_to(videos / "page.html")
+    (videos / "one.mp4").write_text("video")
+    entries = [vars(Video(file, 1, 1, 1.0, 1, 10, 10.0, 1, 1)) for file in ("page.html", "code.js", "one.mp4")]
+    (videos / "videos.json").write_text(json.dumps({"videos": entries}))
+    assert "script-src 'self'" in http_get(server, "/run/ppo/whole/")[0].headers["Content-Security-Policy"]
+    answer, _ = http_get(server, f"/run/ppo/whole/{name}")
+    assert answer.status == (404 if kind is None else 200)
+    if kind is not None:
+        policy = answer.headers["Content-Security-Policy"]
+        assert answer.headers["Content-Type"] == kind and "default-src 'none'" in policy and "script-src" not in policy
 
 
 @pytest.mark.parametrize(
