@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -173,6 +175,20 @@ def test_unchanged_pages_are_not_made_again(server: Server, runs_dir: Path, monk
     write(RunFolder(runs_dir / "ppo" / "whole"), 7)
     answer, text = http_get(server, "/run/ppo/whole/", **{"If-None-Match": tag})
     assert answer.status == 200 and "700 env steps" in text and answer.headers["ETag"] != tag and len(made) == 2
+
+
+def test_a_page_is_made_once_for_all_tabs(server: Server, monkeypatch: pytest.MonkeyPatch):
+    made, make = list[str](), watch_module.make_report
+
+    def slow(folder: RunFolder):
+        made.append(folder.name)
+        time.sleep(0.1)  # meanwhile the other tabs ask
+        return make(folder)
+
+    monkeypatch.setattr(watch_module, "make_report", slow)
+    with ThreadPoolExecutor(4) as tabs:
+        pages = list(tabs.map(lambda _: http_get(server, "/run/ppo/whole/"), range(4)))
+    assert made == ["ppo/whole"] and len({(answer.headers["ETag"], text) for answer, text in pages}) == 1
 
 
 def test_unchanged_lines_of_the_list_are_not_read_again(
