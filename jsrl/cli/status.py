@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{error.filename} belongs to another user, who may let you read it.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if not options.follow:
+            raise
         print(f"\ndetached from {options.run}, which keeps running", file=sys.stderr)
     return 0
 

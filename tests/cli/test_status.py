@@ -193,6 +193,17 @@ def test_a_damaged_or_hostile_environment_hides_no_run(folder: RunFolder, capsys
     assert {run["run"] for run in json.loads(output_of("--json", capsys=capsys))} == {"ppo/x", "dqn/y"}
 
 
+def test_only_who_follows_a_run_is_told_that_it_goes_on(folder: RunFolder, monkeypatch, capsys):
+    def interrupt(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "shown", interrupt)
+    assert main.main(["status", "x", "--follow"]) == 0
+    assert capsys.readouterr().err == "\ndetached from x, which keeps running\n"
+    assert main.main(["status"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
 def test_folder_of_another_user_is_refused_in_one_sentence(tmp_path: Path, monkeypatch, capsys):
     def refuse(folder: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(folder))
