@@ -37,7 +37,7 @@ class TextBudget:
         return f"it has more text than its sender may still say: {TEXT_BYTES >> 20} MiB, and {TEXT_BYTES_PER_S} bytes a second"
 
     def pay(self, texts: Iterable[str], names: Iterable[str], now_s: float, least: float = 0.0) -> bool:
-        """Take texts, and those of the names that are new, from the budget; return False if less than `least` would be left."""
+        """Take texts, and those of the names that are new, from the budget; return False if that leaves less than `least`."""
         self._left = min(TEXT_BYTES, self._left + TEXT_BYTES_PER_S * (now_s - self._since_s))
         self._since_s = now_s
         new = {name for name in names if name not in self._names}
