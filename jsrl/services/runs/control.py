@@ -337,6 +337,7 @@ class ControlServer:
         self.forward: Callable[[str, int, bytes], object] = lambda worker, incarnation, frame: None
         self._taken: queue.SimpleQueue[AnyMessage] = queue.SimpleQueue()
         self._elsewhere: set[bytes] = set()  # worker/incarnation of those whose messages were taken
+        self._beating: set[tuple[str, int]] = set()  # those of which a taken heartbeat waits
         self._wake_up, self._poller = WakeUp(), zmq.Poller()
         self._waiting: dict[bytes, deque[list[bytes]]] = {}  # connection that has sent a message -> commands to send
         self._socket = zmq.Context().socket(zmq.ROUTER)
@@ -354,8 +355,12 @@ class ControlServer:
             self._poller.register(source, zmq.POLLIN)
 
     def take(self, messages: list[AnyMessage]) -> None:
-        """Let `poll` return messages that were checked; may be called from any thread."""
+        """Let `poll` return messages that were checked, at most one heartbeat of each worker; called from one thread."""
         for message in messages:
+            if isinstance(message, Heartbeat):
+                if (who := (message.worker, message.incarnation)) in self._beating:
+                    continue
+                self._beating.add(who)
             self._taken.put(message)
         self._wake_up.wake()
 
@@ -363,10 +368,12 @@ class ControlServer:
         """Return the workers' messages, waiting up to `timeout_s` for the first one."""
         if self._socket.closed:
             raise StreamClosed("the control connection is closed; workers get no more commands.")
-        self._wake_up.clear(dict(self._poller.poll(int(timeout_s * 1000))))
-        messages = [self._taken.get() for _ in range(self._taken.qsize())]
+        self._wake_up.clear(dict(self._poller.poll(0 if self._taken.qsize() else int(timeout_s * 1000))))
+        # a flood must not keep the controller from supervising its workers
+        messages = [self._taken.get() for _ in range(min(self._taken.qsize(), MAX_MESSAGES))]
         self._elsewhere |= {identity_of(message.worker, message.incarnation) for message in messages}
-        for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from supervising its workers
+        self._beating -= {(beat.worker, beat.incarnation) for beat in messages if isinstance(beat, Heartbeat)}
+        for _ in range(MAX_MESSAGES):
             if not self._socket.poll(0):
                 break
             sender, frames = self._listener.receive()

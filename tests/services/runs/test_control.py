@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from jsrl.services.runs import control, process
-from jsrl.services.runs.control import HEARTBEAT_S, LEASE_GRACE_S, ControlClient, ControlServer, encoded
+from jsrl.services.runs.control import HEARTBEAT_S, LEASE_GRACE_S, MAX_MESSAGES, ControlClient, ControlServer, encoded
 from jsrl.services.runs.control_bodies import Bye, Command, Event, Heartbeat, Stage
 from jsrl.services.runs.process import PAUSE_S, HostLease, Pauses
 from jsrl.workers.kinds import find_kind
@@ -217,6 +217,18 @@ def test_one_wrong_message_drops_no_other_and_nobody_uses_another_name(tmp_path:
     socket.send_multipart([wrong[0], right[0], *wrong[1:], right[1]])
     assert [message.stage for message in server.poll(20.0)] == ["building", "ready"] and server.refused == 3
     context.destroy(linger=0)
+    server.close()
+
+
+def test_a_flood_from_other_hosts_is_read_in_turns_and_one_heartbeat_of_each_worker(tmp_path: Path) -> None:
+    server, count = ControlServer(f"ipc://{tmp_path}/control"), 5 * MAX_MESSAGES // 2
+    server.take([Event("actor-0", 0, "note", str(number)) for number in range(count)])
+    for first in range(0, count, MAX_MESSAGES):
+        numbers = range(first, min(first + MAX_MESSAGES, count))
+        assert [message.text for message in server.poll(60.0)] == [str(number) for number in numbers]
+    for _ in range(2):
+        server.take([Heartbeat(name, 0, number) for number in range(1_000) for name in ("actor-0", "actor-1")])
+        assert [message.worker for message in server.poll(60.0)] == ["actor-0", "actor-1"]
     server.close()
 
 
