@@ -12,8 +12,9 @@ import dataclasses
 import json
 import shlex
 import sys
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from jsrl.cli import command_line, play
 from jsrl.cli.experiments import use_working_directory
@@ -33,6 +34,8 @@ from jsrl.tools.contest import Arena, frozen_players, why_unfit
 from jsrl.tools.policy import Policy, act_together, load_players, stream_of
 from jsrl.tools.tuning.child import Lines
 from jsrl.workers.play import Score
+
+LINES_S = 30.0  # between two counts without a terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -237,11 +240,17 @@ def _hint(repeats: bool, options: argparse.Namespace) -> None:
 
 
 class Counting(Lines):
-    """The last line of a terminal, with what is finished. counted: the newest count, also without a terminal."""
+    """What is finished: the last line of a terminal, elsewhere a line now and then. counted: the newest count."""
 
-    counted = ""
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.counted, self._is_live = "", stream.isatty()
+        self._next_s = time.monotonic() + LINES_S
 
     def count(self, what: str, number: int, of: int) -> None:
         """Show that `number` of `of` are finished."""
         self.counted = f"{what}: {number:,} of {of:,}"
         self.show(self.counted)
+        if not self._is_live and time.monotonic() >= self._next_s:
+            self.notify(self.counted)
+            self._next_s = time.monotonic() + LINES_S

@@ -26,6 +26,7 @@ from jsrl.services.metrics.display_state import DisplayState, clock, percent, sh
 from jsrl.services.runs.files import json_ready
 from jsrl.services.runs.groups import Group, find_group, read_group
 from jsrl.services.runs.logs import CONTROLLER, LogReader, log_path, messages_in
+from jsrl.services.runs.message_limits import printable
 from jsrl.services.runs.runs import RunFolder, in_command, last_values, named, to_resume
 from jsrl.services.runs.state import NO_SNAPSHOT, RunState, WorkerSummary, has_snapshot, is_whole, read_best, read_state
 from jsrl.tools.report.page import RUNS, Table
@@ -54,13 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.follow and options.run is None:
         parser.error("argument --follow: expected RUN before it")
     try:
-        print(shown(options.run, options.runs_dir, as_json=options.json, follows=options.follow))
+        facts = shown(options.run, options.runs_dir, as_json=options.json, follows=options.follow)
+        print(facts if options.json else printable(facts))  # a run's files may be a stranger's
     except JsrlError as error:
         return show_error(error)
     except PermissionError as error:
         print(f"{error.filename} belongs to another user, who may let you read it.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if not options.follow:
+            raise
         print(f"\ndetached from {options.run}, which keeps running", file=sys.stderr)
     return 0
 

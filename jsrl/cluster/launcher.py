@@ -306,21 +306,21 @@ class JoinedHosts:
         if modules not in self._archives:  # later incarnations get the same code, even if it was edited
             self._archives[modules] = archive(set(modules))
         digest, content = self._archives[modules]
-        if self._is_new(host, KEYS):
+        if (host.membership, KEYS) not in self._sent:
             keys = make_host_keys(job.keys)
             with self._port.changed:
                 self._host_keys[host.membership] = keys.file
             message = Keys(host.membership, keys.client, keys.server)
             self._port.tell(GiveKeys(host.membership, message, hex_of(keys.public)))
-        if digest and self._is_new(host, digest):
+            self._sent.add((host.membership, KEYS))  # once it was: a full disk may be temporary
+        if digest and (host.membership, digest) not in self._sent:
             file = Path(job.folder, code_file(digest))
             file.parent.mkdir(exist_ok=True)
             write_atomic(file, content, durable=False)
             self._port.send_file(host, code_file(digest))
+            self._sent.add((host.membership, digest))
         keeps = list(value_of(find_kind(job.kind).travel.keeps_files, job))
         lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.membership
-        if keeps:
-            self._kept_at[job.name] = host.membership
         variables = self._variables_on(host, job, start)
         body = json.dumps(tree).encode()
         begin = Begin(
@@ -330,11 +330,8 @@ class JoinedHosts:
             admit_hosts(Path(job.keys), self._admitted_keys())
         self._port.send_names()  # others must admit its keys
         self._port.tell(StartWorker(host.membership, begin, lacks_files))
-
-    def _is_new(self, host: JoinedHost, what: str) -> bool:
-        found = (host.membership, what) not in self._sent
-        self._sent.add((host.membership, what))
-        return found
+        if keeps:
+            self._kept_at[job.name] = host.membership
 
     def busy_s(self) -> None:
         return

@@ -317,6 +317,8 @@ class HostPort:
 
     def _add_players(self, host: JoinedHost) -> None:
         """Note the frozen players for which a host waits, to be sent."""
+        if self._registry is None:
+            return  # the run's folder is not known yet
         for wanted in host.wanted[:_MOST_WANTED]:
             policy, _, version = wanted.rpartition("/")
             path = PlayerStore(self._folder / PLAYERS_FOLDER / policy).file(int(version))

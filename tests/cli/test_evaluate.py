@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
+from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -104,6 +106,16 @@ def test_evaluates_a_run_against_its_own_past(runs, capsys):
     assert {name: side["games"] for name, side in match["by_side"].items()} == {"left": 4, "right": 4}
     assert match["return_mean"] == pytest.approx(20 * match["length_mean"]) and match["opponent_return_mean"] == 0.0
     assert "pool@latest against pool@initial: 8 won, 0 drawn, 0 lost of 8 games; win rate 1.000 (95%: 0.676 to" in text
+
+
+def test_progress_is_shown_without_a_terminal_now_and_then(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(evaluate, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    counting = evaluate.Counting(stream := io.StringIO())
+    for episode in range(1, 66):
+        now_s[0] += 1.0
+        counting.count("shared@latest", episode, 100)
+    assert stream.getvalue() == "shared@latest: 30 of 100\nshared@latest: 60 of 100\n"
 
 
 @pytest.mark.parametrize(("words", "actions"), [((), "greedy"), (("--sampled",), "sampled")])

@@ -175,6 +175,35 @@ def test_a_folder_is_a_table_of_its_runs(folder: RunFolder, capsys):
     assert status.below(folder.path) == []
 
 
+@pytest.mark.parametrize(
+    ("env", "shown"),
+    [
+        ("x", "-"),
+        (None, "-"),
+        ({"fields": []}, "-"),
+        ({"fields": {"id": "X\x1b]0;title\x07\nx/y  running"}}, "X\\x1b]0;title\\x07 x/y running"),
+    ],
+)
+def test_a_damaged_or_hostile_environment_hides_no_run(folder: RunFolder, capsys, env, shown: str):
+    other = RunFolder.create("runs", "dqn", "y", config={"fields": {"env": env}})
+    rows = sorted(output_of(capsys=capsys).splitlines()[2:])
+    assert rows[0].startswith("dqn/y") and (shown in rows[0] or "cannot be read" in rows[0])
+    assert rows[1].startswith("ppo/x  killed") and len(rows) == 2
+    assert output_of(str(other.path), capsys=capsys).startswith(f"dqn/y on {shown}: killed")
+    assert {run["run"] for run in json.loads(output_of("--json", capsys=capsys))} == {"ppo/x", "dqn/y"}
+
+
+def test_only_who_follows_a_run_is_told_that_it_goes_on(folder: RunFolder, monkeypatch, capsys):
+    def interrupt(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "shown", interrupt)
+    assert main.main(["status", "x", "--follow"]) == 0
+    assert capsys.readouterr().err == "\ndetached from x, which keeps running\n"
+    assert main.main(["status"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
 def test_folder_of_another_user_is_refused_in_one_sentence(tmp_path: Path, monkeypatch, capsys):
     def refuse(folder: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
 import signal
@@ -390,8 +391,12 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
     monkeypatch.syspath_prepend(tmp_path / "mine")
     monkeypatch.setattr(host_launcher, "modules_named", lambda tree: {"edited_later"})
     e = Experiment(agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=4, placement="served")
-    job = make_plan(e, str(tmp_path / "run"), tmp_path / "memory").job("actor-0")
+    job = make_plan(e, str(tmp_path / "run"), tmp_path / "memory").job("learner")
     job = dataclasses.replace(job, place=dataclasses.replace(job.place, keys=str(make_keys(tmp_path / "keys"))))
+
+    def full_disk(*given: Any, **named: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     digest, content = archive({"edited_later"})
     told, sent = list[Message](), list[Any]()
     (tmp_path / "run").mkdir()
@@ -401,6 +406,10 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
         monkeypatch.setattr(launcher._port, "tell", told.append)
         monkeypatch.setattr(launcher._port, "send_file", lambda *given: sent.append(given))
         start = Start(tmp_path, "", spawn_environment(), {})
+        for writes in ("write_atomic", "admit_hosts"):  # the controller tries again later
+            with monkeypatch.context() as patch, pytest.raises(OSError):
+                patch.setattr(host_launcher, writes, full_disk)
+                launcher._begin(hosts[0], job, start)
         for incarnation in range(2):
             for host in hosts:
                 launcher._begin(host, dataclasses.replace(job, incarnation=incarnation), start)
@@ -408,8 +417,8 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
     finally:
         monkeypatch.undo()
         launcher.close()
-    begun = [message.begin.code for message in told if isinstance(message, StartWorker)]
-    assert begun == [digest] * 4 and archive({"edited_later"})[0] != digest
+    begun = [(message.begin.code, message.needs_files) for message in told if isinstance(message, StartWorker)]
+    assert begun == [(digest, True)] * 4 and archive({"edited_later"})[0] != digest
     assert sent == [(host, code_file(digest)) for host in hosts]
     assert (tmp_path / "run" / code_file(digest)).read_bytes() == content
 

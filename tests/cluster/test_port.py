@@ -173,21 +173,22 @@ def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch:
         port.close("done")
 
 
-def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path) -> None:
+def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, run = JoinKey(tmp_path / "join.key"), tmp_path / "run"
     members = Members("here", versions(), code_digest())
     port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
     keys, context = admitted(port, key), zmq.Context()
     name, content = f"players/main/3-{'0' * 32}.npz", bytes(5 * PART_BYTES + 7)
-    (run / PLAYERS_FOLDER / "main").mkdir(parents=True)
-    (run / name).write_bytes(content)
+    for folder, held in ((tmp_path / "other", b"of the run in the working directory"), (run, content)):
+        (folder / PLAYERS_FOLDER / "main").mkdir(parents=True)
+        (folder / name).write_bytes(held)
+    monkeypatch.chdir(tmp_path / "other")
     try:
-        port.serve(SimpleNamespace(), tmp_path / "names", run, dict, lambda names: {})
         socket = context.socket(zmq.DEALER)
         connection = connect(socket, port.address, keys)
         socket.send_multipart(outgoing([encode(HELLO)], keys))
         assert port.wait(lambda: bool(members.hosts), 30.0)
-        (membership,) = (host.membership for host in members.hosts)
+        (host,), membership = members.hosts, members.hosts[0].membership
 
         def sent(answer: AnyAgentMessage, count: int) -> list[Part]:
             """Return so many parts, or those that come within half a second, after an answer of the host."""
@@ -200,6 +201,10 @@ def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path) -> None
             return found
 
         wanted = Beat(membership, 1.0, [], wanted=["main/3"])
+        socket.send_multipart(outgoing([encode(wanted)], keys))
+        assert port.wait(lambda: bool(host.wanted), 30.0)
+        port._add_players(host)
+        port.serve(SimpleNamespace(), tmp_path / "names", run, dict, lambda names: {})
         parts = sent(wanted, 2)
         assert not sent(wanted, 0)  # no more until they are confirmed
         for part in parts:

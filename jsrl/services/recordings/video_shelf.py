@@ -87,6 +87,7 @@ def read_index(folder: Path) -> list[Video]:
         return []
     names = {field.name for field in fields(Video)}
     entries = [entry for entry in entries if isinstance(entry, dict) and set(entry) == names]
+    entries = [entry for entry in entries if str(entry["file"]).endswith(".mp4")]
     return [Video(**entry) for entry in entries if (folder / str(entry["file"])).is_file()]
 
 

@@ -24,18 +24,19 @@ import zmq
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
 from jsrl.rate_limit import is_reported
 from jsrl.services.runs.control_bodies import (
+    SHOWN_EVENTS,
     AnyMessage,
     Command,
     Crash,
     Event,
     Heartbeat,
     Message,
-    Report,
     Stacks,
     Stage,
+    texts_of,
 )
 from jsrl.services.runs.logs import cut_log
-from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES, Speech, TextBudget, objection, shortened
+from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES, SPARED_BYTES, Speech, TextBudget, objection, shortened
 from jsrl.services.runs.process import HostLease, Pauses, all_stacks, main_stack
 from jsrl.services.runs.values import MAX_LOG_BYTES
 from jsrl.transport.door.keys import KeyPath
@@ -88,7 +89,7 @@ class ControlClient:
         self.lease: HostLease | None = None
         self.slowness = 1.0
         self.speech: Speech | None = None
-        self._budget = TextBudget()
+        self._budget, self._num_left_out, self._paying = TextBudget(), 0, threading.Lock()
         self.outlives_s, self._orphaned_s = 0.0, 0.0
         self.holds_run: Callable[[], bool] = lambda: True
         self._activity: tuple[object, float, float | None] = ("", 0.0, None)
@@ -102,7 +103,7 @@ class ControlClient:
         self._thread.start()
 
     def send(self, kind: type[Message], **fields: Any) -> None:
-        """Queue a message to the controller; drop an event or report with more text than may still be said.
+        """Queue a message to the controller; leave out a warning or note with more text than may still be said.
 
         Raises:
           TypeError: a fact cannot be sent. ValueError: this worker may not say it. This thread learns of it; the control
@@ -112,11 +113,24 @@ class ControlClient:
         message: AnyMessage = msgspec.msgpack.decode(frame, type=AnyMessage)  # with plain numbers and short texts
         if self.speech is not None and (why := objection(message, self.speech)):
             raise ValueError(f"{kind.__name__.lower()} {fields.get('name', '')} is wrong: {why}")
-        if isinstance(message, Event | Report) and (why := self._budget.objection(message, time.monotonic())):
-            _logger.warning("a message was dropped: %s", why)
-            return
-        self._outgoing.put(frame)
-        self._wake_up.wake()
+        if self._pay(message):
+            self._outgoing.put(frame)
+            self._wake_up.wake()
+
+    def _pay(self, message: AnyMessage) -> bool:
+        """Take the text of a message from the budget; return False if it is to be left out, which the user learns once."""
+        is_shown = isinstance(message, Event) and message.name in SHOWN_EVENTS
+        with self._paying:
+            if self._budget.pay(*texts_of(message), time.monotonic(), SPARED_BYTES if is_shown else -math.inf):
+                return True
+            self._num_left_out += 1
+            count = self._num_left_out
+        if is_reported(count):
+            _logger.warning("a warning or note was left out (%d so far), as there are too many: %.300s", count, message)
+        if count == 1:
+            text = "there are too many warnings and notes; from now on some are left out"
+            self._outgoing.put(encoded(Event(self.worker, self.incarnation, "warning", text)))
+        return False
 
     def stage(self, stage: str) -> None:
         """Report the current stage of the start; `ready` ends it."""
@@ -185,8 +199,9 @@ class ControlClient:
             connection.monitor.poll(20)
         return connection.made or not self._address.startswith("tcp://")
 
-    def _send(self, socket: zmq.Socket, message: Message) -> None:
-        self._send_encoded(socket, encoded(message))
+    def _send(self, socket: zmq.Socket, message: AnyMessage) -> None:
+        if self._pay(message):
+            self._send_encoded(socket, encoded(message))
 
     def _send_encoded(self, socket: zmq.Socket, message: bytes) -> None:
         socket.send_multipart(outgoing([message], self._keys))

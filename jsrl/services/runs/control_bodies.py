@@ -288,7 +288,8 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-RESERVED_EVENTS = EVENTS.keys() - {"warning", "note"}  # see Kind.sends
+SHOWN_EVENTS = {"warning", "note"}
+RESERVED_EVENTS = EVENTS.keys() - SHOWN_EVENTS  # see Kind.sends
 
 
 def complaint(message: AnyMessage) -> str:

@@ -1,10 +1,11 @@
-"""What a worker may say to the controller, and how much. It checks itself; messages of a host are checked where they enter.
+"""What a worker may say to the controller, and how much. It checks itself; what comes over TCP is checked where it enters.
 
     one message             at most MAX_MESSAGE_BYTES
     the text of a sender    at most TEXT_BYTES at once, and TEXT_BYTES_PER_S more each second
 
 Text is what the controller keeps or shows: errors, notes, stages, and names that the sender has not said before. Numbers are
-free. A host of which MAX_DROPS messages are dropped within DROPS_S seconds is cut off.
+free. A worker leaves out warnings and notes that would leave less than SPARED_BYTES for all else that it says. A host of which
+MAX_DROPS messages are dropped within DROPS_S seconds is cut off.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jsrl.services.runs.control_bodies import RESERVED_EVENTS, AnyMessage, Event
 
 MAX_MESSAGE_BYTES = 16 << 20
 TEXT_BYTES, TEXT_BYTES_PER_S = 1 << 20, 1 << 10
+SPARED_BYTES = TEXT_BYTES // 2
 NAME_BYTES = 100  # that a new name takes besides its characters
 MAX_DROPS, DROPS_S = 10, 60.0
 
@@ -34,13 +36,13 @@ class TextBudget:
             return ""
         return f"it has more text than its sender may still say: {TEXT_BYTES >> 20} MiB, and {TEXT_BYTES_PER_S} bytes a second"
 
-    def pay(self, texts: Iterable[str], names: Iterable[str], now_s: float) -> bool:
-        """Take texts, and those of the names that are new, from the budget; return False if it is too small for them."""
+    def pay(self, texts: Iterable[str], names: Iterable[str], now_s: float, least: float = 0.0) -> bool:
+        """Take texts, and those of the names that are new, from the budget; return False if that leaves less than `least`."""
         self._left = min(TEXT_BYTES, self._left + TEXT_BYTES_PER_S * (now_s - self._since_s))
         self._since_s = now_s
         new = {name for name in names if name not in self._names}
         price = sum(map(len, texts)) + sum(len(name) + NAME_BYTES for name in new)
-        if price > self._left:
+        if self._left - price < least:
             return False
         self._left -= price
         self._names |= new

@@ -48,8 +48,16 @@ _logger = logging.getLogger("jsrl.services.runs")
 _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
 
 
-class _Config(TypedDict, total=False):
+class _Env(TypedDict, total=False):
     fields: dict[str, Any]
+
+
+class _Experiment(TypedDict, total=False):
+    env: _Env
+
+
+class _Config(TypedDict, total=False):
+    fields: _Experiment
 
 
 class _Hardware(TypedDict, total=False):
@@ -204,8 +212,12 @@ class RunFolder:
 
     @property
     def env_id(self) -> str:
-        """Return the id of its environment; `-`: its file does not say."""
-        return str(self.config.get("fields", {}).get("env", {}).get("fields", {}).get("id", "-"))
+        """Return the id of its environment, on one line; `-`: its file does not say, or is damaged."""
+        try:
+            env = self.config.get("fields", {}).get("env", {})
+        except ConfigError:  # whatever else is known of the run is shown
+            return "-"
+        return " ".join(str(env.get("fields", {}).get("id", "-")).split())
 
     @property
     def config_path(self) -> Path:

@@ -22,7 +22,7 @@ ROOM_CORES = 0.5  # free cores, so that another process would be worth starting
 WAITS = 0.25  # a worker that waits for less than this share of its time is busy
 MORE = 0.05  # by this share the learner waits longer than actors, if they limit it
 WAITS_OF_ACTORS = ("wait_inference", "wait_params", "wait_block")
-ALONE = ("learner", "evaluator", "video-recorder", "relay")  # kinds of which a run has one worker
+ALONE = ("learner", "evaluator", "video-recorder", "parameter-server")  # kinds of which a run has one worker
 WORK = {"env": "stepping environments", "act": "acting", "update": "updates", "transport": "moving rows"}
 LARGER_GROUPS = (
     "fewer, larger groups act in larger batches (--num-groups, --num-envs); --placement served acts once for all actors"
@@ -294,6 +294,7 @@ def _cheaper_work(e: Evidence) -> str:
         known = {
             "actor": "cheaper environments or acting would",
             "inference": "a smaller network, or larger inference batches (more slots per group), would",
+            "parameter-server": "larger batches would, which publish less often (--batch-envs, --rollout-length)",
         }
         help_text = known.get(first, f"fewer {e.kinds[first].plural} would")
     return f"more processes will not help here; {help_text}"

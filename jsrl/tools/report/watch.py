@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import mimetypes
 import re
 import sys
+import threading
 import time
 import urllib.parse
 from html import escape
@@ -29,6 +29,7 @@ ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")  # names in a browser on this machine; any other name is DNS rebinding
 MARKS = ("experiment.json", "environment.json", "metrics.jsonl")  # a folder with one of them is a run
 PART_BYTES = 1 << 16
+MOST_PAGES = 32  # kept in memory
 # what took longer than this is made again only after REST times as long, for a tenth of a core
 LONG_S, REST = 0.5, 9
 SCRIPT = """
@@ -60,16 +61,20 @@ AWAY = '<p class="gone">`jsrl watch` has ended: this page no longer changes.</p>
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; media-src 'self'; "
-    "connect-src 'self'; form-action 'none'",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; media-src 'self'; form-action 'none'",
 }
+OF_PAGES = {  # only they may run a script: a run's files may be a stranger's
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": HEADERS["Content-Security-Policy"] + "; script-src 'self'; connect-src 'self'",
+}
+KINDS = {".mp4": "video/mp4", ".json": "application/json"}  # of files; all others are plain text
 
 
 class Server(http.server.ThreadingHTTPServer):
     """Serves the runs of a folder on the loopback interface.
 
     Attributes:
-      url: of the list of runs. due_s: run -> the time from which its page may be made again.
+      url: of the list of runs.
     """
 
     daemon_threads = True
@@ -79,7 +84,8 @@ class Server(http.server.ThreadingHTTPServer):
         if not folder.is_dir():
             raise ConfigError(f"there is no folder {folder.absolute()}; give the folder that holds your runs.")
         self.folder = folder.resolve()
-        self.due_s: dict[str, float] = {}
+        self._making = threading.Lock()
+        self._pages: dict[str, tuple[str, str, float]] = {}  # run -> tag, content, when it may be made again
         self._rows: dict[Path, tuple[Any, RunRow]] = {}
         try:
             super().__init__((ADDRESS, port), _Handler)
@@ -116,6 +122,23 @@ class Server(http.server.ThreadingHTTPServer):
                 row = RunRow(UNREADABLE, hint=str(error))
             self._rows[run] = sign, row
         return self._rows[run][1]
+
+    def page(self, name: str, run: Path) -> tuple[str, str]:
+        """Return the tag and content of a run's page, made again only when its files have changed; one at a time."""
+        with self._making:
+            shown, content, due_s = self._pages.get(name, ("", "", 0.0))
+            tag = f'"{hashlib.sha256(repr(signature(run)).encode()).hexdigest()[:16]}"'
+            begun_s = time.monotonic()
+            if tag == shown or (shown and begun_s < due_s):
+                return shown, content
+            content = content_of(name, run)
+            took_s = time.monotonic() - begun_s
+            due_s = begun_s + (1 + REST) * took_s if took_s > LONG_S else 0.0
+            self._pages.pop(name, None)
+            self._pages[name] = tag, content, due_s
+            if len(self._pages) > MOST_PAGES:
+                del self._pages[next(iter(self._pages))]
+            return tag, content
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error of a request, unless the browser closed the connection."""
@@ -167,7 +190,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif path == "/":
             self._page("runs", self.server.index())
         elif path == "/watch.js":
-            self._answer(SCRIPT.encode(), "text/javascript; charset=utf-8")
+            self._answer(SCRIPT, {"Content-Type": "text/javascript; charset=utf-8"})
         elif path.startswith("/run/"):
             self._run(path.removeprefix("/run/"))
         else:
@@ -190,21 +213,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND, "the run has no such file")
 
     def _page_of_run(self, name: str, run: Path) -> None:
-        tag = f'"{hashlib.sha256(repr(signature(run)).encode()).hexdigest()[:16]}"'
-        begun_s, shown = time.monotonic(), self.headers.get("If-None-Match")
-        if shown and (shown == tag or begun_s < self.server.due_s.get(name, 0.0)):
-            self._begin(HTTPStatus.NOT_MODIFIED, {"ETag": shown})
-            return
-        content = content_of(name, run)
-        if (took_s := time.monotonic() - begun_s) > LONG_S:
-            self.server.due_s[name] = begun_s + (1 + REST) * took_s
-        self._page(name, f"<p>{link('/', 'all runs')}</p>\n{content}", tag)
+        tag, content = self.server.page(name, run)
+        if self.headers.get("If-None-Match") == tag:
+            self._begin(HTTPStatus.NOT_MODIFIED, {"ETag": tag})
+        else:
+            self._page(name, f"<p>{link('/', 'all runs')}</p>\n{content}", tag)
 
     def _page(self, title: str, content: str, tag: str = "") -> None:
-        self._answer(shell(title, AWAY + content, LOADED).encode(), "text/html; charset=utf-8", tag)
+        self._answer(shell(title, AWAY + content, LOADED), OF_PAGES | {"ETag": tag})
 
-    def _answer(self, content: bytes, kind: str, tag: str = "") -> None:
-        self._begin(HTTPStatus.OK, {"Content-Type": kind, "Content-Length": str(len(content)), "ETag": tag})
+    def _answer(self, text: str, headers: dict[str, str]) -> None:
+        content = text.encode()
+        self._begin(HTTPStatus.OK, headers | {"Content-Length": str(len(content))})
         self.wfile.write(content)
 
     def _file(self, path: Path) -> None:
@@ -214,7 +234,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 part = asked_part(self.headers.get("Range", ""), whole)
                 start, size = part or (0, whole)
                 file.seek(start)
-                kind = mimetypes.guess_type(path.name)[0] or "text/plain; charset=utf-8"
+                kind = KINDS.get(path.suffix, "text/plain; charset=utf-8")
                 headers = {"Content-Type": kind, "Content-Length": str(size), "Accept-Ranges": "bytes"}
                 headers["Content-Range"] = f"bytes {start}-{start + size - 1}/{whole}" if part else ""
                 self._begin(HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.OK, headers)
@@ -226,7 +246,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _begin(self, status: HTTPStatus, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in (headers | HEADERS).items():
+        for name, value in (HEADERS | headers).items():
             if value:
                 self.send_header(name, value)
         self.end_headers()

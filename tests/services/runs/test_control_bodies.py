@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jsrl.cluster.messages import WorkerMessages
 from jsrl.control.controller import Controller
 from jsrl.control.run_record import RunRecord
 from jsrl.control.supervised import SupervisedWorker
@@ -34,11 +36,12 @@ from jsrl.services.runs.control_bodies import (
     Stage,
     complaint,
 )
-from jsrl.services.runs.message_limits import MAX_CHARS, TEXT_BYTES, TextBudget
+from jsrl.services.runs.message_limits import MAX_CHARS, TextBudget
 from jsrl.services.runs.process import Pauses
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.runs.state import read_result
 from jsrl.workers.kinds import find_kind
+from tests.cluster.test_members import World
 from tests.control.shell import BACKOFF, DEADLINES
 
 SCORE = {"return_mean": 1.0, "return_ci95": 0.5, "episodes": 3, "return_std": 1.0, "length_mean": 9.0}
@@ -144,7 +147,8 @@ class Sender:
     def __init__(self, worker: str) -> None:
         made: Any = ControlClient.__new__(ControlClient)
         made.worker, made.incarnation, made.speech = worker, 0, find_kind(WORKERS[worker]).speech
-        made._budget, made._outgoing, made._wake_up = TextBudget(), SimpleQueue(), SimpleNamespace(wake=lambda: None)
+        made._budget, made._num_left_out, made._paying = TextBudget(), 0, threading.Lock()
+        made._outgoing, made._wake_up = SimpleQueue(), SimpleNamespace(wake=lambda: None)
         self._client: ControlClient = made
 
     def send(self, message: AnyMessage) -> int:
@@ -152,6 +156,10 @@ class Sender:
         fields = {name: getattr(message, name) for name in message.__struct_fields__[2:]}
         self._client.send(type(message), **fields)
         return self._client._outgoing.qsize()
+
+    def taken(self) -> list[bytes]:
+        """Return the messages that it has sent since the last call."""
+        return [self._client._outgoing.get() for _ in range(self._client._outgoing.qsize())]
 
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda m: f"{type(m).__name__} {getattr(m, 'name', '')}")
@@ -184,13 +192,28 @@ def test_a_worker_says_and_measures_only_what_its_kind_does(message) -> None:
         Sender(message.worker).send(message)
 
 
-def test_text_above_the_limit_is_not_sent_but_errors_are() -> None:
-    """Else a host would be cut off because of an environment that prints warnings."""
-    sender = Sender("actor-0")
-    for number in range(100):
-        sent = sender.send(Event("actor-0", 0, "note", f"{number} {'x' * MAX_CHARS}"[:MAX_CHARS]))
-    assert sent == TEXT_BYTES // MAX_CHARS
-    assert sender.send(Crash("actor-0", 0, "ValueError", "it crashed", "x" * MAX_CHARS)) == sent + 1
+@pytest.mark.parametrize("name", ["warning", "note"])
+def test_warnings_without_end_cost_no_report_and_no_membership(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, sender = World(), Sender("actor-0")
+    host = world.join()  # with actor-0
+    monkeypatch.setattr("jsrl.services.runs.control.time", SimpleNamespace(monotonic=lambda: world.now_s))
+    stacks = Stacks("actor-0", 0, "x" * MAX_CHARS)
+    others: list[AnyMessage] = [
+        Report("actor-0", 0, {f"actor/{second}/{number}": 1.0 for number in range(10)}, {"episodes": 3})
+        for second in range(100)
+    ]
+    for second, report in enumerate(others):
+        for number in range(100):
+            sender.send(Event("actor-0", 0, name, f"reward {second}.{number} is odd: {'x' * 300}"))
+        for message in [report] + [stacks] * (second in (0, 50)):
+            sender.send(message)
+        world.now_s += 1.0
+        world.hear(host, WorkerMessages(host.membership, sender.taken()))
+    heard = [msgspec.msgpack.decode(frame, type=AnyMessage) for frame in world.relayed]
+    assert not host.lost and host.key not in world.members.drops
+    assert [message for message in heard if isinstance(message, Report)] == others and heard.count(stacks) == 2
+    said = [message.text for message in heard if isinstance(message, Event)]
+    assert 1_000 < len(said) < 2_000 and sum("some are left out" in text for text in said) == 1
 
 
 def test_error_of_a_failed_run_is_kept_with_escapes(rig) -> None:

@@ -315,6 +315,12 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
         ("Other programs", "its workers wait for a core"),
     ),
     (
+        "machine",
+        measured({"parameter_server": 5.4, "actor": 2.0}, actor={"env": 0.3, "wait_block": 0.6}, learner=STARVED),
+        EIGHT,
+        ("the parameter server 5.4, actors 2.0", "larger batches would", "--batch-envs"),
+    ),
+    (
         "link",
         measured({"actor": 0.4, "learner": 0.2}, actor={"env": 0.3, "wait_block": 0.6}, learner=STARVED),
         dataclasses.replace(EIGHT, zeromq=True, hosts=("b", "c")),

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ import pytest
 
 from jsrl.experiment import Experiment
 from jsrl.references.reference import to_json
+from jsrl.services.recordings.video_shelf import Video
 from jsrl.services.runs.runs import RunFolder
 from jsrl.tools.report import watch as watch_module
 from jsrl.tools.report.watch import Server
@@ -104,6 +107,34 @@ def test_only_the_page_and_files_of_a_run_are_served(server: Server):
 
 
 @pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("videos/one.mp4", "video/mp4"),
+        ("videos/page.mp4", "text/plain; charset=utf-8"),
+        ("metrics.jsonl", "text/plain; charset=utf-8"),
+        ("experiment.json", "application/json"),
+        ("videos/page.html", None),
+        ("videos/code.js", None),
+    ],
+)
+def test_files_of_a_run_never_run_a_script(server: Server, runs_dir: Path, name: str, kind: str | None):
+    """The folder may be a stranger's: its index of videos names a page, and a video is a link to it."""
+    videos = runs_dir / "ppo" / "whole" / "videos"
+    (videos / "page.html").write_text('<script src="code.js"></script>')
+    (videos / "code.js").write_text("location = 'https://evil.example'")
+    (videos / "page.mp4").symlink_to(videos / "page.html")
+    (videos / "one.mp4").write_text("video")
+    entries = [vars(Video(file, 1, 1, 1.0, 1, 10, 10.0, 1, 1)) for file in ("page.html", "code.js", "one.mp4")]
+    (videos / "videos.json").write_text(json.dumps({"videos": entries}))
+    assert "script-src 'self'" in http_get(server, "/run/ppo/whole/")[0].headers["Content-Security-Policy"]
+    answer, _ = http_get(server, f"/run/ppo/whole/{name}")
+    assert answer.status == (404 if kind is None else 200)
+    if kind is not None:
+        policy = answer.headers["Content-Security-Policy"]
+        assert answer.headers["Content-Type"] == kind and "default-src 'none'" in policy and "script-src" not in policy
+
+
+@pytest.mark.parametrize(
     ("asked", "part"),
     [
         ("bytes=0-3", (0, 4)),
@@ -144,6 +175,20 @@ def test_unchanged_pages_are_not_made_again(server: Server, runs_dir: Path, monk
     write(RunFolder(runs_dir / "ppo" / "whole"), 7)
     answer, text = http_get(server, "/run/ppo/whole/", **{"If-None-Match": tag})
     assert answer.status == 200 and "700 env steps" in text and answer.headers["ETag"] != tag and len(made) == 2
+
+
+def test_a_page_is_made_once_for_all_tabs(server: Server, monkeypatch: pytest.MonkeyPatch):
+    made, make = list[str](), watch_module.make_report
+
+    def slow(folder: RunFolder):
+        made.append(folder.name)
+        time.sleep(0.1)  # meanwhile the other tabs ask
+        return make(folder)
+
+    monkeypatch.setattr(watch_module, "make_report", slow)
+    with ThreadPoolExecutor(4) as tabs:
+        pages = list(tabs.map(lambda _: http_get(server, "/run/ppo/whole/"), range(4)))
+    assert made == ["ppo/whole"] and len({(answer.headers["ETag"], text) for answer, text in pages}) == 1
 
 
 def test_unchanged_lines_of_the_list_are_not_read_again(
