@@ -53,7 +53,7 @@ from jsrl.interrupts import interrupts, requests
 from jsrl.references.importing import spawn_environment
 from jsrl.services.runs.control import ControlServer, with_texts
 from jsrl.services.runs.control_bodies import AnyMessage, Bye, Event, Heartbeat, Report, Stage
-from jsrl.services.runs.message_limits import printable
+from jsrl.services.runs.message_limits import objection, printable
 from jsrl.services.runs.process import Pauses
 from jsrl.services.runs.runs import to_resume
 from jsrl.services.runs.state import NO_SNAPSHOT, has_snapshot
@@ -268,6 +268,11 @@ class Controller:
         worker = self._workers.get(message.worker)
         if worker is None or message.incarnation != worker.job.incarnation:
             return  # the last messages of a replaced incarnation
+        if self._plan.hosts.control_over_tcp and (why := self._objection(worker, message)):
+            line, _ = worker.drops.add(worker.name, why, self._now())
+            if line:
+                self._record.display.message(line, "warning")
+            return
         message = with_texts(message, printable)
         worker.receive(message, self._now())
         self._tell(message)
@@ -281,6 +286,11 @@ class Controller:
             self._forward(self._record.event(message))
         elif isinstance(message, Bye):
             self._record.facts(message.worker, message.facts)
+
+    def _objection(self, worker: SupervisedWorker, message: AnyMessage) -> str:
+        """Return why a message that came over TCP is dropped; empty: it is not. Joined hosts' are checked at their port."""
+        speech = self._plan.kinds[worker.name].speech
+        return objection(message, speech) or worker.budget.objection(message, self._now())
 
     def _restarts(self) -> dict[str, float]:
         return {f"restarts/{kind}": float(count) for kind, count in self._supervision.budgets.counts.items()}

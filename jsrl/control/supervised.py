@@ -8,6 +8,7 @@ from typing import Any
 from jsrl.control.supervision import Life, crash_text
 from jsrl.graph.launcher import Handle
 from jsrl.services.runs.control_bodies import AnyMessage, Crash, Heartbeat, Report, Stacks
+from jsrl.services.runs.message_limits import Drops, TextBudget
 from jsrl.workers.jobs import Job
 
 EXPECTED = ("ConfigError", "MissingExtra", "VideoError")  # errors whose message is complete without a traceback
@@ -21,6 +22,7 @@ class SupervisedWorker:
     Attributes:
       life: its state in the supervision. activity: its call at its last heartbeat.
       known: its last metrics and counters. stacks: of its threads at `stacks_s`, if it sent them.
+      budget, drops: of its messages, if they come over TCP.
     """
 
     job: Job
@@ -30,6 +32,8 @@ class SupervisedWorker:
     known: dict[str, Any] = field(default_factory=dict)
     stacks: str = ""
     stacks_s: float = 0.0
+    budget: TextBudget = field(default_factory=TextBudget)
+    drops: Drops = field(default_factory=Drops)
 
     @property
     def name(self) -> str:

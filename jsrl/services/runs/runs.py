@@ -164,9 +164,11 @@ class RunFolder:
         return self.path.parent / REPLACED / self.path.name
 
     def _put_aside(self) -> None:
-        shutil.rmtree(self._aside, ignore_errors=True)
-        self._aside.parent.mkdir(exist_ok=True)
-        self.path.rename(self._aside)
+        if self._aside.exists():  # then this one has replaced it, and never began
+            _delete(self.path, _bin(self.path))
+        else:
+            self._aside.parent.mkdir(exist_ok=True)
+            self.path.rename(self._aside)
 
     def delete_replaced(self) -> None:
         """Delete the run that this one replaces, if there is one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,13 +118,23 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for (folder, env), own in tasks.items():
         name = folder if several[folder] == 1 else f"{folder}, {env}"
-        differing = [option for option in differing_options(own) if changes_learning(option)]
+        differing = learned_differently(own)
         for run in own:
-            options = flat_options(run.config)
-            parts = [name, *(f"{option} {options.get(option)}" for option in differing), *own_workers(run)]
-            parts += ["init-from"] if run.environment.get("init_from") else []
-            found.setdefault(", ".join(parts), []).append(run)
+            found.setdefault(with_settings(name, run, differing), []).append(run)
     return found
+
+
+def learned_differently(runs: Sequence[Run]) -> list[str]:
+    """Return the options that differ between runs and change what is learned."""
+    return [option for option in differing_options(runs) if changes_learning(option)]
+
+
+def with_settings(name: str, run: Run, differing: Iterable[str]) -> str:
+    """Return a name followed by a run's own values of some options, its own workers, and `init-from`."""
+    options = flat_options(run.config)
+    parts = [name, *(f"{option} {options.get(option)}" for option in differing), *own_workers(run)]
+    parts += ["init-from"] if run.environment.get("init_from") else []
+    return ", ".join(parts)
 
 
 def own_workers(run: Run) -> list[str]:

@@ -19,7 +19,7 @@ from jsrl.errors import ConfigError, counted
 from jsrl.services.runs.files import write_atomic
 from jsrl.services.runs.runs import Run
 from jsrl.services.runs.state import read_result
-from jsrl.tools.report.comparison import grouped
+from jsrl.tools.report.comparison import learned_differently, with_settings
 from jsrl.tools.report.run_report import flat_options
 
 METRICS = {"return_mean": "return", "length_mean": "episode_length", "win_rate": "win_rate"}  # ours -> theirs
@@ -38,28 +38,32 @@ def marl_eval(runs: Sequence[Run]) -> dict[str, Any]:
     """Return runs in marl-eval's format.
 
     Each run of an environment keeps as many evaluations as the shortest one has: spread evenly, with the first and
-    the last one.
+    the last one. Settings that differ within one of its tasks are in the names of an experiment's runs in all of them, so that
+    an algorithm has one name.
     """
     fewest: dict[str, int] = {}
-    tasks: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+    tasks: defaultdict[tuple[str, str, str], list[Run]] = defaultdict(list)
     for run in runs:
         environment, task = _task_of(run)
-        tasks[environment, task].append(run)
+        tasks[environment, task, run.folder.path.parent.name].append(run)
         count = run.scores.env_steps.size
         if not count:
             raise ConfigError(
                 f"{run.name} has no evaluations, so that there is nothing to export; set evaluator.enabled."
             )
         fewest[environment] = min(count, fewest.get(environment, count))
+    differing: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)  # options, each once
+    for (environment, _, experiment), own in tasks.items():
+        differing[environment, experiment] |= dict.fromkeys(learned_differently(own))
     tree: dict[str, Any] = {}
-    for (environment, task), own in tasks.items():
+    for (environment, task, experiment), own in tasks.items():
         of_task = tree.setdefault(environment, {}).setdefault(task, {})
-        for algorithm, same in grouped(own).items():
-            found = of_task[algorithm.replace(", ", " ").replace(",", ";")] = {}  # marl-eval takes no commas
-            for run in same:
-                seed = f"seed_{flat_options(run.config).get('seed')}"
-                name = seed if seed not in found else f"{seed}_{run.folder.path.name}"
-                found[name] = _run(run, fewest[environment])
+        for run in own:
+            algorithm = with_settings(experiment, run, differing[environment, experiment])
+            found = of_task.setdefault(algorithm.replace(", ", " ").replace(",", ";"), {})  # marl-eval takes no commas
+            seed = f"seed_{flat_options(run.config).get('seed')}"
+            name = seed if seed not in found else f"{seed}_{run.folder.path.name}"
+            found[name] = _run(run, fewest[environment])
     return tree
 
 

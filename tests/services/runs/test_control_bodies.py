@@ -21,7 +21,7 @@ from jsrl.control.supervised import SupervisedWorker
 from jsrl.control.supervision import Rules, Started, Supervision
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import AgentReference, Experiment
-from jsrl.graph.launcher import ALONE
+from jsrl.graph.launcher import ALONE, Hosts
 from jsrl.services.metrics.display import make_display
 from jsrl.services.runs.control import ControlClient, ControlServer
 from jsrl.services.runs.control_bodies import (
@@ -36,7 +36,7 @@ from jsrl.services.runs.control_bodies import (
     Stage,
     complaint,
 )
-from jsrl.services.runs.message_limits import MAX_CHARS, TextBudget
+from jsrl.services.runs.message_limits import MAX_CHARS, TEXT_BYTES, TextBudget
 from jsrl.services.runs.process import Pauses
 from jsrl.services.runs.runs import RunFolder
 from jsrl.services.runs.state import read_result
@@ -214,6 +214,25 @@ def test_warnings_without_end_cost_no_report_and_no_membership(name: str, monkey
     assert [message for message in heard if isinstance(message, Report)] == others and heard.count(stacks) == 2
     said = [message.text for message in heard if isinstance(message, Event)]
     assert 1_000 < len(said) < 2_000 and sum("some are left out" in text for text in said) == 1
+
+
+@pytest.mark.parametrize("message", [*OTHER_KINDS, *(message for message, _ in BAD)])
+def test_what_a_worker_may_not_say_is_dropped_where_it_enters_over_tcp(rig, message) -> None:
+    rig.controller._plan.hosts = Hosts("10.0.0.1", {message.worker: "10.0.0.2"})
+    for _ in range(3):
+        rig.receive(message)
+    assert [line.partition(":")[0] for line in rig.told] == [
+        f"a message of {message.worker} was dropped{number}" for number in ("", " (2 so far)")
+    ]
+    rig.receive(Event(message.worker, 0, "note", "hello"))
+    assert rig.told[2:] == [f"{message.worker}: hello"]
+
+
+def test_text_above_the_limit_is_dropped_where_it_enters_over_tcp(rig) -> None:
+    rig.controller._plan.hosts = Hosts("10.0.0.1", {"learner": "10.0.0.2"})
+    for _ in range(100):
+        rig.receive(Event("learner", 0, "note", "x" * MAX_CHARS))
+    assert sum(line.startswith("learner: ") for line in rig.told) == TEXT_BYTES // MAX_CHARS
 
 
 def test_error_of_a_failed_run_is_kept_with_escapes(rig) -> None:

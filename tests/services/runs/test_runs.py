@@ -87,6 +87,9 @@ def test_a_run_is_overwritten_only_once_the_new_one_begins(tmp_path):
     old.metrics_path.write_text("{}\n")
     RunFolder.create(tmp_path, "x", "a", overwrite=True).undo()
     assert old.metrics_path.read_text() == "{}\n" and os.listdir(tmp_path / "x") == ["a"]
+    RunFolder.create(tmp_path, "x", "a", overwrite=True)  # its command is killed before it begins
+    RunFolder.create(tmp_path, "x", "a", overwrite=True).undo()
+    assert old.metrics_path.read_text() == "{}\n"
     new = RunFolder.create(tmp_path, "x", "a", overwrite=True)
     assert list(tmp_path.glob("*/*/experiment.json")) == [new.path / "experiment.json"]  # the list has no other
     new.delete_replaced()

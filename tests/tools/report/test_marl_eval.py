@@ -75,6 +75,16 @@ def test_differing_settings_become_algorithms_and_equal_seeds_become_runs(tmp_pa
     assert len(found["mappo num-envs 16"]) == 2
 
 
+def test_an_algorithm_has_one_name_in_all_tasks(tmp_path):
+    """What differs within a task tells algorithms apart; what only the tasks differ in does not."""
+    settings = [("ALE/Pong-v5", 16, 8), ("ALE/Pong-v5", 32, 8), ("ALE/Breakout-v5", 16, 4)]
+    runs = [make_run(tmp_path, "ppo", 1, 2, env=env, num_envs=n, rollout_length=rows) for env, n, rows in settings]
+    assert {task: list(own) for task, own in marl_eval(runs)["atari"].items()} == {
+        "Pong-v5": ["ppo num-envs 16", "ppo num-envs 32"],
+        "Breakout-v5": ["ppo num-envs 16"],
+    }
+
+
 def test_win_rates_and_extra_policies_are_separate_metrics(tmp_path, capsys):
     make_run(tmp_path, "tag", 3, 2, won=True)
     out = tmp_path / "out.json"
