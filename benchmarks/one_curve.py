@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def train(task: str, seed: int, folder: Path) -> dict:
     return {"task": task, "seed": seed, **taken, "env_steps": result["env_steps"], "final": result["final"]}
 
 
-def run_on_two_hosts(words: list[str], key: Path, log: object) -> int:
+def run_on_two_hosts(words: list[str], key: Path, log: IO[str]) -> int:
     """Run a command with a second host; return its exit status."""
     with namespaces(1) as (address, (host,)):
         words = [*words, "--num-actors", "2", "--listen", f"{address}:7000", "--num-hosts", "1", "--join-key", str(key)]
@@ -93,7 +94,7 @@ def main() -> None:
     out = RESULTS / "one-curve.json"
     wanted = [(f"{how} {point}", seed) for seed, point, how in itertools.product(args.seeds, POINTS, PLACEMENTS)]
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        fill(out, wanted, lambda task, seed: train(task, seed, Path(folder)), options=OPTIONS)
+        fill(out, wanted, lambda task, seed: train(task, seed, Path(folder)), options={"command": OPTIONS})
     print(table(out))
 
 

@@ -139,7 +139,7 @@ def remembered(*, ends: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHU
     if not ours or handler not in (early, signal.default_int_handler, signal.SIG_IGN):
         yield
         return
-    taken = [signal.SIGINT] if handler is not signal.SIG_IGN else []
+    taken = [signal.SIGINT] if handler is signal.default_int_handler else []  # else ignored, or remembered already
     taken += [n for n in ends if signal.getsignal(n) is signal.SIG_DFL]
     before = {number: signal.signal(number, early) for number in taken}
     try:

@@ -298,7 +298,7 @@ def outputs_of(
 def one_step_loss(
     config: DQNConfig, value: Array, following: Array, batch: Transition, mean: Mean
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-    """Return the results of `loss` for values [B] and the target network's values [B] of the next observations."""
+    """Return the results of `dqn_loss` for values [B] and the target network's values [B] of the next observations."""
     goal = batch.reward + batch.discount * following
     goal = jax.lax.stop_gradient(goal)
     each = value_loss(value, goal, goal, kind=config.loss)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jsrl.cluster.facts import address_towards, own_facts
 from jsrl.cluster.launcher import JoinedHosts
+from jsrl.cluster.this_host import address_towards, own_facts
 from jsrl.control.processes.launcher import Local
 from jsrl.control.run import check_starts_workers
 from jsrl.errors import ConfigError, counted

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--facts", action="store_true", help="print what this host has, and do not join")
     options = parser.parse_args(arguments)
     if options.facts:
-        from jsrl.cluster.facts import own_facts
+        from jsrl.cluster.this_host import own_facts
 
         print(json.dumps(own_facts(options.name, "").entry))
         return 0

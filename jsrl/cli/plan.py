@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jsrl.cli.main import user_path
-from jsrl.cluster.facts import read_hosts
 from jsrl.cluster.launcher import placed
 from jsrl.cluster.layout import Layout, lay_out, layout_text
+from jsrl.cluster.this_host import read_hosts
 from jsrl.control.start_points import find_start_points
 from jsrl.errors import ConfigError, counted
 from jsrl.experiment import Experiment

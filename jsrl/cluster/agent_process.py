@@ -28,11 +28,11 @@ from jsrl.cluster import messages as wire
 from jsrl.cluster.agent import DRAIN_S, PATIENCE_S, HostAgent
 from jsrl.cluster.archive import CODE, unpack
 from jsrl.cluster.children import Children, ChildrenControl, batches
-from jsrl.cluster.facts import address_towards, code_digest, lacks, own_facts, versions
 from jsrl.cluster.join_key import has_moved, own_keys
 from jsrl.cluster.kept_files import KeptFiles, PageWatch, keep_part
 from jsrl.cluster.port import CONNECTION_MS
 from jsrl.cluster.relays import HostRelays
+from jsrl.cluster.this_host import address_towards, code_digest, lacks, own_facts, versions
 from jsrl.cluster.unsent import STATES, keep_snapshots
 from jsrl.control.processes.processes import LocalHandle
 from jsrl.errors import AccessDenied, CodecError, ConfigError

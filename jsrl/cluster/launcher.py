@@ -11,13 +11,14 @@ from pathlib import Path
 
 from jsrl.cluster.archive import archive, code_file, modules_named
 from jsrl.cluster.engines.engine import AgentStarter, Engine
-from jsrl.cluster.facts import HostFacts, code_digest, versions
+from jsrl.cluster.facts import HostFacts
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.layout import evened_out, lay_out, layout_text
 from jsrl.cluster.members import AgentEnded, GiveKeys, JoinedHost, Members, Place, RemoteWorker
 from jsrl.cluster.members import Start as StartWorker
 from jsrl.cluster.messages import LEASE_S, LOST_S, VARIABLES, Begin, Keys
 from jsrl.cluster.port import HostHandle, HostPort
+from jsrl.cluster.this_host import code_digest, versions
 from jsrl.errors import ConfigError, counted
 from jsrl.graph.addresses import KEYS, stays_here, tcp
 from jsrl.graph.graph import Graph

@@ -10,6 +10,7 @@ from jsrl.control.result import Result
 from jsrl.control.run import ReadyRun, ready_run
 from jsrl.control.run_record import RunRecord
 from jsrl.control.serial import SerialRun, run_in_turn
+from jsrl.interrupts import remembered
 from jsrl.references.importing import import_target
 
 TOGETHER = "jsrl.workers.fused.together:Together"  # loads jax
@@ -26,7 +27,7 @@ def run_together(runs: Sequence[Mapping[str, Any]]) -> list[Result | BaseExcepti
     Raises:
       ConfigError: one of them cannot run, or not in one program. Then none has begun.
     """
-    with contextlib.ExitStack() as stack:
+    with remembered(), contextlib.ExitStack() as stack:  # remembered once: the runs' own blocks end in any order
         each = [stack.enter_context(contextlib.ExitStack()) for _ in runs]
         ready = [own.enter_context(ready_run(**options)) for own, options in zip(each, runs, strict=True)]
         group = import_target(TOGETHER)([job for one in ready for job in one.plan.jobs if job.kind == "fused"])

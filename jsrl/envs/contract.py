@@ -169,9 +169,9 @@ class WatchedBox:
         return stepped
 
     def _compare(self, name: str, leaf: np.ndarray) -> None:
-        if name not in self._env.bounds:
+        if name not in self._env.box_bounds:
             return
-        low, high = self._env.bounds[name]
+        low, high = self._env.box_bounds[name]
         with np.errstate(over="ignore"):  # the largest float as a bound
             outside = (leaf < low - SLACK * np.abs(low)) | (leaf > high + SLACK * np.abs(high))
         if outside.any():

@@ -113,7 +113,7 @@ def make(
         return _make(config, num_envs, fresh, group, groups)
 
     env = build(seed) if config.on_fault != "restart-env" else adapter("repaired")(build, config, seed, warn)
-    if note is not None and any(np.isfinite(ends).any() for ends in getattr(env, "bounds", {}).values()):
+    if note is not None and any(np.isfinite(ends).any() for ends in getattr(env, "box_bounds", {}).values()):
         env = adapter("watched")(env, note)
     return cast(VectorEnv, DrawnTasks(env, config, seed, group)) if config.tasks else env
 

@@ -94,7 +94,7 @@ class SyncVectorEnv(SingleEnvs):
             mask_size = flat_mask(info[MASK_KEY]).size if MASK_KEY in info else None
         self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
-        self.bounds = self._layout.bounds
+        self.box_bounds = self._layout.bounds
         self._plain = self._layout.plain
         self._wants_info = self._layout.mask_in_info or bool(config.episode_metrics)
         notes = environment_notes(env, actions, self._layout)

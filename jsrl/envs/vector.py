@@ -62,7 +62,7 @@ class GymVectorEnv:
         self._actions = actions
         self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
-        self.bounds = self._layout.bounds
+        self.box_bounds = self._layout.bounds
         notes = environment_notes(self._env, actions, self._layout)
         self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=notes)
         self._rows.watch_masks(self.spec)

@@ -16,12 +16,13 @@ import pytest
 import zmq
 
 import jsrl
-from jsrl.cluster.facts import HostFacts, code_digest, versions
+from jsrl.cluster.facts import HostFacts
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.launcher import JoinedHosts
 from jsrl.cluster.members import JOIN, JoinedHost, Received
 from jsrl.cluster.messages import Hello, Join
 from jsrl.cluster.port import HostPort
+from jsrl.cluster.this_host import code_digest, versions
 from jsrl.transport.door.keys import ClientKeys
 from tests.patience import stretched
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import zmq
 
-from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.join_key import own_keys, read_key
 from jsrl.cluster.messages import (
     Admitted,
@@ -34,6 +33,7 @@ from jsrl.cluster.messages import (
     decode,
     encode,
 )
+from jsrl.cluster.this_host import code_digest, versions
 from jsrl.services.runs.control import encoded
 from jsrl.services.runs.control_bodies import FINAL, AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage
 from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES

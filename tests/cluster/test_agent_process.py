@@ -21,7 +21,7 @@ from jsrl.agents.impala import IMPALAConfig
 from jsrl.cluster import children
 from jsrl.cluster import launcher as host_launcher
 from jsrl.cluster.archive import archive, code_file
-from jsrl.cluster.facts import HostFacts, own_facts
+from jsrl.cluster.facts import HostFacts
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.launcher import JoinedHosts, moved, with_start
 from jsrl.cluster.members import GiveKeys, Message, Received, Send
@@ -34,6 +34,7 @@ from jsrl.cluster.messages import (
     Keys,
 )
 from jsrl.cluster.port import HostHandle
+from jsrl.cluster.this_host import own_facts
 from jsrl.control.processes.launcher import Local
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError

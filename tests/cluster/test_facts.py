@@ -14,27 +14,27 @@ import pytest
 import zmq
 
 from jsrl.cluster import agent_process as agent
-from jsrl.cluster import children, facts
+from jsrl.cluster import children, this_host
 from jsrl.errors import ConfigError
 from jsrl.transport.shared import locks
 
 
 def test_host_that_has_enough_lacks_nothing(tmp_path: Path):
-    assert facts.lacks(tmp_path, 1_000) == ""
+    assert this_host.lacks(tmp_path, 1_000) == ""
 
 
 def test_host_with_little_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert facts.lacks(tmp_path, 10) == "10 MB of free memory, and needs at least 64"
-    monkeypatch.setattr(facts, "free_memory_bytes", lambda: 15 << 20)
-    assert facts.lacks(tmp_path, 512) == "15 MB of free memory, and needs at least 64"
+    assert this_host.lacks(tmp_path, 10) == "10 MB of free memory, and needs at least 64"
+    monkeypatch.setattr(this_host, "free_memory_bytes", lambda: 15 << 20)
+    assert this_host.lacks(tmp_path, 512) == "15 MB of free memory, and needs at least 64"
 
 
 def test_host_with_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    free = {tmp_path: 3 << 20, facts.SHM: 1 << 30}
+    free = {tmp_path: 3 << 20, this_host.SHM: 1 << 30}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
-    assert facts.lacks(tmp_path, 1_000) == f"3 MB free in {tmp_path}, and needs at least 16"
-    free |= {tmp_path: 1 << 30, facts.SHM: 0}
-    assert facts.lacks(tmp_path, 1_000) == "0 MB free in /dev/shm, and needs at least 16"
+    assert this_host.lacks(tmp_path, 1_000) == f"3 MB free in {tmp_path}, and needs at least 16"
+    free |= {tmp_path: 1 << 30, this_host.SHM: 0}
+    assert this_host.lacks(tmp_path, 1_000) == "0 MB free in /dev/shm, and needs at least 16"
 
 
 @pytest.mark.parametrize(("module", "name"), [(tempfile, "gettempdir"), (locks, "lock_file")])
@@ -59,7 +59,7 @@ def test_controller_is_reached_over_ipv6_if_its_name_has_no_other_usable_address
     families = [(socket.AF_INET6 if ":" in address else socket.AF_INET, address) for address in found]
     entries = [(family, socket.SOCK_DGRAM, 0, "", (address, 7000)) for family, address in families]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entries)
-    assert facts.address_towards("main", 7000) == ("::1" if is_ipv6 else "127.0.0.1")
+    assert this_host.address_towards("main", 7000) == ("::1" if is_ipv6 else "127.0.0.1")
     assert agent.uses_ipv6("main:7000") is is_ipv6
 
 

@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from jsrl.agents.ppo import PPOConfig
-from jsrl.cluster.facts import own_facts
 from jsrl.cluster.launcher import JoinedHosts
 from jsrl.cluster.members import Answer, Expel, KeepPages, KeepPart, Lost, Relay, RemoveHalfSent
 from jsrl.cluster.messages import WorkerMessages
+from jsrl.cluster.this_host import own_facts
 from jsrl.control.processes.launcher import Local
 from jsrl.control.run import run
 from jsrl.experiment import EvaluatorConfig, Experiment, SupervisionConfig

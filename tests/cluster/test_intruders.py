@@ -22,7 +22,6 @@ import pytest
 import zmq
 
 from jsrl.cluster.children import Children
-from jsrl.cluster.facts import code_digest, own_facts, versions
 from jsrl.cluster.join_key import own_keys
 from jsrl.cluster.launcher import JoinedHosts
 from jsrl.cluster.messages import (
@@ -34,6 +33,7 @@ from jsrl.cluster.messages import (
     decode,
     encode,
 )
+from jsrl.cluster.this_host import code_digest, own_facts, versions
 from jsrl.control.processes import launcher as local
 from jsrl.control.processes.launcher import Local
 from jsrl.errors import CodecError, ConfigError

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from jsrl.cli import run as command
-from jsrl.cluster.facts import HostFacts, read_hosts
+from jsrl.cluster.facts import HostFacts
 from jsrl.cluster.launcher import placed
 from jsrl.cluster.layout import Layout, evened_out, lay_out, layout_text, ranges, shares
+from jsrl.cluster.this_host import read_hosts
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig, ReplayConfig

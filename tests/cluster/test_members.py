@@ -10,7 +10,6 @@ import pytest
 import zmq
 
 from jsrl.cluster import messages as wire
-from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.members import (
     JOIN,
     MOST_WAITING,
@@ -42,6 +41,7 @@ from jsrl.cluster.members import (
     Start,
     Tell,
 )
+from jsrl.cluster.this_host import code_digest, versions
 from jsrl.services.runs.control import encoded
 from jsrl.services.runs.control_bodies import Crash, Stage
 from jsrl.services.runs.values import Registration

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.join_key import JoinKey
 from jsrl.cluster.kept_files import PART_BYTES
 from jsrl.cluster.members import AgentEnded, Members, Received, Start, Tell
@@ -28,6 +27,7 @@ from jsrl.cluster.messages import (
     encode,
 )
 from jsrl.cluster.port import HostHandle, HostPort
+from jsrl.cluster.this_host import code_digest, versions
 from jsrl.services.runs.message_limits import MAX_MESSAGE_BYTES
 from jsrl.services.snapshots.players import PLAYERS_FOLDER
 from jsrl.transport.network.curve import connect, incoming, outgoing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jsrl.cluster.facts import code_digest
+from jsrl.cluster.this_host import code_digest
 
 
 def test_digest_is_of_all_sources(tmp_path: Path) -> None:

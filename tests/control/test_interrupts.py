@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _imp
+import contextlib
 import os
 import signal
 import threading
@@ -114,6 +115,18 @@ def test_inner_remembered_adds_the_other_signals():
             time.sleep(1.0)
         asked = []
         with interrupts(lambda: asked.append(1)):
+            assert asked == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_inner_remembered_may_end_in_a_run():
+    """As when the first of several runs in one program ends."""
+    asked = []
+    with remembered(), contextlib.ExitStack() as inner:
+        inner.enter_context(remembered())
+        with interrupts(lambda: asked.append(1)):
+            inner.close()
+            os.kill(os.getpid(), signal.SIGINT)
             assert asked == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

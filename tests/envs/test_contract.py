@@ -223,6 +223,14 @@ def test_a_value_outside_its_box_is_a_note_of_check_env():
     assert re.search(NOTE, note)
 
 
+class Bounded(Own):
+    bounds = (0.0, 4.0)  # the user's, whatever it means
+
+
+def test_a_vector_may_have_bounds_of_its_own():
+    play(make(EnvConfig(Bounded), 4, 0, note=pytest.fail))
+
+
 @pytest.mark.slow
 def test_a_run_says_once_that_a_value_is_outside_its_box(tmp_path, capsys):
     agent = PPOConfig(network=NetworkConfig(hidden=(4,)), num_epochs=1, num_minibatches=1)

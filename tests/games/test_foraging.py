@@ -141,5 +141,7 @@ def test_distances_are_those_between_all_foods_and_agents_and_from_the_agent_to_
 
 
 def test_distances_of_a_game_with_other_agents_are_refused():
-    with pytest.raises(ConfigError, match=r"with 3 agents, and 14 numbers .* --agent\.network\.torso mlp"):
+    with pytest.raises(
+        ConfigError, match=r"with 3 agents, and 14 numbers .* network and critic_network with the torso mlp"
+    ):
         distances(np.zeros((1, 14), np.float32), 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.members import (
     JOIN,
     Action,
@@ -26,6 +25,7 @@ from jsrl.cluster.members import (
 )
 from jsrl.cluster.messages import Stored
 from jsrl.cluster.port import LOOK_S
+from jsrl.cluster.this_host import code_digest, versions
 from jsrl.services.runs.control_bodies import AnyMessage
 from tests.simulated.network import Connection
 from tests.simulated.world import Process

@@ -7,8 +7,8 @@ from functools import cache
 
 import msgspec
 
-from jsrl.cluster.facts import code_digest, versions
 from jsrl.cluster.messages import Hello
+from jsrl.cluster.this_host import code_digest, versions
 from jsrl.control.ending import Level
 from jsrl.control.supervision import Phase, Rules
 from tests.simulated.agents import Agent

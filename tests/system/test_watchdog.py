@@ -109,7 +109,7 @@ def test_report_of_a_hang_shows_every_thread(launch) -> None:
     run = launch(*FOREVER, "--env.id", "worlds:HangsInStep", "--actor.step-deadline-s", "1.5")
     text = run.expect(1, 30.0)
     assert "WorkerDied: actor-0: EnvironmentFault" in text and "time.sleep(3600.0)" in text
-    where = r"group 0 \(slot \d, episode 19, step \d, seed \d+\)"
+    where = r"group 0 \(slot \d, episode 19, step \d, first reset with seed \d+\)"
     assert re.search(f"worlds:HangsInStep', {where}, did not return within 1.5 s", text)
     seen = sections(run, 1)
     assert "in misbehave" in seen["actor-0"] and "thread control:" in seen["actor-0"]  # sent before it ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -151,7 +152,9 @@ def test_runs_together_are_runs_like_others(tmp_path: Path) -> None:
     e = dataclasses.replace(e, evaluator=EvaluatorConfig(episodes=4, num_envs=4, final_episodes=4))
     given = [e, dataclasses.replace(e, seed=1, stop_at_return=-1e9)]
     common = {"runs_dir": tmp_path, "display": "quiet"}
+    before = signal.getsignal(signal.SIGINT)
     whole, goal = run_together([{"given": own, "name": str(own.seed), **common} for own in given])
+    assert signal.getsignal(signal.SIGINT) is before
     assert isinstance(whole, Result) and isinstance(goal, Result)
     assert (whole.ended, goal.ended) == ("total_env_steps", "stop_at_return") and goal.updates < whole.updates == 40
     for one in (whole, goal):

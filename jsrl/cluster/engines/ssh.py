@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cluster.facts import address_towards
+from jsrl.cluster.this_host import address_towards
 from jsrl.errors import ConfigError
 
 OPTIONS = (

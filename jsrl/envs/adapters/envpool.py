@@ -1,4 +1,4 @@
-"""EnvPool's environments (ids `envpool:NAME`, or a Gymnasium id with backend `envpool`).
+"""EnvPool's environments (ids `envpool:NAME`).
 
 EnvPool auto-resets at the next step, as in the row table, takes one seed per slot, and runs on one thread unless
 kwargs set `num_threads`. Its channels-first pictures become channels-last.

@@ -16,8 +16,8 @@ import pytest
 from jsrl.cluster.engines import engine as engines
 from jsrl.cluster.engines.engine import LIVED_S, STARTS, WINDOW_S, AgentStarter
 from jsrl.cluster.engines.ssh import Ssh, resolved
-from jsrl.cluster.facts import own_facts
 from jsrl.cluster.launcher import JoinedHosts
+from jsrl.cluster.this_host import own_facts
 from jsrl.control.processes.launcher import Local
 from jsrl.errors import ConfigError
 from jsrl.transport.door.keys import load_client_keys
