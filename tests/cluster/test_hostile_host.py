@@ -158,6 +158,6 @@ def test_a_run_with_a_hostile_host_ends_right(tmp_path: Path) -> None:
     assert ends and ends[0].startswith("it was cut off: 10 of its messages were dropped within 60 s")
     assert (result.ended, result.env_steps, result.unsaved) == ("total_env_steps", 64 * 40, "")
     assert leg_ledger(result.ledger).balanced
-    assert 0 < result.evaluation["return_mean"] <= 500 and 0 < result.final["return_mean"] <= 500
+    assert 0 < result.final["return_mean"] <= 500
     assert (result.folder / "snapshots" / "state" / "tags" / "final.json").exists()
     assert "9999.0" not in (result.folder / "metrics.jsonl").read_text()
