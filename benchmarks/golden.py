@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "dqn_worker": ("dqn_cartpole", "--stop-at-return", "none", "--replay.kind", "host"),
     "r2d2_memory": ("r2d2", "--env.id", "probe:memory"),
     "sac_pendulum": ("sac_pendulum", "--stop-at-return", "none"),
-    "td3": ("td3", "--stop-at-return", "none"),
+    "td3": ("td3", "--settings", "none", "--stop-at-return", "none"),
     "two_policies": ("league_tic_tac_toe", "--director.min-env-steps", "2000", "--director.max-env-steps", "6000"),
     "resumed": ("ppo_cartpole", "--stop-at-return", "none", "--snapshots.exact", "true"),  # half, then the rest
 }
