@@ -332,16 +332,17 @@ def run_command(args: list[str], runs_dir: Path, run_name: str, *, hangs: bool =
     """
     if not args or args[0].startswith("-"):
         raise ConfigError("name an experiment first, such as: jsrl dev chaos ppo_cartpole")
+    given = {arg.partition("=")[0].replace("_", "-") for arg in args}
+    restarts = {"--restart": "1000", "--supervision.max-backoff-s": "1"}
     defaults = {
-        "--restart": "1000",
         "--deadlines.silence-s": "3",
         "--snapshots.period-s": "2",
-        "--supervision.max-backoff-s": "1",
         "--total-env-steps": "1000000000",
         "--display": "plain",
         "--stop-at-return": "none",
-    } | ({"--deadlines.stuck-s": "10"} if hangs else {})
-    given = {arg.partition("=")[0].replace("_", "-") for arg in args}
+    }
+    defaults |= {"--deadlines.stuck-s": "10"} if hangs else {}
+    defaults |= restarts if "--restart" not in given else {}
     added = [arg for name, value in defaults.items() if name not in given for arg in (name, value)]
     program = [sys.executable, "-P", "-m", "jsrl", "run"]
     return [*program, *args, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]
