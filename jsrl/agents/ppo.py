@@ -45,9 +45,8 @@ from jsrl.fields import (
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
 
-HUBER_DELTA = (
-    10.0  # error of the value function at which the Huber loss becomes linear (Yu et al., 2022, as MAPPO's code)
-)
+# error of the value function at which the Huber loss becomes linear (Yu et al., 2022, as MAPPO's code)
+HUBER_DELTA = 10.0
 
 
 @suggesting
